@@ -126,7 +126,7 @@ class BlockFormat:
         """Write some panels; the last one may have fewer rows."""
         raw = raw.reshape(len(raw), -1, self.num_bytes)
         if not np.isfinite(np.ascontiguousarray(raw[..., self.halves]).view(np.float16)).all():
-            raise ValueError("a scale in it is no finite number")
+            raise ValueError("a scale in it is no finite number; copy or download the file again")
         if len(raw) % PANEL:
             raw = np.concatenate([raw, np.zeros((-len(raw) % PANEL, *raw.shape[1:]), np.uint8)])
         shape, blocks = self._shape, self.split(raw)
@@ -167,7 +167,7 @@ def _steps(numbers: Bytes, bits: int) -> Bytes:
     """Return numbers [R, groups, 64] as the bytes of a channel in a group, [R, groups, 8 * bits]."""
     if bits == 8:
         if (numbers == _LEAST_BYTE).any():
-            raise ValueError("it holds the number -128, which integer products cannot take")
+            raise ValueError("it holds the number -128, which integer products cannot take; use --dtype int8")
         return numbers ^ np.uint8(_LEAST_BYTE)
     half = GROUP // 2
     low = (numbers[..., :half] & 15) | (numbers[..., half:] << 4)

@@ -106,7 +106,7 @@ def _tensor(model: GgufModel, part: _Part) -> Tensor:
     try:
         return torch.from_numpy(pack_blocks(raw, BLOCK_FORMATS[part.weight.place.type_id]))
     except ValueError as error:
-        raise GgufError(f"cannot run as it is: {part.weight.place.name}: {error}; use --dtype int8") from None
+        raise GgufError(f"cannot run as it is: {part.weight.place.name}: {error}") from None
 
 
 def _block_facts(parts: Sequence[_Part]) -> _Facts:

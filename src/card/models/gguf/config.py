@@ -13,7 +13,7 @@ from torch import Tensor
 from card.kernels.blocks import BLOCK_FORMATS
 from card.kernels.int8_linear import LANES
 from card.models.architectures import Architecture
-from card.models.gguf.header import GgufError, Header, TensorPlace
+from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.gguf.keys import Facts
 from card.models.gguf.tokenizer import end_ids, special_id
 from card.models.gguf.weights import PLAIN_DTYPES, Weight, read_rows
@@ -121,7 +121,7 @@ def _windows(facts: Facts, architecture: Architecture) -> dict[str, Any]:
         layers = range(1, facts.whole("block_count") + 1)
         has_window = pattern if isinstance(pattern, list) else [layer % facts.whole(_PATTERN) for layer in layers]
         if len(has_window) != len(layers):
-            raise GgufError(f"is damaged: it has {len(layers)} layers and tells of the windows of {len(has_window)}")
+            raise DamagedError(f"damaged: it has {len(layers)} layers and tells of the windows of {len(has_window)}")
         found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
     return found
 
@@ -134,7 +134,7 @@ def _rotations(
     if architecture.turns_parts:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:
-            raise GgufError(f"is damaged: {turned} channels of heads of {head_dim} turn")
+            raise DamagedError(f"damaged: {turned} channels of heads of {head_dim} turn")
         part = turned / head_dim
         rope["partial_rotary_factor"] = part if int(head_dim * part) == turned else math.nextafter(part, 1.0)
     if not isinstance(thetas, Mapping):

@@ -19,13 +19,21 @@ _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
-_CUT_OFF = "is cut off or damaged: it ends inside its header"
-_NO_UTF8 = "is damaged: a name or text in its header is not valid UTF-8"
+_CUT_OFF = "cut off or damaged: it ends inside its header"
+_NO_UTF8 = "damaged: a name or text in its header is not valid UTF-8"
 _ALIGNMENT = 32  # of the tensors, unless the file says otherwise
 
 
 class GgufError(ValueError):
     """A fault that makes a GGUF file useless, in words that follow its name."""
+
+
+class DamagedError(GgufError):
+    """A file that is not as its maker wrote it."""
+
+    def __init__(self, what: str) -> None:
+        """Say what it is, and the next step."""
+        super().__init__(f"is {what}; copy or download it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +86,11 @@ def read_header(path: Path) -> Header:
         for _ in range(num_tensors):
             place = reader.place()
             if place.name in tensors:
-                raise GgufError(f"is damaged: it has two tensors {place.name}")
+                raise DamagedError(f"damaged: it has two tensors {place.name}")
             tensors[place.name] = place
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise GgufError(f"is damaged: its tensors are aligned to {alignment} bytes")
+            raise DamagedError(f"damaged: its tensors are aligned to {alignment} bytes")
         start = -(-stream.tell() // alignment) * alignment
     moved = {one.name: TensorPlace(one.name, one.shape, one.type_id, start + one.offset) for one in tensors.values()}
     return Header(metadata, moved, reader.num_bytes)
@@ -98,7 +106,7 @@ class _Reader:
     def bytes(self, length: int) -> bytes:
         taken = self._stream.read(length) if length <= self.num_bytes else b""
         if len(taken) < length:
-            raise GgufError(_CUT_OFF)
+            raise DamagedError(_CUT_OFF)
         return taken
 
     def numbers(self, kinds: str) -> tuple[Any, ...]:
@@ -108,7 +116,7 @@ class _Reader:
         try:
             return self.bytes(*self.numbers("Q")).decode("utf-8")
         except UnicodeDecodeError:
-            raise GgufError(_NO_UTF8) from None
+            raise DamagedError(_NO_UTF8) from None
 
     def value(self, kind: int) -> Any:
         if kind in _NUMBERS:
@@ -116,12 +124,12 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise GgufError(f"is damaged: its header has a value of the unknown kind {kind}")
+            raise DamagedError(f"damaged: its header has a value of the unknown kind {kind}")
         of, count = self.numbers("IQ")
         if of == _ARRAY:
-            raise GgufError("is damaged: its header has an array of arrays")
+            raise DamagedError("damaged: its header has an array of arrays")
         if count > self.num_bytes:
-            raise GgufError(_CUT_OFF)
+            raise DamagedError(_CUT_OFF)
         if of in _NUMBERS:
             return list(self.numbers(f"{count}{_NUMBERS[of]}"))
         return self._strings(count) if of == _STRING else [self.value(of) for _ in range(count)]
@@ -133,20 +141,20 @@ class _Reader:
             length = int.from_bytes(read(8), "little")
             text = read(length) if length <= size else b""
             if len(text) < length:
-                raise GgufError(_CUT_OFF)
+                raise DamagedError(_CUT_OFF)
             found.append(text)
         try:
             return [text.decode("utf-8") for text in found]
         except UnicodeDecodeError:
-            raise GgufError(_NO_UTF8) from None
+            raise DamagedError(_NO_UTF8) from None
 
     def place(self) -> TensorPlace:
         name = self.string()
         (num_dimensions,) = self.numbers("I")
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
-            raise GgufError(f"is damaged: its tensor {name} has {num_dimensions} dimensions")
+            raise DamagedError(f"damaged: its tensor {name} has {num_dimensions} dimensions")
         shape = self.numbers(f"{num_dimensions}Q")[::-1]
         type_id, offset = self.numbers("IQ")
         if not all(shape):
-            raise GgufError(f"is damaged: its tensor {name} has the shape {list(shape)}")
+            raise DamagedError(f"damaged: its tensor {name} has the shape {list(shape)}")
         return TensorPlace(name, shape, type_id, offset)

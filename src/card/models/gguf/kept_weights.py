@@ -1,7 +1,7 @@
 """A folder of converted models, kept between starts: bounded, shared by processes, and never with half of one in it.
 
-Each entry is a folder with a lock beside it. Who converts holds the lock, writes under another name and renames. Who
-reads maps the files and so keeps what it reads, whoever removes the entry meanwhile.
+Each entry is a folder. Who converts holds a lock beside it, writes under another name and renames. Who reads maps the
+files and so keeps what it reads, whoever removes the entry meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from card.models.said_once import say_once
@@ -46,8 +46,7 @@ class KeptWeights:
             return kept
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / f"{name}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with _alone_at(self._folder / f"{name}.lock"):
                 return self.find(name) or self._written(self._folder / name, num_bytes, write)
         except OSError as error:
             say_once(
@@ -77,12 +76,28 @@ class KeptWeights:
         free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
         total = sum(sizes.values())
         if num_bytes > total + free:  # nothing is removed in vain
-            raise OSError(f"they take {num_bytes / 1e9:.1f} GB, which the disk does not have")
+            raise OSError(f"the disk has no room for them and {_SPARE_BYTES / 1e9:.1f} GB besides")
         for one in entries:
             if total + num_bytes <= self._most_bytes and num_bytes <= free:
                 return
             shutil.rmtree(one)
             total, free = total - sizes[one], free + sizes[one]
+
+
+@contextlib.contextmanager
+def _alone_at(file: Path) -> Iterator[None]:
+    """Wait until no other process is here; the file is there only meanwhile. Raises: OSError."""
+    is_mine = False
+    while not is_mine:
+        with file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # who was here before has removed it
+                is_mine = os.path.samestat(os.fstat(lock.fileno()), file.stat())
+            if is_mine:
+                try:
+                    yield
+                finally:
+                    file.unlink(missing_ok=True)
 
 
 def _num_bytes(folder: Path) -> int:

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from card.models.architectures import Architecture, all_architectures
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.config import ROPE_FACTORS, read_config
-from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
+from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -116,4 +116,4 @@ def _check_weights(weights: Sequence[Weight], architecture: Architecture, config
     except KeyError as error:
         raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
     except ValueError as error:
-        raise GgufError(f"is damaged: {error}") from None
+        raise DamagedError(f"damaged: {error}") from None

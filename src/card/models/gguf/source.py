@@ -72,8 +72,9 @@ class GgufSource:
         kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
         if kept is not None:
             return load_tokenizer(kept)
+        header = self._model.header
         with _tokenizer_explained():
-            return read_tokenizer(self._model.header)
+            return read_tokenizer(header)
 
     def shares_tokenizer(self, other: GgufSource) -> bool:
         """Return whether both files are known to have one tokenizer, but for the chat template."""
@@ -204,8 +205,9 @@ class GgufSource:
         self._check_unchanged()
 
     def _write_text(self, folder: Path) -> None:
+        header = self._model.header
         with _tokenizer_explained():
-            write_tokenizer(self._model.header, folder)
+            write_tokenizer(header, folder)
         self._check_unchanged()
 
     def _write_model(self, folder: Path, *, dtype: torch.dtype) -> None:

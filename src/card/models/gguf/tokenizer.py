@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processo
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from card.models.gguf.header import GgufError, Header
+from card.models.gguf.header import DamagedError, GgufError, Header
 from card.models.gguf.splits import RULES, UNNAMED, SplitRule
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ def check_tokenizer(header: Header) -> None:
         raise GgufError(f"has a tokenizer of the kind {kind}, which is not known here; use the model's folder")
     num_rows = header.tensors["token_embd.weight"].shape[0]
     if len(tokens) > num_rows:
-        raise GgufError(f"is damaged: its tokenizer has {len(tokens)} tokens, its model {num_rows}")
+        raise DamagedError(f"damaged: its tokenizer has {len(tokens)} tokens, its model {num_rows}")
     named = [str(token) for token in tokens if token]
     if len(set(named)) < len(named):
-        raise GgufError("is damaged: its tokenizer has a token twice")
+        raise DamagedError("damaged: its tokenizer has a token twice")
     if kind == _BYTES and "tokenizer.ggml.merges" not in metadata:
         raise GgufError("has a tokenizer without merges; use a file that was made of a whole model folder")
 

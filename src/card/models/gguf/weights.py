@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from card.models.gguf.header import GgufError, Header, TensorPlace
+from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace
 
 PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
@@ -44,10 +44,10 @@ def check_tensors(header: Header) -> None:
             name = f"type {place.type_id}" if known is None else known.name
             raise GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
         if place.shape[-1] % block:
-            raise GgufError(f"is damaged: rows of {place.shape[-1]} in {place.name} are no multiple of {block}")
+            raise DamagedError(f"damaged: rows of {place.shape[-1]} in {place.name} are no multiple of {block}")
         end = place.offset + math.prod(place.shape) // block * block_bytes
         if end > header.num_bytes:
-            raise GgufError(f"is cut off: {place.name} ends at byte {end}, the file at {header.num_bytes}")
+            raise DamagedError(f"cut off: {place.name} ends at byte {end}, the file at {header.num_bytes}")
 
 
 def _can_dequantize(kind: Any, block_bytes: int, dequantize: Dequantize) -> bool:
@@ -105,7 +105,7 @@ def _row_bytes(place: TensorPlace) -> int:
 def _raw(stream: BinaryIO, num_rows: int, row_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     raw = np.fromfile(stream, np.uint8, num_rows * row_bytes)
     if len(raw) < num_rows * row_bytes:
-        raise GgufError("is cut off: it became shorter while it was read")
+        raise DamagedError("cut off: it became shorter while it was read")
     return raw.reshape(num_rows, row_bytes)
 
 
