@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from card.assembly.build import Models, Parts, build, schedule_costs
+import card.assembly.build as building
+from card.assembly.build import Models, Parts, build, make_writers, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.errors import SettingsError
 from card.policy.cost import PassCost
@@ -15,6 +16,7 @@ from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
+from tests.gguf_files import demo_tokenizer
 from tests.toy import TableModel
 
 TARGET = TableModel(1)
@@ -62,6 +64,17 @@ def test_only_a_tuned_method_has_a_policy_that_tunes_itself(method: str, setting
     assert type(policy) is (TunedPolicy if is_tuned else Policy)
     if not is_tuned:
         assert (policy.schedule, policy.cores) == (plan.first_schedule, plan.cores_of(plan.first_schedule))
+
+
+def test_a_start_compares_tokens_only_for_writers_that_outlive_it(tmp_path: Path, monkeypatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(building, "tokenizer_fingerprint", lambda one: made.append(one) or "its tokens")
+    store = {"suffix_store": str(tmp_path / "texts")}
+    for writers, settings, num_made in ((("suffix", "lookup"), {}, 0), (("store", "suffix"), store, 1)):
+        plan = resolve({"writers": writers, **settings}, TWO_CORES, method="card")
+        for writer in make_writers(plan, TARGET.vocab_size, demo_tokenizer()).values():
+            writer.close()
+        assert len(made) == num_made
 
 
 def test_a_policy_that_is_given_is_taken() -> None:

@@ -89,6 +89,25 @@ def test_of_two_that_need_the_same_code_at_once_one_makes_it(folder: Path) -> No
     assert written == [7]
 
 
+def test_code_that_another_process_makes_is_left_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, formats, made = machine_code("object_code"), machine_code("formats"), list[str]()
+
+    def make(name: str) -> None:
+        made.append(name)
+        objects.ObjectCode(name, storing(len(made)))
+
+    monkeypatch.setattr(formats, "multiplier", make)
+
+    def write(builder: Any, place: Any) -> None:
+        formats.prepare(["others", "ours"])
+        storing(7)(builder, place)
+
+    objects.ObjectCode("others", write)
+    assert made == ["ours"]
+    formats.prepare(["others", "ours"])
+    assert made == ["ours", "others", "ours"], "what is made already is taken"
+
+
 def test_code_that_cannot_be_kept_runs_and_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

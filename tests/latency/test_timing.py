@@ -141,7 +141,7 @@ def test_a_slow_model_is_timed_with_1_and_8_tokens_only() -> None:
     model = TimedModel(lambda tokens, sequences, rows: 1.0 + 0.125 * tokens)
     cost = measure_pass_cost(model, clock=model.clock, time_limit_s=1.5)
     assert cost == PassCost(((1, 1.125), (8, 2.0)))
-    assert model.num_forward_passes == 6  # the prefix, a first untimed one, and two of each
+    assert model.num_forward_passes == 5  # the prefix, and two of each
 
 
 def test_passes_of_every_size_that_a_round_may_have_run_before_any_counts() -> None:
@@ -271,6 +271,33 @@ def test_threads_of_a_slow_model_are_tried_in_one_turn() -> None:
     model = TimedModel(lambda num_tokens, _, __: 2.0 / torch.get_num_threads())
     with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
     assert model.now_s == pytest.approx(12.0)  # each of two passes once untimed and once timed, on 1 and on 2 threads
+
+
+def test_while_somebody_waits_threads_of_a_slow_model_are_tried_with_the_first_size_alone() -> None:
+    sizes: list[int] = []
+
+    def noted(num_tokens: int, _: int, __: int) -> float:
+        sizes.append(num_tokens)
+        return (0.2 if is_slow else 0.002) / torch.get_num_threads()
+
+    for is_slow, tried in ((True, [4, 4, 4, 4]), (False, [4, 4, 16, 16])):
+        sizes.clear()
+        model = TimedModel(noted)
+        two = CoreSet((), 2)
+        plan = with_useful_threads(CorePlan(two, two, ()), model, clock=model.clock, is_quick=True)
+        assert (plan.alone.threads, sizes[:4]) == (2, tried)
+        assert not is_slow or len(sizes) == 4
+
+
+def test_threads_are_compared_by_the_sizes_that_all_came_to() -> None:
+    def seconds(
+        num_tokens: int, _: int, __: int
+    ) -> float:  # one thread comes to 4 tokens alone, two come to 16 as well
+        return (0.03 if num_tokens == 4 else 0.01) / torch.get_num_threads()
+
+    model, two = TimedModel(seconds), CoreSet((), 2)
+    plan = with_useful_threads(CorePlan(two, two, ()), model, clock=model.clock, is_quick=True)
+    assert plan.alone.threads == 2
 
 
 def test_threads_can_be_chosen_for_a_model_of_very_short_context() -> None:

@@ -13,7 +13,6 @@ from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import parse_size
-from card.text.fit import tokenizer_fingerprint
 from card.transport.background import BackgroundLink
 from card.transport.link import DrafterLink
 
@@ -48,7 +47,7 @@ def make_proposer(
     cores = draft_cores if settings.draft_cores is None else settings.draft_cores
     plan = _plan(settings, num_speculative_tokens, max_model_len, cores)
     link: DrafterLink | None = None
-    writers = make_writers(plan, vocab_size, tokenizer_fingerprint(tokenizer) if tokenizer is not None else "")
+    writers = make_writers(plan, vocab_size, tokenizer)
     if plan.placements:
         memory = settings.draft_kv_cache_memory
         source = DraftSource(

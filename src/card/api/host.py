@@ -40,7 +40,6 @@ from card.models.parallel_draft import wants_states
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.models.vision import ImagePrompt
-from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import GrammarCompiler
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
@@ -201,8 +200,7 @@ class Host:
         return self._prompts.encode(prompt)
 
     def _make_writers(self, plan: Plan) -> Mapping[str, LocalWriter]:
-        tokenizer = tokenizer_fingerprint(self.tokenizer) if plan.writers else ""
-        writers = make_writers(plan, self.runner.vocab_size, tokenizer)
+        writers = make_writers(plan, self.runner.vocab_size, self.tokenizer)
         for writer in writers.values():
             writer.attach(self.runner)
         return writers

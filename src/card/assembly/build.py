@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedTokenizerBase
+
 from card.assembly.plan import Latencies, Plan
 from card.engine.engine import Engine
 from card.engine.queue import Limits
@@ -15,6 +17,7 @@ from card.models.row_store import RowStore
 from card.policy.cost import ScheduleCost
 from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
+from card.text.fit import tokenizer_fingerprint
 from card.transport.link import DrafterLink
 from card.workers.target import OpenWriter, TargetWorker
 from card.workers.watchers import Watchers
@@ -31,7 +34,6 @@ class Models:
     target: LanguageModel
     link: DrafterLink | None = None  # to the drafter, if there is one
     latencies: Latencies | None = None  # for a policy that tunes itself
-    tokenizer: str = ""  # fingerprint of the target's
     watchers: Watchers | None = None  # of the target's features
     writers: Mapping[str, LocalWriter] | None = None  # the plan's, attached to the target; None: to be made
 
@@ -67,7 +69,7 @@ def build(
     policy = policy or make_policy(plan, models.latencies)
     writers = models.writers
     if writers is None:
-        writers = make_writers(plan, models.target.vocab_size, models.tokenizer)
+        writers = make_writers(plan, models.target.vocab_size, None)
         _refuse_features(writers)
     worker = TargetWorker(
         models.target,
@@ -91,9 +93,17 @@ def _row_store(plan: Plan) -> RowStore | None:
     return None if folder is None or most is None else RowStore(folder, most)
 
 
-def make_writers(plan: Plan, vocab_size: int, tokenizer: str) -> dict[str, LocalWriter]:
-    """Return the local writers. Raises: SettingsError for settings that one of them cannot follow."""
-    return {name: find_writer(name)(plan.settings, vocab_size, tokenizer) for name in plan.writers}
+def make_writers(plan: Plan, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, LocalWriter]:
+    """Return the local writers. Raises: SettingsError for settings that one of them cannot follow.
+
+    Args:
+        tokenizer: the target's; None tells its tokenizer from others by its size alone.
+    """
+    kinds = {name: find_writer(name) for name in plan.writers}
+    fingerprint = ""
+    if tokenizer is not None and any(kind.outlives_engine for kind in kinds.values()):
+        fingerprint = tokenizer_fingerprint(tokenizer)  # half a second for a large vocabulary
+    return {name: kind(plan.settings, vocab_size, fingerprint) for name, kind in kinds.items()}
 
 
 def _refuse_features(writers: Mapping[str, LocalWriter]) -> None:

@@ -65,6 +65,8 @@ class _Connection:
 
 def main() -> None:
     """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
+    gc.freeze()  # what was imported stays
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     logging.getLogger("card").setLevel(logging.ERROR)  # it has said already what users must know
     told, likely, loaded = _told(), None, None
@@ -99,8 +101,7 @@ def draft_until_told(config: DrafterConfig, connection: _Connection, loaded: Loa
     writer, ready = load_drafter(config.model, threads=config.threads, loaded=loaded)
     worker = make_worker(writer)
     give_back_memory()
-    gc.freeze()  # what is there now stays
-    gc.enable()
+    gc.freeze()
     connection.send([ready])
     while not worker.is_shut_down:
         if worker.is_idle:

@@ -20,6 +20,7 @@ from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
+from card.models.int8 import prepare_code
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.own_pass import is_exact
 from card.models.runners import make_runner, plain_runner
@@ -152,9 +153,15 @@ def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
 
 
 def load_likely(likely: LikelyModel) -> LoadedModel | None:
-    """Return the model, None if it cannot be loaded: the settings may never ask for it, or its error is told then."""
+    """Return the model, None if it cannot be loaded: the settings may never ask for it, or its error is told then.
+
+    Its machine code is ready then, too. A target of its kind needs the same.
+    """
     try:
-        return load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
+        model = load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
+        if is_exact(model):
+            prepare_code(model)
+        return model
     except (CardError, RuntimeError, MemoryError):  # out of memory is a RuntimeError in torch
         return None
 

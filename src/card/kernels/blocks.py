@@ -7,9 +7,7 @@ lays them out as `card.kernels.jit.block_tiles` reads them. The layout of blocks
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +20,6 @@ from torch import Tensor
 from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machine_code, padded
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
-_CHUNK_BYTES = 1 << 19  # of blocks that are split at once: what lies between stays in a core's cache
 _LEAST_BYTE = 0x80  # -128
 _FOUR, _LOWER_HALVES, _ONES = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F), 0x0101010101010101
 _FOUR_BITS, _SIX_BITS, _UPPER_BITS = (np.uint32(0x01010101 * byte) for byte in (0x0F, 0x3F, 0x30))  # of each byte
@@ -62,17 +59,6 @@ class BlockFormat:
     def panel_bytes(self, num_in: int) -> int:
         """Return the bytes of 16 output channels with so many inputs."""
         return int(self._shape.panel_bytes(padded(num_in, GROUP) // GROUP))
-
-    def pack(self, raw: Bytes, panels: Bytes) -> None:
-        """Write rows of blocks [out, bytes] to panels [ceil(out / 16), `panel_bytes`], which hold zeros.
-
-        Raises: ValueError if a block holds a number that the products cannot take.
-        """
-        size = max(1, _CHUNK_BYTES // (PANEL * raw.shape[1]))
-        firsts = range(0, -(-len(raw) // PANEL), size)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) as threads:
-            parts = ((raw[PANEL * first : PANEL * (first + size)], panels[first : first + size]) for first in firsts)
-            list(threads.map(lambda part: self._pack_rows(*part), parts))
 
     def numbers(self, raw: Bytes) -> npt.NDArray[np.float32]:
         """Return the numbers [R, in] that rows of blocks [R, bytes] stand for, as llama.cpp computes them."""
@@ -122,8 +108,11 @@ class BlockFormat:
         yield factors.reshape(num_panels, num_groups, -1, PANEL)
         yield groups[..., shape.low_place :].view(np.uint32).reshape(num_panels, num_groups, -1, PANEL)
 
-    def _pack_rows(self, raw: Bytes, panels: Bytes) -> None:
-        """Write some panels; the last one may have fewer rows."""
+    def pack(self, raw: Bytes, panels: Bytes) -> None:
+        """Write rows of blocks [out, bytes] to panels [ceil(out / 16), `panel_bytes`], which hold zeros.
+
+        Raises: ValueError if a block holds a number that the products cannot take.
+        """
         raw = raw.reshape(len(raw), -1, self.num_bytes)
         if not np.isfinite(np.ascontiguousarray(raw[..., self.halves]).view(np.float16)).all():
             raise ValueError("a scale in it is no finite number; copy or download the file again")
@@ -263,7 +252,10 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = {  # by ggml's number of the type
 
 
 def pack_blocks(raw: Bytes, form: BlockFormat) -> Bytes:
-    """Return quantised rows [out, bytes] as panels. Raises: as `BlockFormat.pack`."""
+    """Return quantised rows [out, bytes] as panels; those of rows from a multiple of 16 on are a part of all.
+
+    Raises: as `BlockFormat.pack`.
+    """
     num_in = raw.shape[1] // form.num_bytes * form.inputs
     panels = np.zeros((-(-len(raw) // PANEL), form.panel_bytes(num_in)), np.uint8)
     form.pack(raw, panels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from card.errors import CapacityError
 from card.machine.threads import CorePlan, CoreSet, pinned
@@ -22,7 +22,7 @@ _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time 
 _TRIED_TOKENS = (4, 16)  # more tokens gain more by threads
 _TURN_S, _NUM_TURNS = 0.04, 10
 _TURNS_LIMIT_S = 3.0  # no turn begins later: passes of large models are long, and scatter less
-_QUICK_NUM_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits for the first text
+_QUICK_NUM_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits, by fewer sizes where passes are long
 _THREADS_TOLERANCE = 1.03  # more threads than the fastest number may take so many times as long
 
 
@@ -53,13 +53,12 @@ def measure_pass_cost(
     """
     bench = _Bench(model, clock)
     try:
+        until_warm = clock() + time_limit_s / 2
         num_prefix_rows = max(1, min(_PREFIX_ROWS, model.max_model_len // 2))
         most = min(max_tokens, model.max_model_len - num_prefix_rows)
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
-        bench.warm_up(
-            [_TimedPass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], clock() + time_limit_s / 2
-        )
+        bench.warm_up([_TimedPass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], until_warm)
         started = clock()
         until_points, until_sequences, until_prefill, until = (
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
@@ -105,51 +104,69 @@ def with_useful_threads(
         is_quick: take a third of the usual time or less, as somebody waits for the first text.
         limit_s: seconds after which no further turn begins; None: some seconds, or fewer if it is to be quick.
     """
-    turns, usual_s = (_QUICK_NUM_TURNS, _QUICK_LIMIT_S) if is_quick else (_NUM_TURNS, _TURNS_LIMIT_S)
-    longest_s = usual_s if limit_s is None else limit_s
-    alone = _useful(plan.alone, model, clock, turns, longest_s)
-    beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock, turns, longest_s)
+    usual_s = _QUICK_LIMIT_S if is_quick else _TURNS_LIMIT_S
+    trial = _Trial(
+        model,
+        clock,
+        num_turns=_QUICK_NUM_TURNS if is_quick else _NUM_TURNS,
+        num_needed=1 if is_quick else len(_TRIED_TOKENS),
+        limit_s=usual_s if limit_s is None else limit_s,
+    )
+    alone = trial.useful(plan.alone)
+    beside = alone if plan.beside == plan.alone else trial.useful(plan.beside)
     return replace(plan, beside=beside, alone=alone)
 
 
-def _useful(
-    core_set: CoreSet, model: LanguageModel, clock: Callable[[], float], num_turns: int, limit_s: float
-) -> CoreSet:
-    """Return the core_set with the fastest number of threads, or more that take as long.
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Tries numbers of threads."""
 
-    Each count has several turns, of which each pass's shortest time counts: whatever else the machine does must last
-    through all of them to decide. Something may: two virtual cores can be one real core for seconds, and where further
-    threads then cost nothing they gain later. So they win ties: threads that are missing are missed in every round.
-    """
-    counts, started = _thread_counts(core_set.threads or 1), clock()
-    fastest = {threads: dict.fromkeys(_TRIED_TOKENS, math.inf) for threads in counts}
-    for turn in range(num_turns if len(counts) > 1 else 0):
-        if turn and clock() - started > limit_s:
-            break
-        for threads, best in fastest.items():
-            for num_tokens, seconds in _tried_s(replace(core_set, threads=threads), model, clock).items():
-                best[num_tokens] = min(best[num_tokens], seconds)
-    sums_s = {threads: sum(best.values()) for threads, best in fastest.items()}
-    longest_s = _THREADS_TOLERANCE * min(sums_s.values())
-    return replace(core_set, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
+    model: LanguageModel
+    clock: Callable[[], float]
+    _: KW_ONLY
+    num_turns: int
+    num_needed: int  # of the tried sizes, which each turn comes to
+    limit_s: float  # after which no further turn begins
+
+    def useful(self, core_set: CoreSet) -> CoreSet:
+        """Return the core_set with the fastest number of threads, or more that take as long.
+
+        Each count has several turns, of which each pass's shortest time counts: whatever else the machine does must
+        last through all of them to decide. Something may: two virtual cores can be one real core for seconds, and where
+        further threads then cost nothing they gain later. So they win ties: threads that are missing are missed in
+        every round.
+        """
+        counts, started = _thread_counts(core_set.threads or 1), self.clock()
+        fastest: dict[int, dict[int, float]] = {threads: {} for threads in counts}
+        for turn in range(self.num_turns if len(counts) > 1 else 0):
+            if turn and self.clock() - started > self.limit_s:
+                break
+            for threads, best in fastest.items():
+                for num_tokens, seconds in self._tried_s(replace(core_set, threads=threads)).items():
+                    best[num_tokens] = min(best.get(num_tokens, math.inf), seconds)
+        compared = set.intersection(*map(set, fastest.values()))
+        sums_s = {threads: sum(best[num_tokens] for num_tokens in compared) for threads, best in fastest.items()}
+        longest_s = _THREADS_TOLERANCE * min(sums_s.values())
+        return replace(core_set, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
+
+    def _tried_s(self, core_set: CoreSet) -> dict[int, float]:
+        """Return the shortest seconds of a pass of those tried numbers of tokens that a turn comes to."""
+        with pinned(core_set):
+            bench = _Bench(self.model, self.clock)
+            try:
+                slot = bench.open(min(max(_TRIED_TOKENS), self.model.max_model_len))
+                passes = [
+                    _TimedPass((slot,), min(num_tokens, self.model.max_model_len)) for num_tokens in _TRIED_TOKENS
+                ]
+                found = bench.fastest(passes, self.clock() + _TURN_S, self.num_needed)
+                return {timed.num_tokens: seconds for timed, seconds in found.items()}
+            finally:
+                bench.close()
 
 
 def _thread_counts(most: int) -> list[int]:
     """Return 1, 2, 4, ... and ``most``."""
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
-
-
-def _tried_s(core_set: CoreSet, model: LanguageModel, clock: Callable[[], float]) -> dict[int, float]:
-    """Return the shortest seconds of a pass of each of the tried numbers of tokens, or of as many as fit."""
-    with pinned(core_set):
-        bench = _Bench(model, clock)
-        try:
-            slot = bench.open(min(max(_TRIED_TOKENS), model.max_model_len))
-            passes = [_TimedPass((slot,), min(num_tokens, model.max_model_len)) for num_tokens in _TRIED_TOKENS]
-            found = bench.fastest(passes, clock() + _TURN_S, num_needed=len(passes))
-            return {num_tokens: found[timed] for num_tokens, timed in zip(_TRIED_TOKENS, passes, strict=True)}
-        finally:
-            bench.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class BlockLinear(nn.Module):
         """Number of weights, whatever bits they take."""
         return self.out_features * self.in_features
 
+    @property
+    def product(self) -> str:
+        """The format that machine code knows them by."""
+        return BLOCK_FORMATS[self._type_id].product
+
     def packed(self, *, factor: float = 1.0, out_multiple: int = PANEL) -> PackedLinear:
         """Return the layer for the machine code, its results times a factor; see `block_linear`."""
         bias = None if self.bias is None else self.bias.detach().float() * factor

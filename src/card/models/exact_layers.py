@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from card.kernels.float_linear import float_linear
+from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import PANEL, PackedLinear, quantize_linear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
-from card.models.block_layers import BlockLinear
+from card.models.block_layers import BlockLinear, has_blocks
+from card.models.decoder_model import is_int8
 from card.models.own_pass import rotary_table
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ def as_stored(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: 
     """Return a layer with these weights whose results are times a factor."""
     bias = None if bias is None else bias.float() * factor
     return float_linear(weight, bias, factor=factor, out_multiple=out_multiple)
+
+
+def products_of(model: LoadedModel) -> list[str]:
+    """Return the formats of a model's linear layers, each once."""
+    numbers = "byte" if is_int8(model) and not has_blocks(model) else None
+    formats: dict[str, None] = {}
+    for module in model.modules():
+        if isinstance(module, BlockLinear):
+            formats[module.product] = None
+        elif isinstance(module, nn.Linear):
+            formats[numbers or FLOAT_PRODUCTS[module.weight.dtype]] = None
+    return list(formats)
 
 
 def packed(

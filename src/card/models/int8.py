@@ -37,6 +37,7 @@ from card.models.exact_layers import (
     mirrored_rms_norm,
     packed,
     packed_heads,
+    products_of,
     turning_tables,
     with_padded_heads,
 )
@@ -55,10 +56,17 @@ MOST_TILE_ROWS = 16  # of the largest kind of tile
 _LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB
 
 
+def prepare_code(model: LoadedModel) -> None:
+    """Have the machine code of a decoder ready, as far as no other process is making it."""
+    machine_code("formats").prepare(products_of(model))
+    machine_code("passes")
+
+
 class ExactDecoder:
     """Runs decoders by machine code; `why_not_walked` and `why_not_exact` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
+        prepare_code(model)
         self._code, self._sums_bytes = machine_code("tables"), machine_code("vectors").SUMS_BYTES
         self._team = machine_code("passes").ThreadTeam()
         inner: Any = model.model

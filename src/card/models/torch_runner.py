@@ -160,10 +160,10 @@ class TorchRunner:
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
 
-        Machine code is there already, so that integer passes run once, for their buffers and the pages of the weights.
+        Machine code is there already, so that integer passes run once, for the pages of the weights.
         """
-        slot, most = self.open(), min(most_tokens, self.max_model_len)
-        for num_tokens in range(most if self.is_exact else 1, most + 1):
+        slot, most = self.open(), 1 if self.is_exact else min(most_tokens, self.max_model_len)
+        for num_tokens in range(1, most + 1):
             self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
             self.keep(slot, 0)
         self.close(slot)

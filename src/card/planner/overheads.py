@@ -144,7 +144,7 @@ def _round_s(
         _Timed(InlineLink(make_worker(make_writer(model, takes_turns=True))), "send", "draft") if is_drafted else None
     )
     costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
-    local = make_writers(plan, model.vocab_size, "")
+    local = make_writers(plan, model.vocab_size, None)
     models = Models(target=timed, link=link, writers=local, watchers=_watchers(model, local))
     engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
     num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from card.kernels.jit import byte_tiles, float_tiles
 from card.kernels.jit.block_tiles import BlockShape, format_of
-from card.kernels.jit.object_code import ObjectCode
+from card.kernels.jit.object_code import ObjectCode, is_made_elsewhere
 from card.kernels.jit.tiles import Format, multiplier_of
 
 SHAPES = {  # of GGUF's blocks
@@ -27,3 +28,13 @@ def multiplier(name: str) -> ObjectCode:
     """Return the code that multiplies by weights of a format, for this process."""
     form: Format = _FORMATS[name] if name in _FORMATS else format_of(SHAPES[name])
     return multiplier_of(name, form)
+
+
+def prepare(names: Iterable[str]) -> None:
+    """Have the code of formats ready, but for what another process is making: that one is waited for when it is used.
+
+    A target's process and its drafter's so share out what both need.
+    """
+    for name in names:
+        if not is_made_elsewhere(name):
+            multiplier(name)

@@ -39,7 +39,7 @@ class ObjectCode:
             is_optimized: LLVM rearranges them.
         """
         machine = _machine()
-        file = kept_folder() / f"{name}-{_machine_digest()}.o"
+        file = _file_of(name)
         code = _kept(file)
         if code is None:
             with _alone_at(file):
@@ -49,6 +49,17 @@ class ObjectCode:
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         self.address: int = self._engine.get_function_address(name)
+
+
+def is_made_elsewhere(name: str) -> bool:
+    """Return whether another process compiles a function at this moment, so that this one may do something else."""
+    lock = _file_of(name).with_suffix(".lock")
+    with contextlib.suppress(OSError), lock.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def kept_folder() -> Path:
@@ -69,6 +80,11 @@ def code_folder() -> Path:
     except OSError:
         return Path(_own_folder().name)
     return folder if os.access(folder, os.W_OK) else Path(_own_folder().name)
+
+
+def _file_of(name: str) -> Path:
+    """Return where the code of a function is kept."""
+    return kept_folder() / f"{name}-{_machine_digest()}.o"
 
 
 @functools.cache
@@ -114,7 +130,8 @@ def _optimize(module: Any, machine: Any) -> None:
 
 
 def _compiled(name: str, write: Callable[[Builder, Value], None], machine: Any, *, is_optimized: bool) -> bytes:
-    module = binding.parse_assembly(_instructions(name, write, machine))
+    # In LLVM's common context the types and constants of a module would stay for as long as the process.
+    module = binding.parse_assembly(_instructions(name, write, machine), binding.create_context())
     if is_optimized:
         _optimize(module, machine)
     return bytes(machine.emit_object(module))

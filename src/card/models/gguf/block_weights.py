@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -12,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from card.kernels.blocks import BLOCK_FORMATS, pack_blocks
+from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
 from card.kernels.int8_linear import PANEL
 from card.models.block_layers import BlockWeight
 from card.models.gguf.header import GgufError
 from card.models.gguf.model import GgufModel
-from card.models.gguf.weights import PLAIN_DTYPES, Weight
+from card.models.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
 from card.models.mapped_weights import MappedWeights, safetensors_header
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
 _TYPES_NAME, _TENSORS_NAME = "blocks.json", "model.safetensors"
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8"}
+_CHUNK_BYTES = 1 << 19  # of blocks that are packed at once
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -37,21 +40,40 @@ class _Part:
     dtype: torch.dtype
 
 
+_Put = Callable[[_Part, int, Bytes], None]  # takes a part, the place of some of its bytes, and these
+
+
 def read_blocks(model: GgufModel) -> dict[str, Tensor | BlockWeight]:
     """Return the weights by transformers' names, read into memory. Raises: GgufError, OSError."""
     parts = _parts(model)
-    return _weights({part.name: _tensor(model, part) for part in parts}, _block_facts(parts))
+    tensors = {part.name: torch.empty(part.shape, dtype=part.dtype) for part in parts}
+    room = {name: tensor.view(torch.uint8).view(-1).numpy() for name, tensor in tensors.items()}
+
+    def put(part: _Part, first: int, data: Bytes) -> None:
+        room[part.name][first : first + len(data)] = data
+
+    _read(model, parts, put)
+    return _weights(tensors, _block_facts(parts))
 
 
 def write_blocks(folder: Path, stream: BinaryIO, model: GgufModel) -> None:
     """Write the weights to a safetensors file, and beside it which of them are blocks. Raises: GgufError, OSError."""
     parts, end, header = _parts(model), 0, dict[str, object](__metadata__={"format": "pt"})
+    starts = {}
     for part in parts:
-        start, end = end, end + _num_bytes(part)
-        header[part.name] = {"dtype": _NAMES[part.dtype], "shape": part.shape, "data_offsets": [start, end]}
+        starts[part.name], end = end, end + _num_bytes(part)
+        header[part.name] = {"dtype": _NAMES[part.dtype], "shape": part.shape, "data_offsets": [starts[part.name], end]}
     stream.write(safetensors_header(header))
-    for part in parts:
-        stream.write(_tensor(model, part).contiguous().flatten().view(torch.uint8).numpy().data)
+    stream.flush()
+    file, start = stream.fileno(), stream.tell()
+
+    def put(part: _Part, first: int, data: Bytes) -> None:
+        first += start + starts[part.name]
+        while len(data):  # a disk that becomes full takes a part of it
+            written = os.pwrite(file, data.data, first)
+            first, data = first + written, data[written:]
+
+    _read(model, parts, put)
     (folder / _TYPES_NAME).write_text(json.dumps(_block_facts(parts)), "utf-8")
 
 
@@ -96,17 +118,42 @@ def _num_bytes(part: _Part) -> int:
     return int(np.prod(part.shape)) * part.dtype.itemsize
 
 
-def _tensor(model: GgufModel, part: _Part) -> Tensor:
-    """Read a part from the file."""
+def _read(model: GgufModel, parts: Sequence[_Part], put: _Put) -> None:
+    """Read all parts from the file, some rows at a time on each core: what lies between stays in its cache."""
+    chunks = [(part, *rows) for part in parts for rows in _chunks(part)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) as threads:
+        for _ in threads.map(lambda chunk: _read_chunk(model, put, *chunk), chunks):
+            pass  # the first error ends it
+
+
+def _chunks(part: _Part) -> Iterator[tuple[int, int]]:
+    """Yield which rows of a part are read at once: the first one, and how many."""
+    place = part.weight.place
+    size = PANEL * max(1, _CHUNK_BYTES // (PANEL * row_bytes_of(place)))
+    if part.form == "plain" or part.weight.order is not None:  # small, or each row may be anywhere
+        size = place.num_rows
+    for first in range(0, place.num_rows, size):
+        yield first, min(size, place.num_rows - first)
+
+
+def _read_chunk(model: GgufModel, put: _Put, part: _Part, first: int, count: int) -> None:
+    """Read some rows of a part, which begin with a panel."""
     if part.form == "plain":
-        return torch.cat(list(model.read(part.weight, part.dtype)))
-    raw = model.read_raw(part.weight)
+        place = 0
+        for rows in model.read(part.weight, part.dtype):
+            data = rows.contiguous().view(-1).view(torch.uint8).numpy()
+            put(part, place, data)
+            place += len(data)
+        return
+    raw = model.read_raw(part.weight, first, count)
     if part.form == "rows":
-        return torch.from_numpy(raw)
+        put(part, first * raw.shape[1], raw.reshape(-1))
+        return
     try:
-        return torch.from_numpy(pack_blocks(raw, BLOCK_FORMATS[part.weight.place.type_id]))
+        panels = pack_blocks(raw, BLOCK_FORMATS[part.weight.place.type_id])
     except ValueError as error:
         raise GgufError(f"cannot run as it is: {part.weight.place.name}: {error}") from None
+    put(part, first // PANEL * panels.shape[1], panels.reshape(-1))
 
 
 def _block_facts(parts: Sequence[_Part]) -> _Facts:

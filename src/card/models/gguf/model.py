@@ -43,12 +43,12 @@ class GgufModel:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
         yield from read_rows(self.path, weight, dtype)
 
-    def read_raw(self, weight: Weight) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the rows of a weight as the file has them, [out, bytes], in the model's order.
+    def read_raw(self, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
         Raises: GgufError if the file has become shorter.
         """
-        return read_raw(self.path, weight)
+        return read_raw(self.path, weight, first, count)
 
 
 def open_gguf(path: Path) -> GgufModel:

@@ -206,6 +206,7 @@ class GgufSource:
 
     def _write_text(self, folder: Path) -> None:
         header = self._model.header
+        _ = self._facts  # which are asked for next: kept now, while the header is at hand
         with _tokenizer_explained():
             write_tokenizer(header, folder)
         self._check_unchanged()

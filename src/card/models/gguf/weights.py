@@ -63,15 +63,20 @@ def are_equal(path: Path, one: Weight, other: Weight) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
 
-def read_raw(path: Path, weight: Weight) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the rows of a weight as the file has them, [out, bytes], in the model's order.
+def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
     Raises: GgufError if the file has become shorter.
     """
+    place, row_bytes = weight.place, row_bytes_of(weight.place)
     with path.open("rb") as stream:
-        stream.seek(weight.place.offset)
-        raw = _raw(stream, weight.place.num_rows, _row_bytes(weight.place))
-    return raw if weight.order is None else raw[weight.order.numpy()]
+        if weight.order is None:
+            stream.seek(place.offset + first * row_bytes)
+            return _raw(stream, count, row_bytes)
+        stream.seek(place.offset)  # each row may be anywhere: such weights are small
+        raw = _raw(stream, place.num_rows, row_bytes)
+    chosen: np.ndarray[Any, np.dtype[np.uint8]] = raw[weight.order[first : first + count].numpy()]
+    return chosen
 
 
 def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -79,7 +84,7 @@ def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor
     library, place = _library(), weight.place
     dequantize: Dequantize = library.dequantize
     kind = library.GGMLQuantizationType(place.type_id)
-    num_rows, row_bytes = place.num_rows, _row_bytes(place)
+    num_rows, row_bytes = place.num_rows, row_bytes_of(place)
     with path.open("rb") as stream:
         stream.seek(place.offset)
         if len(place.shape) == 1:
@@ -87,7 +92,7 @@ def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor
             yield (values if weight.order is None else values[weight.order]).to(dtype)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
-        ordered = None if weight.order is None else read_raw(path, weight)
+        ordered = None if weight.order is None else read_raw(path, weight, 0, num_rows)
         step = max(1, _BLOCK_ELEMENTS // place.shape[-1])
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
@@ -95,7 +100,7 @@ def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor
             yield torch.from_numpy(dequantize(part, kind)).to(dtype)
 
 
-def _row_bytes(place: TensorPlace) -> int:
+def row_bytes_of(place: TensorPlace) -> int:
     """Return the bytes of a row of a tensor."""
     library = _library()
     block, block_bytes = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(place.type_id)]

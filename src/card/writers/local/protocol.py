@@ -103,6 +103,8 @@ class LocalWriter:
     wanted_features: ClassVar[Rows | None] = None
     """Rows whose hidden states behind the final norm it wants: "logits" of tokens that are run for their logits, "all"
     of the rest of the prompt too; None costs nothing."""
+    outlives_engine: ClassVar[bool] = False
+    """It keeps something for later engines, and must know which tokenizer the ids are of."""
     sequence: ClassVar[Callable[..., WriterSequence]]
     """Makes what is known of a request from its prompt, unless `open` does."""
 
@@ -110,7 +112,7 @@ class LocalWriter:
         """Make the writer.
 
         Args:
-            tokenizer: fingerprint of the target's, for what outlives the engine.
+            tokenizer: fingerprint of the target's if the writer outlives the engine.
         Raises: SettingsError for settings that it cannot follow.
         """
         self._vocab_size = vocab_size

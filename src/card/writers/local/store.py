@@ -160,6 +160,8 @@ class StoreWriter(LocalWriter):
     then what other processes have stored too. A round of decoding never waits for either.
     """
 
+    outlives_engine = True
+
     def __init__(
         self, settings: EngineSettings, vocab_size: int, tokenizer: str = "", *, busy_timeout_s: float = 5.0
     ) -> None:
