@@ -81,10 +81,28 @@ def test_what_makes_drafting_dearer_is_expected_under_a_schedule_not_used_yet():
     assert told.draft_s("off", 1, 1) == 0.0
 
 
+def turn(num_passes: int, waited_s: float, first_pass_s: float, num_unread: int = 0) -> RoundView:
+    """Return the view of a round in turns."""
+    seconds = {"waited_s": waited_s, "first_pass_s": first_pass_s}
+    return replace(outcome(0, 0).view, takes_turns=True, num_passes=num_passes, num_unread=num_unread, **seconds)
+
+
 def test_a_layer_in_turns_takes_what_was_waited_unless_texts_were_read():
     for num_unread, expected_s in ((0, 3e-3), (1, 1e-3)):
         told = costs()
-        view = replace(outcome(0, 0).view, takes_turns=True, num_passes=2, waited_s=6e-3, num_unread=num_unread)
         for _ in range(50):
-            told.observe("turns", 1, outcome(15e-3, 7e-3, view=view))
+            told.observe("turns", 1, outcome(15e-3, 7e-3, view=turn(2, 6e-3, 3e-3, num_unread)))
         assert told.draft_s("turns", 1, 1) == pytest.approx(expected_s, rel=0.01)
+
+
+def test_the_first_pass_of_a_turn_is_told_from_further_ones():
+    told = costs()
+    assert told.first_draft_s("turns", 1, 1) == told.draft_s("turns", 1, 1), "nothing is known of it yet"
+    for _ in range(50):
+        told.observe("turns", 1, outcome(15e-3, 7e-3, view=turn(1, 4e-3, 4e-3)))
+    assert told.first_draft_s("turns", 1, 1) == pytest.approx(4e-3, rel=0.01)
+    assert told.draft_s("turns", 1, 1) == pytest.approx(1e-3), "a single pass says nothing of further ones"
+    for _ in range(50):
+        told.observe("turns", 1, outcome(15e-3, 7e-3, view=turn(4, 10e-3, 4e-3)))
+    assert told.draft_s("turns", 1, 1) == pytest.approx(2e-3, rel=0.01)
+    assert told.first_draft_s("beside", 1, 1) == told.draft_s("beside", 1, 1), "beside, nobody waits for the first one"

@@ -234,6 +234,7 @@ class Engine:
                 link.wait(action.seconds)
             self._drafter.listen()
             view.waited_s = self._clock() - started
+            view.first_pass_s = view.first_pass_s or view.waited_s
         self._totals.drafter_lead = sum(depth for depth, _ in view.best_paths) / max(1, len(view.best_paths))
         self._drafter.tracing.waited(started, view.waited_s, takes_turns=view.takes_turns)
         for one in decoding if view.waited_s else ():

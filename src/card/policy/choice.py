@@ -8,7 +8,7 @@ the one with the most tokens per second of all. Source: Dinkelbach 1967, On nonl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from card.tree.nodes import ROOT, Nodes
 
@@ -111,19 +111,27 @@ def further_gains(
         yield max(0.0, reached - there) - price * (place >= num_verified)
 
 
-def is_worth_drafting(gains: Sequence[float], *, seconds: float, rate: float, layers_per_pass: int = 1) -> bool:
+def is_worth_drafting(
+    gains: Iterable[float], *, seconds: float, rate: float, start_s: float = 0.0, layers_per_pass: int = 1
+) -> bool:
     """Return whether draft passes, made while the target waits, bring more tokens than their time is worth.
 
     The first layers may bring nothing, because there are candidates as deep already, and later ones pay for them.
 
     Args:
-        gains: tokens that the next layer, the one after it and so on are expected to bring, over all requests.
+        gains: tokens that the next layer, the one after it and so on are expected to bring, over all requests; read as
+            far as is needed.
         seconds: by which each draft pass lengthens the round.
         rate: tokens per second to be matched.
+        start_s: seconds that the first of these passes takes beyond that.
         layers_per_pass: layers that come of a draft pass.
     """
-    of_passes = (sum(gains[start : start + layers_per_pass]) for start in range(0, len(gains), layers_per_pass))
-    return max(accumulate(gain - rate * seconds for gain in of_passes), default=0.0) > 0.0
+    further, value = iter(gains), -rate * start_s
+    while of_pass := tuple(islice(further, layers_per_pass)):
+        value += sum(of_pass) - rate * seconds
+        if value > 0.0:
+            return True
+    return False
 
 
 def next_budget(num_verified: int, budget: int) -> int:

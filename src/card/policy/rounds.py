@@ -49,6 +49,7 @@ class RoundView:
     num_unread: int = 0  # requests whose text the drafter has yet to read: its next pass takes longer
     num_passes: int = 0  # passes that the drafter was told to make in this round
     waited_s: float = 0.0
+    first_pass_s: float = 0.0  # of that, until the first of these passes was made
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ round (`card.policy.cost`, `card.policy.acceptance`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
@@ -72,6 +73,7 @@ class TunedPolicy(Policy):
         alone = tokens = 1 + sum(chances)
         around_s = costs.around_s(schedule, num_requests)
         draft_s = costs.draft_s(schedule, num_requests, self._width(schedule))
+        start_s = costs.first_draft_s(schedule, num_requests, self._width(schedule)) - draft_s
         alone_s = around_s + costs.pass_s(schedule, num_requests * (1 + num_rows), num_requests)
         best, reached = alone / alone_s, 1.0
         for depth in range(1, 1 + DEEPEST if costs.drafts(schedule) else 1):
@@ -79,7 +81,7 @@ class TunedPolicy(Policy):
             tokens += (1 - chances[depth - 1]) * reached
             seconds = around_s + costs.pass_s(schedule, num_requests * (1 + num_rows + depth), num_requests)
             if schedule == "turns":  # where others are right at once, the drafter is not asked
-                best = max(best, tokens / (seconds + (1 - chances[0]) * depth * draft_s))
+                best = max(best, tokens / (seconds + (1 - chances[0]) * (start_s + depth * draft_s)))
                 continue
             # Beside, a path that ends is as unlikely to go on elsewhere in the tree as a candidate is to be wrong. Then
             # the drafter begins anew: the next round has others' candidates only, and what it drafted is in vain.
@@ -178,8 +180,8 @@ class TunedPolicy(Policy):
         draft_s = self._costs.draft_s(self.schedule, num_requests, self.beam_width())
         seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
         price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
-        gains = [0.0] * DEEPEST
-        undrafted = view.undrafted or [NO_NODES] * len(view.requests)
+        layers = []
+        undrafted = view.undrafted or [NO_NODES] * num_requests
         for request, offer, (depth, path_logprob) in zip(view.requests, undrafted, view.best_paths, strict=True):
             if not request.uses_drafter:
                 continue
@@ -192,12 +194,15 @@ class TunedPolicy(Policy):
                 present=best_by_depth(offer, probs),
                 num_verified=sum(prob > price for prob in probs),
             )
-            for layer, gain in enumerate(further):
-                gains[layer] += gain
-        if not view.num_passes:
-            num_drafting = sum(request.uses_drafter for request in view.requests)
-            gains[0] -= rate * REQUEST_S * num_drafting  # a round that drafts has more around its passes
-        is_worth = is_worth_drafting(gains, seconds=draft_s, rate=rate, layers_per_pass=view.layers_per_pass)
+            layers.append(further)
+        start_s = 0.0
+        if not view.num_passes:  # a round that drafts has more around its passes, and the first one takes longer
+            first_s = self._costs.first_draft_s(self.schedule, num_requests, self.beam_width())
+            start_s = REQUEST_S * len(layers) + first_s - draft_s
+        gains = map(sum, zip_longest(*layers, fillvalue=0.0))
+        is_worth = is_worth_drafting(
+            gains, start_s=start_s, seconds=draft_s, rate=rate, layers_per_pass=view.layers_per_pass
+        )
         return Draft(1) if is_worth else None
 
     def _follow(self) -> None:
