@@ -72,12 +72,16 @@ STARTS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 # Seconds around the passes. Of each request in a round: 0.18 ms, measured with 16 at once at 90 M in int8. Where a
 # drafter's candidates are verified, a further 0.2 ms (measured of one request, tree beside plain: querying, extending
 # and correcting its tree, and more tokens to choose and to turn into text). A policy that tunes itself: 12 us in a
-# tight loop, thrice that between passes; the policy "before" took 21 and was charged 60. Two models at once slow each
-# other by 15 %, of which the policy is told nothing.
+# tight loop, thrice that between passes; the policy "before" took 21 and was charged 60. Of a drafter's pass in turns:
+# 0.15 ms around it, and 0.3 more for the first one behind a pass of the target's, whose weights have taken the caches
+# (0.9 ms and 0.45 for each further one were measured with the demo draft, of which a pass alone takes 0.2). Policies up
+# to "lasting" were charged 0.1 and none. Two models at once slow each other by 15 %, of which no policy is told.
 OVERHEADS = Overheads(
     request_s=1.8e-4,
     drafted_request_s=2e-4,
     tuned_s=3.6e-5,
+    step_s=1.5e-4,
+    cold_s=3e-4,
     beside_factor=1.15,
     by_writer={"suffix": 8.5e-5},
     source="gate",

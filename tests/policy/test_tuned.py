@@ -505,6 +505,25 @@ def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(schedul
     assert next(offer.tokens for v in seen for offer in v.undrafted) == (3, 4)
 
 
+def test_the_engine_tells_the_first_draft_pass_of_a_turn_from_all_of_them():
+    outcomes: list[Outcome] = []
+    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
+    policy.prepare = lambda view: Draft(1) if view.num_passes < 1 + len(outcomes) % 3 else None
+    policy.observe = outcomes.append
+    target = toy_target(1)
+    link = fake(toy_draft(target, 0.8))
+    link.runs_by_itself = False
+    seconds = itertools.count()
+    engine = Engine(
+        TargetWorker(target, clock=time.perf_counter), link, policy=policy, clock=lambda: float(next(seconds))
+    )
+    run_all(engine, {0: [make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=30))]})
+    views = [one.view for one in outcomes if one.view.requests]
+    assert {view.num_passes for view in views} == {1, 2, 3}
+    assert all(view.first_pass_s == view.waited_s > 0 for view in views if view.num_passes == 1)
+    assert all(view.num_passes * view.first_pass_s == view.waited_s for view in views), "all take as long here"
+
+
 def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():
     params = SamplingParams(temperature=0.0, seed=0, speculates=False)
     requests = [make_request(i, params=params) for i in range(2)]
