@@ -20,7 +20,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
-from card.models.block_layers import has_blocks
+from card.models.block_layers import EmbeddedRows, embedded, has_blocks
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import restrict_head
 from card.models.facts import parameter_count
@@ -147,6 +147,15 @@ def test_a_head_of_some_tokens_gives_their_logits(written):
     ids = [*range(40), 50, 61]
     assert torch.equal(logits(some)[:, ids], logits(whole)[:, ids])
     assert torch.isneginf(logits(some)).sum() == len(TEXT) * (logits(whole).shape[1] - len(ids))
+
+
+@pytest.mark.parametrize("kept", [1, 5, 1000])
+def test_rows_of_embeddings_are_those_of_the_file_however_many_are_kept(written, kept):
+    embeddings = load_decoder(written("llama, biases", Kind.Q5_0), cache_dir="").get_input_embeddings()
+    rows = EmbeddedRows(embeddings, kept_bytes=4 * embeddings.embedding_dim * kept)
+    for token_ids in np.random.default_rng(0).integers(0, 12, (40, 7)):
+        for ids in (token_ids.tolist(), token_ids[:1].tolist()):
+            assert torch.equal(torch.from_numpy(rows.of(ids)), embedded(embeddings, torch.tensor(ids)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -27,7 +27,7 @@ from card.kernels.int8_linear import GROUP, LANES, PANEL, PackedLinear, extended
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size
-from card.models.block_layers import BlockEmbedding, BlockLinear, embedded, has_blocks
+from card.models.block_layers import BlockLinear, EmbeddedRows, has_blocks
 from card.models.decoder_model import architecture_of, is_int8, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.exact_layers import (
@@ -46,6 +46,7 @@ from card.models.features import FINAL, PassStates
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
+from card.models.row_tree import FloatArray
 from card.models.selection import bound_scores
 from card.models.vision import ImageRows
 
@@ -78,7 +79,7 @@ class ExactDecoder:
         self._head_size = head_dim(config)
         self._padded_head = padded(self._head_size, LANES)
         self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self._embeddings: nn.Embedding | BlockEmbedding = inner.embed_tokens
+        self._embedded = EmbeddedRows(inner.embed_tokens)
         self.windows = layer_windows(config, max_model_len)
         self.vocab_size = int(cast(nn.Linear, model.lm_head).out_features)
         self._reals = {
@@ -197,38 +198,45 @@ class ExactDecoder:
             states: takes the hidden states that somebody wishes for.
             images: what stands in places of images; None: nothing.
         """
-        code, num_rows = self._code, len(token_ids)
+        code, buffers = self._code, self._buffers
         scored = self._make_score_room(steps)
         rows, ancestors = row_tables(steps)
-        threads = integer_pass_threads()
-        hidden = self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
-        self._buffers.rows[:num_rows] = rows
+        num_rows, threads = len(rows), integer_pass_threads()
+        self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
+        buffers.rows[:num_rows] = rows
         if positions.dim() == 2:  # angles for these rows alone
             assert images is not None and images.axes is not None
             axes = images.axes
             self._turn_by({kind: angles_of_axes(two, positions, axes) for kind, two in self._rotations.items()})
-            self._buffers.rows[:num_rows, code.ANGLE] = self._buffers.numbers[:num_rows]
+            buffers.rows[:num_rows, code.ANGLE] = buffers.numbers[:num_rows]
         elif self._turned_by is not self._rotations:
             self._turn_by(self._rotations)
-        hidden[:, : self._width] = embedded(self._embeddings, token_ids)
+        hidden = buffers.hidden_array[:num_rows]
+        hidden[:, : self._width] = self._embedded.of([one for step in steps for one in step.extension.token_ids])
         if images is not None and len(images.rows):
-            hidden[images.rows, : self._width] = images.features.to(hidden.dtype)
+            hidden[images.rows.numpy(), : self._width] = images.features.float().numpy()
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
-        chosen = logits_rows if isinstance(logits_rows, Tensor) else self._buffers.numbers[:num_rows][logits_rows]
-        logits = torch.empty((len(chosen), self._num_padded_outputs))
+        if isinstance(logits_rows, Tensor):
+            num_chosen, chosen_at = len(logits_rows), logits_rows.data_ptr()
+        else:
+            first, end, _ = logits_rows.indices(num_rows)
+            num_chosen, chosen_at = end - first, buffers.numbers_at + buffers.numbers.itemsize * first
+        logits = torch.empty((num_chosen, self._num_padded_outputs))
         table = self._table
         table[code.ROWS], table[code.THREADS] = num_rows, threads
         table[code.ANCESTORS] = ancestors.ctypes.data if len(ancestors) else 0
         table[code.LOGITS] = logits.data_ptr()
-        table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen.data_ptr(), len(chosen)
+        table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
         if states:
-            self._run_and_take(states, hidden)
+            self._run_and_take(states, buffers.hidden[:num_rows])
         else:
             self._team.run(table)
         for step in scored:
             step.scores = self._scores(step)
-        return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
+        if self._num_outputs < self._num_padded_outputs:
+            logits = logits[:, : self._num_outputs]
+        return spread(logits, self._head_ids, self.vocab_size)
 
     def _turn_by(self, tables: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Let the layers turn heads by these cosines and sines, by their kinds."""
@@ -290,13 +298,12 @@ class ExactDecoder:
         else:
             states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, eps))
 
-    def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
-        """Have room for a pass, and a table that says where; return the place of its hidden states."""
+    def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> None:
+        """Have room for a pass, and a table that says where."""
         buffers = self._buffers
         if not buffers.fits(num_rows, num_positions, num_threads):
             buffers.grow(num_rows, num_positions, num_threads)
             self._make_room()
-        return buffers.hidden[:num_rows]
 
     def _own_bytes(self) -> int:
         """Return what a thread needs for itself in the largest pass that there is room for."""
@@ -318,6 +325,7 @@ class ExactDecoder:
         width, size = padded(self._width, GROUP), self._padded_head
         attended = padded(self._num_heads * size, GROUP)
         buffers.hidden = torch.zeros((buffers.num_rows, width))
+        buffers.hidden_array = buffers.hidden.numpy()
         mlp_groups, gated_bytes = self._mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
         parts = {
             code.PROJECTED: torch.empty((buffers.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size)),
@@ -332,7 +340,8 @@ class ExactDecoder:
             code.ROW_TABLE: torch.empty((buffers.num_rows, code.ROW_SIZE), dtype=torch.int64),
         }
         buffers.parts, buffers.rows = parts, parts[code.ROW_TABLE].numpy()
-        buffers.numbers = torch.arange(buffers.num_rows)
+        buffers.numbers = np.arange(buffers.num_rows)
+        buffers.numbers_at = buffers.numbers.ctypes.data
         table = (ctypes.c_int64 * code.TABLE_SIZE)()
         for place, part in parts.items():
             table[place] = part.data_ptr()
@@ -363,9 +372,11 @@ class _Buffers:
     def __init__(self) -> None:
         self.num_rows = self.num_positions = self.num_threads = 0
         self.hidden = torch.empty(0)
+        self.hidden_array: FloatArray = np.zeros((0, 0), np.float32)  # the same memory: NumPy is faster at few rows
         self.parts: dict[int, Tensor] = {}
         self.rows: IntArray = np.zeros((0, 0), np.int64)  # the table of rows, one of the parts
-        self.numbers = torch.empty(0)  # of rows: 0, 1, 2, ...
+        self.numbers: IntArray = np.zeros(0, np.int64)  # of rows: 0, 1, 2, ...
+        self.numbers_at = 0  # their address
 
     def fits(self, num_rows: int, num_positions: int, num_threads: int) -> bool:
         return num_rows <= self.num_rows and num_positions <= self.num_positions and num_threads <= self.num_threads
