@@ -19,10 +19,11 @@ from gguf import GGMLQuantizationType as Kind
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.kernels.int8_linear import why_not_int8
+from card.kernels.int8_linear import machine_code, why_not_int8
 from card.models.block_layers import EmbeddedRows, embedded, has_blocks
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import restrict_head
+from card.models.exact_layers import products_of
 from card.models.facts import parameter_count
 from card.models.gguf import block_weights
 from card.models.gguf import source as gguf_source
@@ -76,6 +77,16 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     ours, theirs = logits(own), logits(unpacked)
     # Only activations are rounded; other weights, or rows in another order, would give other logits altogether.
     assert (ours - theirs).norm() < 0.15 * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])
+def test_the_code_that_is_prepared_is_all_that_a_model_runs(written, monkeypatch, dtype):
+    model = load_decoder(written("qwen3", Kind.Q4_1), dtype=dtype, cache_dir="")
+    formats, asked = machine_code("formats"), set[str]()
+    multiplier = formats.multiplier
+    monkeypatch.setattr(formats, "multiplier", lambda name: asked.add(name) or multiplier(name))
+    logits(model)
+    assert asked == set(products_of(model)) != set()
 
 
 def test_what_is_kept_gives_the_bits_of_what_is_packed_in_memory(written, tmp_path, monkeypatch):

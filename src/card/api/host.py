@@ -119,6 +119,7 @@ class Host:
         if self.link is not None and self.latencies.waits_for_drafter:  # while it loads it takes a core
             say("waiting for the drafter")
             self.link.start()
+        give_back_memory()  # before the first pass brings the weights into memory
         say("measuring what passes cost here")
         # Before the passes are warmed up: they decide what is kept.
         watchers = self._make_watchers(plan, draft if isinstance(draft, str) else "", writers, shown)
@@ -132,7 +133,6 @@ class Host:
             free_bytes=_free_bytes(self.runner.device),
         )
         self._build(resolve(asked, facts, method=method), watchers, writers)
-        give_back_memory()
 
     def _take_target(self, loaded: Target, plan: Plan, named: str | LoadedModel) -> None:
         """Make the runner, and read what the model and its tokenizer say about texts."""

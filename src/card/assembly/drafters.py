@@ -16,6 +16,7 @@ from card.config import EngineSettings, Placement, SamplingParams
 from card.errors import CardError
 from card.latency.timing import measure_pass_cost
 from card.machine.lane import Lane
+from card.machine.memory import give_back_memory
 from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
@@ -161,6 +162,7 @@ def load_likely(likely: LikelyModel) -> LoadedModel | None:
         model = load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
         if is_exact(model):
             prepare_code(model)
+        give_back_memory()
         return model
     except (CardError, RuntimeError, MemoryError):  # out of memory is a RuntimeError in torch
         return None

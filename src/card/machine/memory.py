@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 
 
 def give_back_memory() -> None:
     """Give back freed memory that the C library keeps for later; one that is not glibc keeps what it keeps.
 
-    Packing weights, compiling and reading a tokenizer free much between what stays, which holds the rest; what was
-    compiled is a garbage of circles.
+    Packing weights, compiling and reading a tokenizer free much between what stays, which holds the rest.
     """
-    gc.collect()
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -72,7 +72,7 @@ def dtype_for(source: Source, dtype: str | torch.dtype, device: torch.device) ->
 
 def runs_as_blocks(gguf: GgufSource, dtype: str | torch.dtype, device: torch.device) -> bool:
     """Return whether a file runs with its own numbers, by products of integers."""
-    return dtype == "auto" and device.type == "cpu" and why_not_int8() is None and gguf.can_run_blocks
+    return dtype == "auto" and device.type == "cpu" and gguf.can_run_blocks and why_not_int8() is None
 
 
 def has_own_pass(dtype: str | torch.dtype, device: torch.device) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import hashlib
 import os
 import tempfile
@@ -45,6 +46,7 @@ class ObjectCode:
             with _alone_at(file):
                 code = _kept(file) or _compiled(name, write, machine, is_optimized=is_optimized)
                 _keep(file, code)
+            gc.collect()  # instructions refer to each other: 35 MB that would stay, in pieces
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)  # which owns the code
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
