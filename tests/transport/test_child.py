@@ -69,19 +69,6 @@ def test_the_drafter_gets_no_keys_but_what_the_libraries_below_it_read(monkeypat
     assert (environment["HF_HOME"], environment["OMP_NUM_THREADS"]) == ("/models", "3")
 
 
-def test_a_drafter_looks_for_garbage_again_once_it_has_loaded(monkeypatch: pytest.MonkeyPatch):
-    told: list[bool] = []
-    config = SimpleNamespace(threads=1, model=SimpleNamespace(dtype="float32"))
-    monkeypatch.setattr(drafter_process, "load_drafter", lambda model, threads, loaded: (None, None))
-    monkeypatch.setattr(drafter_process, "make_worker", lambda writer: SimpleNamespace(is_shut_down=True))
-    gc.disable()
-    try:
-        drafter_process.draft_until_told(config, SimpleNamespace(send=lambda messages: told.append(gc.isenabled())))  # type: ignore[arg-type]
-    finally:
-        gc.enable()
-    assert told == [True]
-
-
 def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
     spare = DrafterChild()
     pid = child_pid(spare)
@@ -99,17 +86,28 @@ def test_a_model_that_is_likely_is_loaded_before_the_settings_come(pair: Pair, m
     config = DrafterConfig(threads=1, cores=(), model=model, parent_pid=os.getppid())
     lines = b"".join(msgspec.json.encode(one) + b"\n" for one in (likely, config))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    loaded, given = [], []
+    loaded, given, looks_for_garbage = [], [], list[bool]()
     load = drafters.load_decoder
-    monkeypatch.setattr(drafters, "load_decoder", lambda *one, **more: loaded.append(load(*one, **more)) or loaded[-1])
+
+    def noted(*one: object, **more: object) -> object:
+        looks_for_garbage.append(gc.isenabled())
+        loaded.append(load(*one, **more))
+        return loaded[-1]
+
+    monkeypatch.setattr(drafters, "load_decoder", noted)
     monkeypatch.setattr(drafter_process, "draft_until_told", lambda config, connection, model: given.append(model))
     monkeypatch.setattr(drafter_process, "_Connection", lambda config: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(drafter_process.signal, "signal", lambda *_: None)
     monkeypatch.setattr(logging.getLogger("card"), "setLevel", lambda level: None)
     monkeypatch.setattr(drafter_process.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr(drafter_process.os, "_exit", lambda status: None)
-    drafter_process.main()
-    assert len(loaded) == 1
+    gc.disable()  # as it is when it imports
+    try:
+        drafter_process.main()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert looks_for_garbage == [True]
     assert given == (loaded if asked == "the likely model" else [None])
 
 
