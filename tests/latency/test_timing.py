@@ -144,6 +144,13 @@ def test_a_slow_model_is_timed_with_1_and_8_tokens_only() -> None:
     assert model.num_forward_passes == 5  # the prefix, and two of each
 
 
+def test_a_few_tokens_are_timed_before_many_as_one_request_has_few() -> None:
+    model = TimedModel(lambda tokens, sequences, rows: 0.1 + 0.01 * max(0, tokens - 3), max_model_len=100)
+    cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1.8)
+    assert [num_tokens for num_tokens, _ in cost.points] == [1, 4, 8, 16]
+    assert cost.seconds(4) == pytest.approx(0.11), "a line from 1 to 8 would say 0.12"
+
+
 def test_passes_of_every_size_that_a_round_may_have_run_before_any_counts() -> None:
     sizes: list[int] = []
 
