@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -62,7 +61,7 @@ class DecoderModel(nn.Module):
         self.architecture = architecture
         self.config = config
         self.generation_config = generation_config
-        self.pages: MappedWeights | None = None  # the memory that they are mapped to
+        self.pages: tuple[MappedWeights, ...] = ()  # the memory that they are mapped to
         sizes: Any = config
         source = _FileWeights(weights)
         table = source.take("model.embed_tokens.weight", sizes.vocab_size, sizes.hidden_size)
@@ -241,10 +240,14 @@ def architecture_of(model: LoadedModel) -> Architecture | None:
     return entry if is_it and kind.__module__.startswith("transformers.models.") else None
 
 
+def pages_of(model: LoadedModel) -> tuple[MappedWeights, ...]:
+    """Return the memory that weights of a model are mapped to."""
+    return model.pages if isinstance(model, DecoderModel) else ()
+
+
 def release_pages(model: LoadedModel) -> None:
     """Give back the memory of weights that are mapped from a file: what has been packed is rarely read again."""
-    pages = getattr(model, "pages", None)
-    if pages is not None:
+    for pages in pages_of(model):
         pages.release()
 
 
@@ -284,13 +287,16 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
         return None
     wanted = dtype if isinstance(dtype, torch.dtype) else cast(torch.dtype, config.dtype)
     try:
+        files = [MappedWeights(file) for file in weight_files(folder)]
+        stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
         weights = {
             name: tensor.to(device=device, dtype=wanted)
-            for file in weight_files(folder)
-            for name, tensor in load_file(file).items()
+            for name, tensor in stored.items()
             if not name.endswith(_OLD_ANGLES)
         }
         model = DecoderModel(architecture, config, _generation_config(folder, config), weights)
+        if any(tensor is stored[name] for name, tensor in weights.items()):
+            model.pages = tuple(files)
     except Exception:  # safetensors and transformers' settings raise almost anything; transformers tells what is wrong
         return None
     return model.requires_grad_(False).train(False)

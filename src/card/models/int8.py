@@ -28,7 +28,7 @@ from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size
 from card.models.block_layers import BlockLinear, EmbeddedRows, has_blocks
-from card.models.decoder_model import architecture_of, is_int8, linears_of, release_pages
+from card.models.decoder_model import architecture_of, is_int8, linears_of, pages_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.exact_layers import (
     angles_of_axes,
@@ -114,6 +114,8 @@ class ExactDecoder:
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
                 tables.append(self._layer(model, layer, window, kind, architecture))
                 release_pages(model)
+            self._pages = pages_of(model)
+            self._check_pages()
             self._layers = np.array(tables, np.int64)
             self._turn_by(self._rotations)
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, kv_dtype, model.device)
@@ -232,11 +234,17 @@ class ExactDecoder:
             self._run_and_take(states, buffers.hidden[:num_rows])
         else:
             self._team.run(table)
+        self._check_pages()
         for step in scored:
             step.scores = self._scores(step)
         if self._num_outputs < self._num_padded_outputs:
             logits = logits[:, : self._num_outputs]
         return spread(logits, self._head_ids, self.vocab_size)
+
+    def _check_pages(self) -> None:
+        """Raise ModelError if weights have changed with the file that they are mapped to."""
+        for pages in self._pages:
+            pages.check()
 
     def _turn_by(self, tables: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Let the layers turn heads by these cosines and sines, by their kinds."""

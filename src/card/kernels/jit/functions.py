@@ -64,16 +64,22 @@ class Function:
         *self._arguments, self._result = (kinds[name] for name in function.__annotations__.values())
         self._function = function
 
-    def write(self, builder: Builder, values: Sequence[Value]) -> Value:
-        """Write a call; return its value."""
-        function, module = self._function, builder.module
+    def made_in(self, module: Any) -> Any:
+        """Return the function in a module of instructions."""
+        function = self._function
         name = f"{function.__module__}.{function.__name__}"
         if (made := module.globals.get(name)) is None:
             made = ir.Function(module, ir.FunctionType(self._result, self._arguments), name)
             made.linkage = "internal"
             made.attributes.add("nounwind")
             _Writer(function, made)
-        return builder.call(made, [_as(builder, *both) for both in zip(values, self._arguments, strict=True)])
+        return made
+
+    def write(self, builder: Builder, values: Sequence[Value]) -> Value:
+        """Write a call; return its value."""
+        return builder.call(
+            self.made_in(builder.module), [_as(builder, *both) for both in zip(values, self._arguments, strict=True)]
+        )
 
 
 class Entered(Function):

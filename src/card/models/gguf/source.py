@@ -143,7 +143,7 @@ class GgufSource:
         architecture, make = find_architecture(config.model_type), cast(Any, GenerationConfig)  # which has no types
         assert architecture is not None
         model = DecoderModel(architecture, config, make(**generation_config(self.config)), weights)
-        model.pages = pages
+        model.pages = () if pages is None else (pages,)
         return model.requires_grad_(False).train(False)
 
     def _mapped(self, kept: Path) -> MappedWeights:

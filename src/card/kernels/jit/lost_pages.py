@@ -1,0 +1,141 @@
+"""Mapped files that become shorter while they are read: the process goes on with zeros, and can be told.
+
+A page that the file no longer has is a bus error (SIGBUS), which would end the process in the middle of a pass. The
+handler is machine code, since it may run in any thread and without Python's lock. It puts zeros in the place of all
+that is lost of a file, and sets a flag. Bus errors elsewhere are left to whoever handled them before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from llvmlite import ir
+
+from card.kernels.jit.object_code import ObjectCode
+from card.kernels.jit.vectors import INT, VOID, call, compiled, load_int, operation, write
+
+if TYPE_CHECKING:
+    from card.kernels.jit.vectors import Builder, Value
+
+_STATE = "state_of_lost_pages"
+_HANDLER, _FILES, _FORMER, _PAGE, _STATE_SIZE = range(5)  # places in the state: three addresses, and bytes of a page
+_FIRST, _END, _FLAG, _FILE_SIZE = range(
+    4
+)  # places in the entry of a file; the first entry without addresses is the end
+_FAULT = 16  # bytes before the address of the fault in what Linux tells a handler, on x86 and ARM of 64 bits
+_ZEROS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED: in the place of what is there
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_WITH_ADDRESS = 0x4  # SA_SIGINFO of Linux: a handler is told the address
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+class _Action(ctypes.Structure):
+    """An action at a signal, as the C libraries of Linux have it on x86 and ARM of 64 bits."""
+
+    _fields_ = (
+        ("handler", ctypes.c_int64),
+        ("mask", ctypes.c_int64 * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_int64),
+    )
+
+
+class LostPages:
+    """The files that are watched in this process."""
+
+    def __init__(self) -> None:
+        """Watch none. Raises: OSError if the system takes no handler."""
+        self._lock = threading.Lock()
+        self._flags: dict[tuple[int, int], ctypes.c_int64] = {}  # by first address and end
+        self._former = _Action()
+        self._tables = [(ctypes.c_int64 * _FILE_SIZE)()] * 2  # the present one, and one that a handler may still read
+        addresses = (ctypes.addressof(one) for one in (self._tables[0], self._former))
+        self._state = (ctypes.c_int64 * _STATE_SIZE)(0, *addresses, mmap.PAGESIZE)
+        self._code = ObjectCode("lost_pages", _install)
+        ctypes.CFUNCTYPE(None, ctypes.c_int64)(self._code.address)(ctypes.addressof(self._state))
+        action = _Action(handler=self._state[_HANDLER], flags=_WITH_ADDRESS)
+        change = ctypes.CDLL(None, use_errno=True).sigaction
+        if change(int(signal.SIGBUS), ctypes.byref(action), ctypes.byref(self._former)):
+            raise OSError(ctypes.get_errno(), "no handler for lost pages of files can be set")
+
+    def watch(self, first: int, size: int) -> ctypes.c_int64:
+        """Watch a mapped file; return what becomes 1 when a part of it was lost."""
+        flag = ctypes.c_int64()
+        with self._lock:
+            self._flags[first, first + size] = flag
+            self._tell()
+        return flag
+
+    def forget(self, first: int, size: int) -> None:
+        """Watch a file no longer: it may be unmapped now."""
+        with self._lock:
+            del self._flags[first, first + size]
+            self._tell()
+
+    def _tell(self) -> None:
+        table = (ctypes.c_int64 * (_FILE_SIZE * (len(self._flags) + 1)))()
+        for i, ((first, end), flag) in enumerate(self._flags.items()):
+            table[_FILE_SIZE * i : _FILE_SIZE * (i + 1)] = [first, end, ctypes.addressof(flag)]
+        self._tables = [table, self._tables[0]]
+        self._state[_FILES] = ctypes.addressof(table)
+
+
+@functools.cache
+def lost_pages() -> LostPages | None:
+    """Return the files that are watched; None where bus errors look otherwise than on Linux."""
+    return LostPages() if sys.platform == "linux" else None
+
+
+@operation(INT, INT)
+def _state(builder: Builder, place: Value) -> Value:
+    """Return what the state holds at a place."""
+    address = builder.load(builder.module.globals[_STATE], typ=_I64)
+    at = builder.add(address, builder.mul(place, ir.Constant(_I64, 8)))
+    return builder.load(builder.inttoptr(at, ir.PointerType()), typ=_I64)
+
+
+@operation(VOID, INT)
+def _raise_flag(builder: Builder, address: Value) -> None:
+    write(builder, ir.Constant(_I64, 1), address)
+
+
+@operation(VOID, INT, INT)
+def _map_zeros(builder: Builder, first: Value, size: Value) -> None:
+    numbers = (ir.Constant(_I32, number) for number in (_READ_WRITE, _ZEROS, -1))
+    call(builder, "mmap", _I64, first, size, *numbers, ir.Constant(_I64, 0))
+
+
+@operation(VOID, INT)
+def _act_as_before(builder: Builder, former: Value) -> None:
+    call(builder, "sigaction", _I32, ir.Constant(_I32, int(signal.SIGBUS)), former, ir.Constant(_I64, 0))
+
+
+@compiled
+def _on_bus_error(number: int, told: int, context: int) -> None:
+    """Put zeros in the place of what a file has lost; at other addresses what was done before happens at once."""
+    address = load_int(told + _FAULT)
+    entry = _state(_FILES)
+    while load_int(entry + 8 * _FIRST):
+        end = load_int(entry + 8 * _END)
+        if address < load_int(entry + 8 * _FIRST) or address >= end:
+            entry += 8 * _FILE_SIZE
+            continue
+        page = address - address % _state(_PAGE)
+        _raise_flag(load_int(entry + 8 * _FLAG))
+        _map_zeros(page, end - page)
+        return
+    _act_as_before(_state(_FORMER))
+
+
+def _install(builder: Builder, state: Value) -> None:
+    """Write what remembers the state, and puts the handler's address into it."""
+    place = ir.GlobalVariable(builder.module, _I64, _STATE)
+    place.linkage, place.initializer = "internal", ir.Constant(_I64, 0)
+    builder.store(state, place)
+    write(builder, builder.ptrtoint(_on_bus_error.made_in(builder.module), _I64), state)  # type: ignore[attr-defined]
