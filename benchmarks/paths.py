@@ -32,7 +32,7 @@ def make_runner(args: argparse.Namespace, dtype: torch.dtype, path: str) -> Torc
     if args.cost:
         model = inflate(model, parse_parameter_count(args.cost))
     model = model.to(dtype)
-    return TorchRunner(model, max_model_len=1024, max_tree_rows=64, fused=path == "exact")
+    return TorchRunner(model, max_model_len=1024, max_tree_rows=64, own_pass=path == "exact")
 
 
 def processor_ms(runner: TorchRunner, slot: int, rows: int, held: int) -> float:

@@ -173,7 +173,7 @@ def examine(family: str) -> Row:
     try:
         with _limited():
             runner = plain_runner(model, max_model_len=_LONGEST, max_tree_rows=24)
-            if runner.is_fused:
+            if runner.has_own_pass:
                 wrong = rows_that_differ(
                     runner, lambda ids: model(torch.tensor([list(ids)]), use_cache=False).logits[0]
                 )
@@ -184,7 +184,7 @@ def examine(family: str) -> Row:
         return Row(family, "", "", _few(error))
     except Exception as error:
         return Row(family, "", "", f"fails: {type(error).__name__}: {_few(error)}")
-    path = "own pass" if runner.is_fused else "transformers' modules"
+    path = "own pass" if runner.has_own_pass else "transformers' modules"
     shape = "chains" if isinstance(runner, Recurrent) else "trees"
     return Row(family, path, shape, f"tokens {wrong}" if wrong else "equal")
 

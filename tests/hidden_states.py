@@ -21,7 +21,7 @@ MAX_MODEL_LEN = 64
 NUM_LAYERS = 4
 CHAIN = (3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32)
 INFLATED = InflatedShape(copies=2, layers=6, mlp_width=96)
-KINDS = ("fused", "generic", "bucketed", "inflated", "inflated generic", "inflated twice", "inflated bucketed")
+KINDS = ("own pass", "generic", "bucketed", "inflated", "inflated generic", "inflated twice", "inflated bucketed")
 
 
 def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
@@ -45,7 +45,7 @@ def make_runner(kind: str) -> TorchRunner:
         model = inflate_to_shape(model, InflatedShape(copies=3, layers=7, mlp_width=100))
     if "bucketed" in kind:
         return BucketedRunner(model, max_model_len=MAX_MODEL_LEN)
-    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, fused=None if "generic" not in kind else False)
+    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, own_pass=None if "generic" not in kind else False)
 
 
 def own_states(ids: Sequence[int], layers: Sequence[int], model: PreTrainedModel | None = None) -> Tensor:

@@ -94,7 +94,7 @@ def test_a_loaded_draft_model_stays_as_it_is(pair):
     assert torch.equal(logits(draft), before)
 
 
-@pytest.mark.parametrize("kind", ["fused", "generic", "int8"])
+@pytest.mark.parametrize("kind", ["own pass", "generic", "int8"])
 def test_logits_are_those_of_the_whole_head_or_minus_infinity(pair, kind):
     if kind == "int8" and (reason := why_not_int8()):
         pytest.skip(reason)

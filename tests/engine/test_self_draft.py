@@ -43,7 +43,7 @@ def runner_of(kind: str) -> TorchRunner:
         if (reason := why_not_int8()) is not None:
             pytest.skip(f"no integer passes: {reason}")
         mark_int8(model)
-    return TorchRunner(model, max_model_len=100, fused=kind != "transformers")
+    return TorchRunner(model, max_model_len=100, own_pass=kind != "transformers")
 
 
 def requests(method: str) -> list[Request]:

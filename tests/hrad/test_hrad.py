@@ -76,7 +76,7 @@ def logit(prob: float) -> float:
 
 
 def test_chances_are_the_softmax_of_scores_for_standardised_inputs() -> None:
-    facts = replace(facts_of(make_runner("fused")), num_layers=1, hidden_size=2)
+    facts = replace(facts_of(make_runner("own pass")), num_layers=1, hidden_size=2)
     mean, std = torch.tensor([10.0, 0.0, 0.0, -5.0]), torch.tensor([2.0, 1.0, 1.0, 0.5])
     weight = torch.zeros(3, 4)
     weight[0, 0], weight[2, 3] = 1.0, 1.0  # scores: (x0 - 10) / 2, a half, 2 (x3 + 5)
@@ -100,7 +100,7 @@ def test_chances_are_the_softmax_of_scores_for_standardised_inputs() -> None:
 def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
     row: int, token_id: int, usual: float, weight: float, mean: float
 ) -> None:
-    runner = make_runner("fused")
+    runner = make_runner("own pass")
     hrad = random_hrad(facts_of(runner), evidence=Evidence(weight, mean))
     hrad.attach(runner, usual)
     features = own_features(CHAIN, NUM_LAYERS)[row]
@@ -114,14 +114,14 @@ def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
 
 
 def test_what_weighs_nothing_leaves_the_drafters_confidence_alone() -> None:
-    runner = make_runner("fused")
+    runner = make_runner("own pass")
     hrad = random_hrad(facts_of(runner), evidence=Evidence())
     hrad.attach(runner, 0.625)
     assert hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5) == pytest.approx(0.625)
 
 
 def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
-    hrad = random_hrad(facts_of(make_runner("fused")))
+    hrad = random_hrad(facts_of(make_runner("own pass")))
     hrad.save(tmp_path / "one.safetensors", {"test_accuracy": "0.5"})
     loaded = HRad.load(tmp_path / "one.safetensors")
     assert (loaded.facts, loaded.evidence) == (hrad.facts, hrad.evidence)
@@ -139,9 +139,9 @@ def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
     assert load_file(tmp_path / "one.safetensors")["0.weight"].dtype == torch.float16
 
 
-@pytest.mark.parametrize("kind", ["fused", "generic", "inflated", "inflated twice"])
+@pytest.mark.parametrize("kind", ["own pass", "generic", "inflated", "inflated twice"])
 def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_path: Path) -> None:
-    plain = make_runner("fused")
+    plain = make_runner("own pass")
     random_hrad(facts_of(plain)).save(tmp_path / "hrad.safetensors")
     runner = make_runner(kind)
     hrad = HRad.load(tmp_path / "hrad.safetensors")
@@ -159,7 +159,7 @@ def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_pa
 
 
 def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
-    runner = make_runner("fused")
+    runner = make_runner("own pass")
     facts = facts_of(runner)
     changes = {"num_parameters": 5, "vocab_size": 60, "hidden_size": 31}
     for name, value in changes.items():
@@ -174,7 +174,7 @@ def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tmp_path: Path) -> None:
     assert EngineSettings().hrad == "off"
-    runner = make_runner("fused")
+    runner = make_runner("own pass")
     hrad = random_hrad(facts_of(runner))
     hrad.save(tmp_path / "hrad.safetensors")
     assert hrad_consumers("off", runner, 0.7) == []
@@ -199,18 +199,18 @@ def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(ModelError, match="is no predictor"):
         HRad.load(path)
-    random_hrad(facts_of(make_runner("fused"))).save(path)
+    random_hrad(facts_of(make_runner("own pass"))).save(path)
     tensors = load_file(path)
     metadata = {"format": "card-hrad-2", "num_layers": "3", "hidden_size": "32", "vocab_size": "61"}
     save_file(tensors, path, metadata)
     with pytest.raises(ModelError, match="is damaged"):
         HRad.load(path)
     with pytest.raises(ModelError, match="cannot be written to"):
-        random_hrad(facts_of(make_runner("fused"))).save(tmp_path / "nowhere" / "file.safetensors")
+        random_hrad(facts_of(make_runner("own pass"))).save(tmp_path / "nowhere" / "file.safetensors")
 
 
 def test_layers_that_do_not_fit_are_refused() -> None:
-    facts = facts_of(make_runner("fused"))
+    facts = facts_of(make_runner("own pass"))
     ones = torch.ones(facts.num_inputs)
     with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
         HRad(facts, [(torch.zeros(3, 127), torch.zeros(3))], ones, ones)

@@ -38,7 +38,7 @@ REASON = why_not_int8()
 INT8 = pytest.param(
     "int8", marks=pytest.mark.skipif(REASON is not None and "not exact" not in REASON, reason=str(REASON))
 )
-WAYS = ("fused", "generic", "bucketed", INT8)
+WAYS = ("own pass", "generic", "bucketed", INT8)
 LAST = FeatureWish((-1,), "logits")
 WISHES = (
     FeatureWish((-1,), "all"),
@@ -122,7 +122,7 @@ def test_a_model_of_another_architecture_gives_its_own_states() -> None:
     wish = FeatureWish((0, 2, -1))
     expected = own_states(CHAIN, wish.layers, model)
     runner = TorchRunner(copy.deepcopy(model), max_model_len=MAX_MODEL_LEN)
-    assert not runner.is_fused
+    assert not runner.has_own_pass
     runner.features.wish([wish])
     runner.forward([chain(runner.open(), CHAIN)])
     assert_same(runner.features.of(0, wish), expected)
@@ -216,7 +216,7 @@ def test_wishes_begin_and_change_at_any_time(kind: str) -> None:
 
 
 def test_what_nobody_wished_for_is_refused() -> None:
-    runner = make_runner("fused")
+    runner = make_runner("own pass")
     runner.features.wish([LAST])
     runner.forward([chain(runner.open(), CHAIN)])
     for idx, wish in ((1, LAST), (-1, LAST), (0, WISHES[1])):
@@ -225,7 +225,7 @@ def test_what_nobody_wished_for_is_refused() -> None:
 
 
 def test_features_of_a_failed_pass_are_not_those_of_the_one_before() -> None:
-    runner = make_runner("fused")
+    runner = make_runner("own pass")
     runner.features.wish([LAST])
     runner.forward([chain(runner.open(), CHAIN)])
     with pytest.raises(ModelError, match="outside the model's vocabulary"):
@@ -234,7 +234,7 @@ def test_features_of_a_failed_pass_are_not_those_of_the_one_before() -> None:
         runner.features.of(0, LAST)
 
 
-@pytest.mark.parametrize("kind", ["fused", "inflated"])
+@pytest.mark.parametrize("kind", ["own pass", "inflated"])
 @pytest.mark.parametrize("layer", [-6, 5, 6])
 def test_layers_that_the_original_lacks_are_refused_and_the_wishes_stay(kind: str, layer: int) -> None:
     runner = make_runner(kind)

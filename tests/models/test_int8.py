@@ -114,7 +114,7 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Tor
         model = model.to(getattr(torch, dtype))
     if in_integers and not dtype:
         mark_int8(model)
-    return TorchRunner(model, max_model_len=128, max_tree_rows=128, fused=None if in_integers else False)
+    return TorchRunner(model, max_model_len=128, max_tree_rows=128, own_pass=None if in_integers else False)
 
 
 RUNNERS = {kind: make_runner(kind) for kind in CASES} if REASON is None else {}
@@ -259,7 +259,7 @@ def test_models_that_are_loaded_for_a_cpu_run_on_the_exact_pass_in_every_dtype_b
 def test_without_machine_code_transformers_modules_run_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     say_why_not_int8(monkeypatch, "not here")
     runner = TorchRunner(load_decoder("demo-draft", dtype="bfloat16"), max_model_len=64)
-    assert not runner.is_fused and runner.precision == "bfloat16"
+    assert not runner.has_own_pass and runner.precision == "bfloat16"
     ids = [5, 6, 7, 8]
     with torch.no_grad():
         expected = load_model("demo-draft", dtype="bfloat16")(torch.tensor([ids])).logits[0]

@@ -249,7 +249,9 @@ def test_a_server_gives_a_short_text_beside_a_long_one_as_if_it_were_alone(make:
 @pytest.mark.parametrize("max_model_len", [SHORT_LEN, SHORT_LEN + 1])
 def test_a_decoder_is_walked_directly_as_long_as_no_text_can_be_long(max_model_len: int) -> None:
     runner = TorchRunner(copy.deepcopy(long_rope_model("llama")), max_model_len=max_model_len)
-    assert (runner.switch_len, runner.is_fused) == ((None, True) if max_model_len == SHORT_LEN else (SHORT_LEN, False))
+    assert (runner.switch_len, runner.has_own_pass) == (
+        (None, True) if max_model_len == SHORT_LEN else (SHORT_LEN, False)
+    )
     slot, ids = runner.open(), prompt_of(SHORT_LEN)
     with torch.no_grad():
         truth = copy.deepcopy(long_rope_model("llama"))(torch.tensor([ids]), use_cache=False).logits[0]

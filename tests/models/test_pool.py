@@ -343,14 +343,16 @@ def torch_model(name: str) -> PreTrainedModel:
     return MistralForCausalLM(config).train(False)
 
 
-def make_runner(name: str, fused: bool) -> TorchRunner:
-    return TorchRunner(copy.deepcopy(torch_model(name)), max_model_len=200, max_tree_rows=30, fused=fused)
+def make_runner(name: str, own_pass: bool) -> TorchRunner:
+    return TorchRunner(copy.deepcopy(torch_model(name)), max_model_len=200, max_tree_rows=30, own_pass=own_pass)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("own_pass", [True, False])
 @pytest.mark.parametrize("name", ["llama", "sliding"])
-def test_a_reused_prefix_has_the_rows_of_its_source_and_the_logits_of_a_fresh_prefill(name: str, fused: bool) -> None:
-    runner = make_runner(name, fused)
+def test_a_reused_prefix_has_the_rows_of_its_source_and_the_logits_of_a_fresh_prefill(
+    name: str, own_pass: bool
+) -> None:
+    runner = make_runner(name, own_pass)
     pool = SequencePool(runner, 60 * BLOCK_ROWS * runner.row_bytes)
     source = pool.open(BASE[:100], 140).slot
     fill(runner, source, BASE[:60])

@@ -109,15 +109,15 @@ def own_pass(runner: TorchRunner, first: list[int], second: list[int], added: to
     return [logits.clone() for logits in runner.forward(extensions)]
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_pass_adds_to_embeddings_what_it_is_given_and_to_no_other_text(fused: bool) -> None:
+@pytest.mark.parametrize("own_pass", [True, False])
+def test_a_pass_adds_to_embeddings_what_it_is_given_and_to_no_other_text(own_pass: bool) -> None:
     model, texts = tiny_llama(VOCAB), ([3, 1, 4, 1], [5, 9, 2, 6, 5])
     added = torch.randn(3, 32)
     with torch.no_grad():
         embeddings = model.get_input_embeddings()(torch.tensor([texts[1]]))
         embeddings[0, :3] += added
         expected = [model(torch.tensor([texts[0]])).logits[0], model(inputs_embeds=embeddings).logits[0]]
-    runner = TorchRunner(model, max_model_len=64, fused=fused)
+    runner = TorchRunner(model, max_model_len=64, own_pass=own_pass)
     for found, wanted in zip(own_pass(runner, *texts, added), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 

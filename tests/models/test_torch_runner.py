@@ -122,7 +122,7 @@ def make_model(name: str) -> PreTrainedModel:
 
 def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> TorchRunner:
     kind = BucketedRunner if way == "walked by torch" else TorchRunner
-    return kind(model, **{"max_model_len": 16, "max_tree_rows": 0, **settings}, fused=way != "modules")
+    return kind(model, **{"max_model_len": 16, "max_tree_rows": 0, **settings}, own_pass=way != "modules")
 
 
 @functools.cache
@@ -461,9 +461,9 @@ def test_models_that_cannot_run_row_wise_are_refused_by_reason(
 
 
 def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> None:
-    with pytest.raises(ModelError, match="fused"):
-        TorchRunner(make_model("gemma"), max_model_len=16, fused=True)
+    with pytest.raises(ModelError, match="no own pass"):
+        TorchRunner(make_model("gemma"), max_model_len=16, own_pass=True)
     with pytest.raises(ModelError, match="max_model_len"):
         TorchRunner(make_model("llama"), max_model_len=65)
-    assert TorchRunner(make_model("llama"), max_model_len=16).is_fused
-    assert not make_runner("gemma", "modules").is_fused
+    assert TorchRunner(make_model("llama"), max_model_len=16).has_own_pass
+    assert not make_runner("gemma", "modules").has_own_pass

@@ -82,8 +82,8 @@ def test_transformers_modules_and_our_own_pass_see_the_same(llava: tuple[Path, V
     folder, tower = llava
     prompt = tower.place([9, 11, tower.image_token_id, 12, 13], [tower.prepare(picture(1))])
     logits = []
-    for fused in (True, False):
-        runner = TorchRunner(load_decoder(folder), max_model_len=64, fused=fused)
+    for own_pass in (True, False):
+        runner = TorchRunner(load_decoder(folder), max_model_len=64, own_pass=own_pass)
         runner.see_with(tower)
         slot, unseen = runner.open(), runner.open()
         runner.show(slot, prompt.images)
@@ -98,7 +98,7 @@ def test_positions_of_two_axes_are_refused_where_they_cannot_be_run(tmp_path: Pa
     save_seeing("qwen2_vl", tmp_path)
     tower = load_vision_tower(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ModelError, match="positions in height and width need the own pass, and not asked for"):
-        TorchRunner(load_decoder(tmp_path), max_model_len=64, fused=False).see_with(tower)
+        TorchRunner(load_decoder(tmp_path), max_model_len=64, own_pass=False).see_with(tower)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -191,9 +191,9 @@ def make_llama() -> LlamaForCausalLM:
     return tiny_llama(V, hidden_size=16, intermediate_size=24, max_position_embeddings=64, initializer_range=0.5)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(fused: bool) -> None:
-    runner = TorchRunner(make_llama(), max_model_len=64, max_tree_rows=64, fused=fused)
+@pytest.mark.parametrize("own_pass", [True, False])
+def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(own_pass: bool) -> None:
+    runner = TorchRunner(make_llama(), max_model_len=64, max_tree_rows=64, own_pass=own_pass)
     reference = make_llama()
 
     @settings(max_examples=6)

@@ -118,7 +118,7 @@ def check_once(runner: TorchRunner, settings: EngineSettings, *, is_named: bool)
         is_named: the target was given by a name, under which it is remembered.
     Raises: ModelError if its logits differ.
     """
-    if not settings.check or runner.is_fused:
+    if not settings.check or runner.has_own_pass:
         return
     store, key = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None), None
     if is_named:

@@ -60,8 +60,10 @@ class Session:
         )
         plan = resolve(asked, facts)
         # A walk past the modules would leave out what hooks do.
-        fused = None if not _has_hooks(model) and _may_be_packed(model) else False
-        target = plain_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, fused=fused)
+        own_pass = None if not _has_hooks(model) and _may_be_packed(model) else False
+        target = plain_runner(
+            model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, own_pass=own_pass
+        )
         self._runners = [target]
         self.link: DrafterLink | None = None
         try:
@@ -71,7 +73,7 @@ class Session:
             target.release()
             raise
         self._finalizer = weakref.finalize(self, self.link.close) if self.link else None
-        self.is_lasting = all(runner.is_fused for runner in self._runners)
+        self.is_lasting = all(runner.has_own_pass for runner in self._runners)
         self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
         facts = replace(facts, row_bytes=target.row_bytes, state_bytes=sequence_bytes(target, 0))
         self.plan = resolve(asked, facts)
@@ -135,8 +137,8 @@ class Session:
 
     def _make_link(self, plan: Plan, draft: PreTrainedModel, max_len: int, num_rows: int) -> DrafterLink:
         max_model_len = min(plan.max_model_len, context_limit(draft))
-        fused = None if _may_be_packed(draft) else False
-        runner = plain_runner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows, fused=fused)
+        own_pass = None if _may_be_packed(draft) else False
+        runner = plain_runner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows, own_pass=own_pass)
         self._runners.append(runner)
         kv_bytes = kv_bytes_for(num_rows, sequence_bytes(runner, max_len + plan.draft_tree_rows))
         (placement,) = plan.placements.values()

@@ -38,7 +38,7 @@ def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 
 
 def how_it_runs(runner: TorchRunner) -> str:
     """Return the path of a model and its limits, in one line for users."""
-    if runner.is_fused:
+    if runner.has_own_pass:
         numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
         words = [f"own pass in {numbers}", "trees of candidates"]
     elif isinstance(runner, Recurrent):

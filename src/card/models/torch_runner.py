@@ -68,14 +68,14 @@ class TorchRunner:
 
     @_told_in_one_line
     def __init__(
-        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, fused: bool | None = None
+        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
     ) -> None:
         """Take over ``model``, on the device and in the dtype that it has.
 
         Args:
             max_model_len: most positions of one sequence.
             max_tree_rows: rows that a sequence may hold beyond max_model_len, for candidates.
-            fused: walk the decoder directly (see `architectures`) instead of through its modules; None does
+            own_pass: walk the decoder directly (see `architectures`) instead of through its modules; None does
                 so where it is possible.
         Raises: ModelError if the model cannot be run row-wise, or not the way asked for.
         """
@@ -87,9 +87,9 @@ class TorchRunner:
                 f" {model_name(model)}, got {max_model_len} and {max_tree_rows}"
             )
         model.train(False)
-        reason = "not asked for" if fused is False else self._why_no_own_pass(model, max_model_len)
-        if fused and reason is not None:
-            raise ModelError(f"{model_name(model)} cannot run fused: {reason}; leave fused at None")
+        reason = "not asked for" if own_pass is False else self._why_no_own_pass(model, max_model_len)
+        if own_pass and reason is not None:
+            raise ModelError(f"{model_name(model)} has no own pass: {reason}; leave own_pass at None")
         if is_int8(model) and reason is not None:
             raise ModelError(f"{model_name(model)} cannot run in int8: {reason}; use dtype bfloat16 or float32")
         with torch.inference_mode():
@@ -169,7 +169,7 @@ class TorchRunner:
         self.close(slot)
 
     def release(self) -> None:
-        """Give the model back to other uses; a runner that is not fused cannot run it afterwards."""
+        """Give the model back to other uses; a runner without an own pass cannot run it afterwards."""
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.release()
 
@@ -188,7 +188,7 @@ class TorchRunner:
         return self._decoder.narrowed(size)
 
     @property
-    def is_fused(self) -> bool:
+    def has_own_pass(self) -> bool:
         """True if the decoder is walked directly."""
         return not isinstance(self._decoder, GenericDecoder)
 

@@ -33,10 +33,10 @@ class BucketedRunner(TorchRunner):
     has_recorded_passes = True
 
     def __init__(
-        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, fused: bool | None = None
+        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
     ) -> None:
         """Take over ``model``; arguments and errors as of `TorchRunner`."""
-        super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows, fused=fused)
+        super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows, own_pass=own_pass)
         self.static: StaticDecoder | None = None
         if isinstance(self._decoder, FusedDecoder) and not any(self._decoder.windows):
             with torch.inference_mode():
