@@ -20,6 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
+from card.kernels.int8_linear import why_not_int8
 from card.models import dtypes, loading
 from card.models.block_layers import has_blocks
 from card.models.decoder_model import DecoderModel, is_int8
@@ -29,6 +30,7 @@ from card.models.gguf import source as gguf_source
 from card.models.gguf.header import GgufError
 from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
+from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.inside import say_why_not_int8
@@ -216,7 +218,22 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 # ---- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def test_a_quantised_file_runs_in_integers_where_its_numbers_would_be_slow(folders, tmp_path, cache, monkeypatch):
+@pytest.mark.skipif(why_not_int8() is not None, reason=str(why_not_int8()))
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_processor(
+    folders, tmp_path, cache, monkeypatch, caplog, is_quick
+):
+    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: is_quick)
+    file = write_gguf(folders("qwen2"), tmp_path / "other.gguf", kind=Kind.MXFP4)
+    say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        model = load_decoder(file, cache_dir=cache)
+    assert (is_int8(model), has_blocks(model)) == (True, False)
+    assert [one for one in caplog.messages if "cannot run with its own blocks" in one] == caplog.messages != []
+    assert not is_int8(load_decoder(file, dtype="bfloat16", cache_dir=cache))
+
+
+def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
     files = {
         kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)

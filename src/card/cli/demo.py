@@ -101,7 +101,7 @@ def choose_dtype(dtype: str, device: str, target: str, draft: str | None) -> tup
     if dtype != "auto":
         return dtype, ""
     if device == "cpu" and (target, draft) == (DEMO_TARGET, DEMO_DRAFT) and why_not_int8() is None:
-        return INT8, f", in 8-bit integers: exact to the bit, and fastest here (--dtype {_STORED} for the stored ones)"
+        return INT8, f", in 8-bit integers: fastest here (--dtype {_STORED} for the stored ones)"
     return dtype, ""
 
 

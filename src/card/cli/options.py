@@ -153,7 +153,7 @@ kernels_option = click.option(
     envvar=KERNELS_VARIABLE,
     expose_value=False,
     callback=_use_kernels,
-    help="Instructions that --dtype int8 multiplies with.  [default: the fastest here]",
+    help="Instructions that exact passes multiply with.  [default: the fastest here]",
 )
 model_options = with_options(
     *options_of(EngineSettings, "target draft"),

@@ -10,8 +10,8 @@ from rich.console import Console
 from card.cli.tables import table
 from card.models.machine_digest import EXPECTED, digest_machine
 
-_EQUAL = "Equal: --dtype int8 computes the same logits here, to the last bit, as on every other computer that says so."
-_DIFFERENT = "[bold]Different:[/bold] --dtype int8 may write other texts here than elsewhere; please report it."
+_EQUAL = "Equal: logits of exact passes are the same here, to the last bit, as on every other computer that says so."
+_DIFFERENT = "[bold]Different:[/bold] exact passes may write other texts here than elsewhere; please report it."
 
 
 def run(*, as_json: bool) -> int:

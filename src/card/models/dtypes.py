@@ -59,14 +59,17 @@ def parse_device(device: str | torch.device) -> torch.device:
 
 
 def dtype_for(source: Source, dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
-    """Return what a model is to compute in: in integers where a quantised file would be unpacked to slow numbers."""
-    if dtype != "auto" or computes_bfloat16(device) or source.gguf is None:
+    """Return what a model is to compute in: in integers, if a quantised file cannot run as it is on our exact pass."""
+    if dtype != "auto" or device.type != "cpu" or source.gguf is None:
         return dtype
     with explained(source, "the weights of {} cannot be read"):
         is_quantized = source.gguf.is_quantized
     if not is_quantized or why_not_int8() is not None:
         return dtype
-    say_once(f"{_NO_BFLOAT16}: quantised files run in 8-bit integers (--dtype bfloat16 or float32 for others)")
+    say_once(
+        f"{source.name} cannot run with its own blocks: it runs in 8-bit integers made of them (--dtype bfloat16 or "
+        "float32 for others)"
+    )
     return INT8
 
 

@@ -48,8 +48,7 @@ def load_model(
         name_or_path: a folder, a GGUF file, a name on the hub, that of a GGUF file there (org/repo/model.gguf), or
             "demo-target" or "demo-draft". For what is here no network is used.
         dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64"; "int8" as stored, run in integers.
-            On a CPU without bfloat16 instructions "auto" widens 16 bits to float32, and runs a quantised GGUF file in
-            integers.
+            On a CPU with neither exact passes nor bfloat16 instructions "auto" widens 16 bits to float32.
         device: "cpu", "cuda", "cuda:1", "mps".
         cache_dir: where the converted weights of a GGUF file are kept for the next start; None: by the system's custom,
             empty: nowhere.
@@ -58,7 +57,6 @@ def load_model(
     wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
     with quiet():
         source = find_source(str(name_or_path), cache_dir)
-        dtype = dtype_for(source, dtype, wanted_device)
         model, report = read_model(source, wanted_dtype)
         missing = sorted(report["missing_keys"])
         if missing:
@@ -82,7 +80,7 @@ def load_decoder(
 ) -> LoadedModel:
     """Load a model to be run by a `TorchRunner`, without transformers' modelling code where that is not needed.
 
-    Arguments and errors as of `load_model`.
+    Arguments and errors as of `load_model`; a quantised GGUF file runs in integers where exact passes run.
     """
     wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
     decoder: LoadedModel | None = None

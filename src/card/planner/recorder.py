@@ -18,7 +18,7 @@ from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.methods import find_method
 from card.models.facts import context_limit
-from card.models.loading import check_pair, load_model, load_tokenizer
+from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
@@ -72,8 +72,8 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
     tell("loading the models")
     tokenizer = load_tokenizer(request.target)
     check_pair(tokenizer, request.target, request.draft)
-    model = load_model(request.target, dtype=request.dtype, device=request.device)
-    draft_model = load_model(request.draft, dtype=request.dtype, device=request.device)
+    model: Any = load_decoder(request.target, dtype=request.dtype, device=request.device)
+    draft_model = load_decoder(request.draft, dtype=request.dtype, device=request.device)
     answers = []
     with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
         for idx, prompt_ids in enumerate(prompts):

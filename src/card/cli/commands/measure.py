@@ -129,11 +129,11 @@ def verify_server(**options: Any) -> int:
     return run("card.cli.verify_server.run", "", **options)
 
 
-@command("verify-machine", short_help="Check that int8 computes here what it does elsewhere.")
+@command("verify-machine", short_help="Check that exact passes compute here what they do elsewhere.")
 @kernels_option
 @json_option
 def verify_machine(**options: Any) -> int:
-    """Compare a digest of int8 logits with the one on record; exit status 1 if they differ."""
+    """Compare a digest of products and logits with the one on record; exit status 1 if they differ."""
     return run("card.cli.verify_machine.run", **options)
 
 
