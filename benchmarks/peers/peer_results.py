@@ -32,6 +32,7 @@ class Summary:
     num_texts: int
     num_same: int  # texts equal to plain decoding's
     first_token_s: float | None  # median time until the first token
+    peak_bytes: int | None  # most memory of its worker, mapped files with it; None: not measured
     vs_fastest: float | None  # over the fastest row that is not ours
     vs_fastest_bits: float | None  # over the fastest one of as many bits a weight
 
@@ -71,6 +72,7 @@ def decode_lines(
         line = {"kind": "decode", **common, "peer": row.peer, "quantisation": row.quantisation, "method": row.method}
         line |= facts[row]
         line |= {name: answer[name] for name in ("prefill_s", "decode_s", "decode_tokens", "accepted")}
+        line["peak_bytes"] = answer["peak_bytes"]
         line["tokens"] = len(answer["token_ids"])
         line["text"] = fingerprint(answer["token_ids"], end_ids)
         line["tokens_per_s"] = _rate([line])
@@ -90,6 +92,7 @@ def batch_lines(
         line = {"kind": "batch", **common, "peer": row.peer, "quantisation": row.quantisation, "method": row.method}
         line |= facts[row]
         line |= {"tokens": sum(map(len, texts)), "wall_s": answer["wall_s"], "num_texts": len(texts)}
+        line["peak_bytes"] = answer["peak_bytes"]
         line["tokens_per_s"] = line["tokens"] / line["wall_s"]
         line["num_same"] = None
         if reference is not None:
@@ -140,6 +143,7 @@ def summarise(lines: Sequence[Line]) -> list[Summary]:
                 num_texts=num_texts,
                 num_same=num_same,
                 first_token_s=statistics.median(waits) if (waits := _waits(of_row)) else None,
+                peak_bytes=max((line["peak_bytes"] for line in of_row if "peak_bytes" in line), default=None),
                 vs_fastest=_ratio(rates[row], peers),
                 vs_fastest_bits=_ratio(rates[row], alike),
             )

@@ -22,6 +22,7 @@ _HEADER = (
     "tokens/s",
     "range",
     "first token, ms",
+    "memory, GB",
     "vs fastest peer",
     "vs peers of as many bits",
     "same text",
@@ -67,7 +68,7 @@ def overview(files: Sequence[Sequence[Line]]) -> str:
 def table(summaries: Sequence[Summary]) -> str:
     """Return the rows of one group as a table."""
     lines = [_cells(summary) for summary in summaries]
-    rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---"]
+    rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (_HEADER, rule, *lines))
 
 
@@ -91,6 +92,7 @@ def _cells(summary: Summary) -> list[str]:
         f"{summary.tokens_per_s:.1f}",
         f"{summary.least:.1f}–{summary.most:.1f}",
         "–" if summary.first_token_s is None else f"{1e3 * summary.first_token_s:.0f}",
+        "–" if summary.peak_bytes is None else f"{summary.peak_bytes / 1e9:.2f}",
         _shown(summary.vs_fastest),
         _shown(summary.vs_fastest_bits),
         f"{summary.num_same} of {summary.num_texts}",

@@ -58,7 +58,10 @@ class WorkerProcess:
             )
 
     def ask(self, do: str, **question: Any) -> dict[str, Any]:
-        """Return the answer. Raises: PeerError if it is an error, late, or never comes; the worker is ended then."""
+        """Return the answer; that of decoding with the most memory that the worker and what it started have had so far.
+
+        Raises: PeerError if it is an error, late, or never comes; the worker is ended then.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **question}).encode() + b"\n")
@@ -75,6 +78,8 @@ class WorkerProcess:
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(f"{do}: {' '.join(str(answer['error']).split())[:300]}")
+        if do in ("generate", "generate_many"):
+            answer["peak_bytes"] = peak_bytes(self._process.pid)
         return answer
 
     @property
@@ -174,6 +179,23 @@ class Workers:
     def _end(self, name: str) -> None:
         self._prepared.pop(name, None)
         self._workers.pop(name).close()
+
+
+def peak_bytes(session: int) -> int:
+    """Return the most memory that the processes of a session have had, each at its own time, mapped files with it."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # it may have ended
+            if os.getsid(int(folder.name)) == session:
+                total += _peak_of(folder)
+    return total
+
+
+def _peak_of(folder: Path) -> int:
+    for line in (folder / "status").read_text("utf-8", errors="replace").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0  # it is ending
 
 
 def free_memory_bytes() -> int:

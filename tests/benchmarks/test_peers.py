@@ -79,6 +79,7 @@ def answer(token_ids: list[int], decode_s: float) -> dict[str, Any]:
         "decode_s": decode_s,
         "decode_tokens": len(token_ids) - 1,
         "accepted": 0,
+        "peak_bytes": 1_500_000_000,
     }
 
 
@@ -152,8 +153,8 @@ def test_a_rate_is_the_median_over_repeats_of_all_tokens_over_all_seconds(peers:
 def test_batches_are_rated_by_wall_time_and_have_a_table_of_their_own(peers: SimpleNamespace) -> None:
     row = peers.catalog.RowKey
     rows = {
-        row("vllm", "bf16", "plain"): {"token_ids": [[1, 2], [4]], "wall_s": 0.5},
-        row("vllm", "bf16", "draft"): {"token_ids": [[1, 2], [5]], "wall_s": 0.25},
+        row("vllm", "bf16", "plain"): {"token_ids": [[1, 2], [4]], "wall_s": 0.5, "peak_bytes": 1},
+        row("vllm", "bf16", "draft"): {"token_ids": [[1, 2], [5]], "wall_s": 0.25, "peak_bytes": 1},
     }
     facts = {one: {"version": "1.0", "settings": {}} for one in rows}
     common = {"model": "demo", "prompts": "questions", "repeat": 0, "at_once": 4}
@@ -171,7 +172,7 @@ def test_the_table_and_the_picture_show_the_last_run(peers: SimpleNamespace, tmp
     file.write_text(text, encoding="utf-8")
     table = peers.peer_table.tables(peers.peer_results.read_lines(file))
     assert "demo, questions:" in table and "other" not in table
-    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 100 | 0.50 | 1.00 | 0 of 3 |" in table
+    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 100 | 1.50 | 0.50 | 1.00 | 0 of 3 |" in table
     packed = tmp_path / "peers.jsonl.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     assert peers.peer_table.tables(peers.peer_results.read_lines(packed)) == table
@@ -215,6 +216,7 @@ def test_a_worker_answers_and_what_libraries_print_goes_to_the_log(peers: Simple
         with pytest.raises(peers.worker_process.PeerError, match="RuntimeError: out of memory"):
             worker.ask("generate", method="broken", option={}, prompt_ids=[7], max_tokens=4)
         done = worker.ask("generate", method="plain", option={}, prompt_ids=[7], max_tokens=4)
+        assert done.pop("peak_bytes") > 1 << 20
         assert done == {"token_ids": [8, END], "prefill_s": 0.5, "decode_s": 0.25, "decode_tokens": 1, "accepted": None}
     finally:
         worker.close()
