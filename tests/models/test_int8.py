@@ -213,6 +213,29 @@ def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(ki
         runner.close(slot)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", CASES)
+def test_rows_that_are_shared_out_have_the_logits_and_states_of_few_rows(kind: str, num_threads: int) -> None:
+    runner, wish = RUNNERS[kind], FeatureWish((0, 1, 2))
+    texts = [TEXT[i:] + TEXT[:i] for i in range(4)]  # more rows than each thread computes at once
+    runner.features.wish([wish])
+    use_threads(num_threads, in_integers=True)
+    slots = [runner.open() for _ in texts]
+    together = runner.forward([chain(slot, text, 0) for slot, text in zip(slots, texts, strict=True)])
+    states = [runner.features.of(i, wish) for i in range(len(texts))]
+    use_threads(1, in_integers=True)
+    for slot, text, logits, its_states in zip(slots, texts, together, states, strict=True):
+        runner.close(slot)
+        alone = runner.open()
+        for first in range(0, len(text), 7):
+            piece = slice(first, first + 7)
+            (of_piece,) = runner.forward([chain(alone, text[piece], first)])
+            assert torch.equal(of_piece, logits[piece])
+            assert torch.equal(runner.features.of(0, wish), its_states[piece])
+        runner.close(alone)
+    runner.features.wish([])
+
+
 def test_one_pass_warms_an_integer_runner_up(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, sizes = RUNNERS["llama"], list[int]()
     forward = runner.forward

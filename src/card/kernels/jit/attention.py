@@ -72,13 +72,13 @@ def norm_all_heads(table: int, layer: int, row: int) -> None:
 
 
 @compiled
-def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
-    """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of all rows; keep keys and values."""
+def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: int, last: int) -> None:
+    """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of some rows; keep keys and values."""
     of = layer_entry(table, layer)
     heads, kv_heads = entry(table, t.HEADS), entry(table, t.KV_HEADS)
     size, padded, eps = entry(table, t.HEAD), entry(table, t.PADDED_HEAD), real_entry(table, t.EPS)
     has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
-    for row in range(entry(table, t.ROWS)):
+    for row in range(first_row, last_row):
         its = row_entry(table, row)
         angle = 4 * turned * entry(its, t.ANGLE)
         kept = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + entry(its, t.SLOT) * entry(its, t.KV_ROW)

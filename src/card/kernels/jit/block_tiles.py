@@ -14,6 +14,7 @@ bits share their bytes with those of the step eight further on. Higher bits foll
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,9 +36,11 @@ from card.kernels.jit.vectors import (
     read,
     repeated,
     splat,
+    write,
 )
 
 STEPS = GROUP // 4
+_FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
 _AHEAD = 4096  # bytes of weights on their way from memory: their order in a group is none that memory foresees
 SUPER = 256  # inputs of a block whose scales are bytes
 _STEP_BYTES = 4 * PANEL
@@ -154,32 +157,52 @@ def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value
     return parts
 
 
-def _start(builder: Builder, group: Group, row: int, shape: BlockShape, part: int, factor: int) -> Value:
-    """Return a factor times the sum of a row's activations of a part, in all lanes."""
+def _sums_of_rows(builder: Builder, group: Group, num_rows: int, shape: BlockShape, part: int) -> Value:
+    """Return the sums of 16 rows' activations of a part, a row in each lane; those beyond ``num_rows`` are anything."""
     count = shape.part // LANES
-    total = group.sum(builder, row, 1 + count * part)
-    for i in range(1, count):
-        total = builder.add(total, group.sum(builder, row, 1 + count * part + i))
-    return repeated(builder, builder.mul(total, ir.Constant(_I32, factor)), INTS)
+    sums = [read(builder, group.sums_at(builder, num_rows, 1 + count * part + i), INTS) for i in range(count)]
+    return functools.reduce(builder.add, sums)
+
+
+class _Lanes:
+    """Lanes of a vector, to be repeated in all lanes of others: by way of memory, from which that costs nothing."""
+
+    def __init__(self, builder: Builder, values: Value, count: int) -> None:
+        self._values = values if count <= _FEW else None
+        if self._values is not None:
+            return
+        with builder.goto_entry_block():
+            room = builder.alloca(values.type)
+        room.align = 64
+        self._kind, self._place = values.type, builder.ptrtoint(room, _I64)
+        write(builder, values, self._place)
+
+    def repeated(self, builder: Builder, lane: int) -> Value:
+        """Return a vector whose lanes all are this one."""
+        if self._values is not None:
+            return builder.shuffle_vector(self._values, self._values, splat(INTS, lane))
+        return repeated(builder, read(builder, moved(builder, self._place, 4 * lane), self._kind.element), self._kind)
 
 
 def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at: _Places, part: int) -> list[Value]:
     """Return the integers of a part, for each row."""
     steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
     sums = [Sums(PRODUCT, bits=shape.bits) for _ in range(num_rows)]
+    zero, of_zero = shape.zero if shape.bits < 8 or PRODUCT.has_unsigned_weights else 0, None
+    if zero:
+        of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
+        of_zero = _Lanes(builder, builder.mul(of_rows, splat(INTS, -zero)), num_rows)
     for step in steps:
         if shape.bits == 8:
             weights = PRODUCT.read_weights(builder, moved(builder, at.group, shape.low_place + _STEP_BYTES * step))
         else:
             weights = _weights(builder, PRODUCT, shape, at.group, step)
         for row, total in enumerate(sums):
-            numbers = PRODUCT.numbers_of(builder, read(builder, group.number_place(builder, num_rows, row, step), _I32))
-            total.add(builder, weights, numbers)
-    zero = shape.zero if shape.bits < 8 or PRODUCT.has_unsigned_weights else 0
+            total.add(builder, weights, PRODUCT.numbers_of(builder, group.four(builder, row, step)))
     wholes = [total.result(builder) for total in sums]
-    if not zero:
+    if of_zero is None:
         return wholes
-    return [builder.add(one, _start(builder, group, row, shape, part, -zero)) for row, one in enumerate(wholes)]
+    return [builder.add(one, of_zero.repeated(builder, row)) for row, one in enumerate(wholes)]
 
 
 def format_of(shape: BlockShape) -> Format:
@@ -193,12 +216,15 @@ def format_of(shape: BlockShape) -> Format:
             fetch(builder, moved(builder, at.group, _AHEAD + line))
         for part in range(shape.parts):
             scales = _factors(builder, shape, at, part, is_minimum=False)
-            minima = _factors(builder, shape, at, part, is_minimum=True) if shape.has_minimum else None
+            minima = counts = None
+            if shape.has_minimum:
+                minima = _factors(builder, shape, at, part, is_minimum=True)
+                sums_of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
+                counts = _Lanes(builder, builder.sitofp(sums_of_rows, FLOATS), num_rows)
             for row, whole in enumerate(_wholes(builder, shape, num_rows, group, at, part)):
                 value = builder.fmul(builder.sitofp(whole, FLOATS), scales)
-                if minima is not None:
-                    count = builder.sitofp(_start(builder, group, row, shape, part, 1), FLOATS)
-                    value = fma_of(builder, count, minima, value)
+                if counts is not None:
+                    value = fma_of(builder, counts.repeated(builder, row), minima, value)
                 totals[row] = fma_of(builder, value, group.scale(builder, row), totals[row])
         return [[total] for total in totals]
 

@@ -99,8 +99,7 @@ def _products(builder: Builder, num_rows: int, group: Group, panels: Sequence[Va
         for place in places if num_rows >= FETCHED_ROWS else ():
             fetch(builder, moved(builder, place, AHEAD // len(panels)))
         for row in range(num_rows):
-            place = group.number_place(builder, num_rows, row, four)
-            numbers = PRODUCT.numbers_of(builder, read(builder, place, _I32))
+            numbers = PRODUCT.numbers_of(builder, group.four(builder, row, four))
             for panel in range(len(panels)):
                 parts = zip(sums[row][panel], weights[panel], strict=True)
                 sums[row][panel] = [PRODUCT.add(builder, total, part, numbers) for total, part in parts]
@@ -113,7 +112,9 @@ def _add_group(builder: Builder, num_rows: int, group: Group, sums: list[list[Va
     panels = [builder.add(panel, before) for panel in group.panels]
     starts = [splat(INTS, 0)] * num_rows
     if PRODUCT.has_unsigned_weights:
-        starts = [repeated(builder, group.sum(builder, row, 0), INTS) for row in range(num_rows)]
+        sums_at = group.sums_at(builder, num_rows, 0)
+        of_rows = [read(builder, moved(builder, sums_at, 4 * row), _I32) for row in range(num_rows)]
+        starts = [repeated(builder, one, INTS) for one in of_rows]
     if num_rows >= MATRIX_ROWS:
         products = _matrix_products(builder, num_rows, group.numbers, panels)
         whole = [[builder.add(start, one) for one in row] for start, row in zip(starts, products, strict=True)]

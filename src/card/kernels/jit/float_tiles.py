@@ -54,7 +54,10 @@ def _format_of(num_bytes: int, widened: Callable[[Builder, Value], Value]) -> Fo
         index, carried, end = loop(builder, ir.Constant(_I64, GROUP // _INPUTS), [one for row in sums for one in row])
         inputs = builder.mul(index, ir.Constant(_I64, _INPUTS))
         places = [builder.add(first, builder.mul(inputs, ir.Constant(_I64, step))) for first in firsts]
-        numbers = builder.add(group.numbers, builder.mul(inputs, ir.Constant(_I64, 4 * num_rows)))
+        line = builder.lshr(index, ir.Constant(_I64, (LANES // _INPUTS).bit_length() - 1))
+        in_line = builder.and_(inputs, ir.Constant(_I64, LANES - 1))
+        numbers = builder.add(group.numbers, builder.mul(line, ir.Constant(_I64, 4 * LANES * num_rows)))
+        numbers = builder.add(numbers, builder.mul(in_line, ir.Constant(_I64, 4)))
         new = [carried[row * num_panels : (row + 1) * num_panels] for row in range(num_rows)]
         for line in range(0, _INPUTS * step, 64):
             for place in places:
@@ -62,7 +65,7 @@ def _format_of(num_bytes: int, widened: Callable[[Builder, Value], Value]) -> Fo
         for one in range(_INPUTS):
             weights = [widened(builder, moved(builder, place, step * one)) for place in places]
             for row in range(num_rows):
-                number = read(builder, moved(builder, numbers, 4 * (num_rows * one + row)), _F32)
+                number = read(builder, moved(builder, numbers, 4 * (LANES * row + one)), _F32)
                 factor = repeated(builder, number, FLOATS)
                 new[row] = [fma_of(builder, factor, *both) for both in zip(weights, new[row], strict=True)]
         end([one for row in new for one in row])

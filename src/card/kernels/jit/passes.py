@@ -2,7 +2,8 @@
 
 Each row is computed alone: the order of its sums is that of the positions of its own text, of the channels or of the
 groups, whatever the rows beside it, its place in the cache, its tile or its thread. Threads share out heads and output
-channels, and wait for each other five times a layer, or twice more where what a block adds is normed first.
+channels, and wait for each other five times a layer, or twice more where what a block adds is normed first. Many rows
+are shared out instead, except in attention: then they wait twice, and none prepares rows that another one prepares.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend_part, norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
-    bytes_between_rows,
     capped,
     floats_behind,
     gelu,
@@ -25,7 +25,10 @@ from card.kernels.jit.rows import (
     prepare_rows,
     project,
     rms_norm,
+    room_behind,
+    scales_behind,
     silu,
+    sums_behind,
     tile_size,
 )
 from card.kernels.jit.tables import entry, layer_entry, real_entry
@@ -49,20 +52,22 @@ from card.kernels.jit.vectors import (
 _PATIENCE = 2000  # looks at the others before the core is given away
 _PAST_ALL = 1 << 40  # a counter that nobody waits for
 _COUNTER_SIZE = 8  # integers that a counter has to itself, a line of the caches
+_MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
 
 
 @compiled
 def wait(counter: int, num_threads: int, turn: int) -> int:
-    """Wait until all threads have come so far; return the next turn."""
-    if num_threads > 1:
-        arrive(counter)
-        looks = 0
-        while look(counter) < num_threads * turn:
-            looks += 1
-            if looks > _PATIENCE:
-                let_others_run()
-            else:
-                pause()
+    """Wait until all threads have come so far, if there are several; return the next turn."""
+    if num_threads == 1:
+        return turn
+    arrive(counter)
+    looks = 0
+    while look(counter) < num_threads * turn:
+        looks += 1
+        if looks > _PATIENCE:
+            let_others_run()
+        else:
+            pause()
     return turn + 1
 
 
@@ -78,17 +83,35 @@ def activate(x: int, factor: int, has_gelu: int) -> None:
 
 
 @compiled
+def gated_bytes(table: int, first_row: int) -> int:
+    """Return where the gated activations of rows from ``first_row`` on lie as bytes."""
+    return entry(table, t.GATED) + entry(table, t.MLP) * first_row
+
+
+@compiled
+def gated_scales(table: int, first_row: int) -> int:
+    """Return where their scales lie."""
+    return entry(table, t.GATED_SCALES) + 4 * (entry(table, t.MLP) // GROUP) * first_row
+
+
+@compiled
+def gated_sums(table: int, first_row: int) -> int:
+    """Return where their sums lie, with room behind those of any number of rows for these as floats."""
+    return entry(table, t.GATED_SUMS) + (SUMS_BYTES + 4 * GROUP) * (entry(table, t.MLP) // GROUP) * first_row
+
+
+@compiled
 def gate(
-    table: int, layer: int, start: int, stop: int, numbers: int, scales: int, sums: int, room: int
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, numbers: int, scales: int, sums: int
 ) -> None:  # fmt: skip
-    """Compute groups ``start`` to ``stop`` of activation(gate) * up for all rows, and prepare them."""
-    of = layer_entry(table, layer)
-    num_rows, num_groups = entry(table, t.ROWS), entry(table, t.PADDED_WIDTH) // GROUP
-    has_gelu = entry(table, t.HAS_GELU)
+    """Compute a part of activation(gate) * up for some rows, and prepare it."""
+    of, num_groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
+    has_gelu, takes = entry(table, t.HAS_GELU), entry(of + 8 * t.DOWN, t.TAKES)
+    room = room_behind(sums, num_rows, num_groups)
     num_out, num_panels, other = entry(table, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
-    takes, gated_sums = entry(of + 8 * t.DOWN, t.TAKES), entry(table, t.GATED_SUMS)
-    as_floats = floats_behind(gated_sums, num_rows, num_out)
-    for group in range(start, stop):
+    sums_out = gated_sums(table, first_row)
+    floats_out = floats_behind(sums_out, num_rows, num_out)
+    for group in range(share(num_out, part, parts), share(num_out, part + 1, parts)):
         first = 0
         while first < num_rows:
             size = tile_size(num_rows, first)
@@ -99,16 +122,10 @@ def gate(
                 )  # fmt: skip
             for row in range(size):
                 activate(room + 4 * GROUP * row, other + 4 * GROUP * row, has_gelu)
-                place = first * num_out + group * size + row
                 prepare_group(
-                    takes,
-                    room + 4 * GROUP * row,
-                    entry(table, t.GATED) + GROUP * (first * num_out + group * size) + bytes_between_rows(size) * row,
-                    size,
-                    entry(table, t.GATED_SCALES) + 4 * place,
-                    gated_sums + SUMS_BYTES * place,
-                    as_floats + 4 * GROUP * (first * num_out + group * size) + 4 * row,
-                )
+                    takes, room + 4 * GROUP * row, first * num_out + group * size, row, size,
+                    gated_bytes(table, first_row), gated_scales(table, first_row), sums_out, floats_out,
+                )  # fmt: skip
             first += size
 
 
@@ -119,44 +136,54 @@ def share(count: int, thread: int, num_threads: int) -> int:
 
 
 @compiled
+def shares_rows(table: int) -> int:
+    """Return whether each thread has rows of its own."""
+    return int(entry(table, t.ROWS) >= _MANY_ROWS * entry(table, t.THREADS))
+
+
+@compiled
 def project_heads(
-    table: int, linear: int, count: int, before: int, first: int, last: int, numbers: int, scales: int, sums: int
+    table: int, linear: int, count: int, before: int, first: int, last: int, first_row: int, num_rows: int,
+    numbers: int, scales: int, sums: int,
 ) -> None:  # fmt: skip
-    """Compute those heads of a linear layer that are among ``first`` to ``last`` of all.
+    """Compute those heads of a linear layer, for some rows, that are among ``first`` to ``last`` of all.
 
     Args:
         count, before: heads of this layer, and of the layers before it.
     """
     heads, padded = entry(table, t.HEADS) + 2 * entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
-    start, stop = max(first - before, 0), min(last - before, count)
+    start, stop, row_bytes = max(first - before, 0), min(last - before, count), 4 * padded * heads
+    out = entry(table, t.PROJECTED) + row_bytes * first_row + 4 * padded * before
     project(
-        linear, entry(table, t.ROWS), padded // PANEL * start, padded // PANEL * stop, numbers, scales, sums,
-        entry(table, t.PADDED_WIDTH) // GROUP, entry(table, t.PROJECTED) + 4 * padded * before, 4 * padded * heads, 0,
+        linear, num_rows, padded // PANEL * start, padded // PANEL * stop, numbers, scales, sums,
+        entry(table, t.PADDED_WIDTH) // GROUP, out, row_bytes, 0,
     )  # fmt: skip
 
 
 @compiled
 def add_output(
-    table: int, linear: int, norm: int, first: int, last: int, numbers: int, scales: int, sums: int, num_groups: int,
-    thread: int, turn: int,
+    table: int, linear: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int,
+    num_groups: int, part: int, parts: int, turn: int,
 ) -> int:  # fmt: skip
-    """Add panels ``first`` to ``last`` of what a block computes to the hidden states; return the next turn.
+    """Add a part of what a block computes for some rows to the hidden states; return the next turn.
 
     Args:
-        norm: weight of a norm to apply first; 0 for none. It sees whole rows, so threads then share out the rows.
+        norm: weight of a norm to apply first; 0 for none. It sees whole rows, so the parts are then rows.
     """
-    num_rows, threads, barrier = entry(table, t.ROWS), entry(table, t.THREADS), entry(table, t.BARRIER)
-    padded, hidden, added = entry(table, t.PADDED_WIDTH), entry(table, t.HIDDEN), entry(table, t.ADDED)
+    barrier, padded = entry(table, t.BARRIER), entry(table, t.PADDED_WIDTH)
+    before = 4 * padded * first_row
+    hidden, added = entry(table, t.HIDDEN) + before, entry(table, t.ADDED) + before
+    first, last = share(padded // PANEL, part, parts), share(padded // PANEL, part + 1, parts)
     if not norm:
         project(linear, num_rows, first, last, numbers, scales, sums, num_groups, hidden, 4 * padded, 1)
-        return wait(barrier, threads, turn)
+        return wait(barrier, parts, turn)
     project(linear, num_rows, first, last, numbers, scales, sums, num_groups, added, 4 * padded, 0)
-    turn = wait(barrier, threads, turn)
-    for row in range(thread, num_rows, threads):
+    turn = wait(barrier, parts, turn)
+    for row in range(part, num_rows, parts):
         its = added + 4 * padded * row
         rms_norm(its, norm, its, entry(table, t.WIDTH), padded, real_entry(table, t.EPS))
         add_row(its, hidden + 4 * padded * row, padded)
-    return wait(barrier, threads, turn)
+    return wait(barrier, parts, turn)
 
 
 @compiled
@@ -170,64 +197,94 @@ def cap_logits(table: int, first: int, last: int) -> None:
 
 
 @compiled
-def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
-    """Do a thread's part of a layer; return the next turn."""
-    of, num_rows, threads = layer_entry(table, layer), entry(table, t.ROWS), entry(table, t.THREADS)
-    width, padded_width, barrier = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH), entry(table, t.BARRIER)
-    heads, kv_heads, padded = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
-    all_heads, attended_groups = heads + 2 * kv_heads, (heads * padded + GROUP - 1) // GROUP
-    groups, mlp_groups, eps = padded_width // GROUP, entry(table, t.MLP) // GROUP, real_entry(table, t.EPS)
-    hidden, hidden_bytes = entry(table, t.HIDDEN), 4 * padded_width
-    most_groups = max(groups, attended_groups)
-    numbers, scales = own, own + GROUP * most_groups * num_rows
-    sums = scales + 4 * most_groups * num_rows
-    room = floats_behind(sums, num_rows, most_groups) + 4 * GROUP * most_groups * (num_rows + 1)
-    norm, centres, is_parallel = entry(of, t.INPUT_NORM), entry(table, t.CENTRES), entry(table, t.IS_PARALLEL)
-    takes_gated = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
+def prepare_input(
+    table: int, takes: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int
+) -> None:  # fmt: skip
+    """Prepare some rows of hidden states, normed."""
+    width, padded = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH)
+    prepare_rows(
+        takes, entry(table, t.HIDDEN) + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
+        entry(table, t.CENTRES), padded // GROUP, real_entry(table, t.EPS), numbers, scales, sums, 0,
+    )  # fmt: skip
+
+
+@compiled
+def begin_layer(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of queries, keys and values of some rows, and return the next turn."""
+    of, groups, barrier = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP, entry(table, t.BARRIER)
+    heads, kv_heads, is_parallel = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.IS_PARALLEL)
+    scales = scales_behind(own, num_rows, groups)
+    sums = sums_behind(scales, num_rows, groups)
     takes = entry(of + 8 * t.QUERY, t.TAKES) | entry(of + 8 * t.KEY, t.TAKES) | entry(of + 8 * t.VALUE, t.TAKES)
     if is_parallel:  # the MLP reads what attention reads
-        takes |= takes_gated
-    prepare_rows(takes, hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0)
-    first, last = share(all_heads, thread, threads), share(all_heads, thread + 1, threads)
-    project_heads(table, of + 8 * t.QUERY, heads, 0, first, last, numbers, scales, sums)
-    project_heads(table, of + 8 * t.KEY, kv_heads, heads, first, last, numbers, scales, sums)
-    project_heads(table, of + 8 * t.VALUE, kv_heads, heads + kv_heads, first, last, numbers, scales, sums)
+        takes |= entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
+    prepare_input(table, takes, entry(of, t.INPUT_NORM), first_row, num_rows, own, scales, sums)
+    first, last = share(heads + 2 * kv_heads, part, parts), share(heads + 2 * kv_heads, part + 1, parts)
+    for linear, count, before in (
+        (of + 8 * t.QUERY, heads, 0), (of + 8 * t.KEY, kv_heads, heads), (of + 8 * t.VALUE, kv_heads, heads + kv_heads)
+    ):  # fmt: skip
+        project_heads(table, linear, count, before, first, last, first_row, num_rows, own, scales, sums)
     if entry(table, t.HAS_WIDE_NORMS):
-        turn = wait(barrier, threads, turn)
-        for row in range(thread, num_rows, threads):
+        turn = wait(barrier, parts, turn)
+        for row in range(first_row + part, first_row + num_rows, parts):
             norm_all_heads(table, layer, row)
-        turn = wait(barrier, threads, turn)
-    prepare_heads(table, layer, first, last)
-    start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
+        turn = wait(barrier, parts, turn)
+    prepare_heads(table, layer, first_row, first_row + num_rows, first, last)
     if is_parallel:
-        gate(table, layer, start, stop, numbers, scales, sums, room)
-    turn = wait(barrier, threads, turn)
-    attend_part(table, layer, thread, room)
-    turn = wait(barrier, threads, turn)
-    prepare_rows(
-        entry(of + 8 * t.ATTENTION_OUT, t.TAKES), entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0,
-        0, attended_groups, eps, numbers, scales, sums, 0,
-    )  # fmt: skip
-    first = share(padded_width // PANEL, thread, threads)
-    last = share(padded_width // PANEL, thread + 1, threads)
-    out, norm = of + 8 * t.ATTENTION_OUT, entry(of, t.ATTENTION_OUT_NORM)
-    turn = add_output(table, out, norm, first, last, numbers, scales, sums, attended_groups, thread, turn)
-    if not is_parallel:
-        norm = entry(of, t.MLP_NORM)
-        prepare_rows(
-            takes_gated, hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0
-        )
-        gate(table, layer, start, stop, numbers, scales, sums, room)
-        turn = wait(barrier, threads, turn)
-    turn = add_output(
-        table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first, last, entry(table, t.GATED),
-        entry(table, t.GATED_SCALES), entry(table, t.GATED_SUMS), mlp_groups, thread, turn,
-    )  # fmt: skip
-    copy_to = entry(of, t.COPY_TO)
-    if copy_to and thread == 0:  # nobody writes to the hidden states before this thread has come to the next layer
-        for at in range(0, hidden_bytes * num_rows, 4 * LANES):
-            store(copy_to + at, load(hidden + at))
+        gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
     return turn
+
+
+@compiled
+def end_layer(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of what follows attention, of some rows, and return the next turn."""
+    of, mlp_groups = layer_entry(table, layer), entry(table, t.MLP) // GROUP
+    groups = (entry(table, t.HEADS) * entry(table, t.PADDED_HEAD) + GROUP - 1) // GROUP
+    scales = scales_behind(own, num_rows, groups)
+    sums = sums_behind(scales, num_rows, groups)
+    out, row_bytes = of + 8 * t.ATTENTION_OUT, 4 * GROUP * groups
+    prepare_rows(
+        entry(out, t.TAKES), entry(table, t.ATTENDED) + row_bytes * first_row, row_bytes, num_rows, 0, 0, 0, groups,
+        real_entry(table, t.EPS), own, scales, sums, 0,
+    )  # fmt: skip
+    norm = entry(of, t.ATTENTION_OUT_NORM)
+    turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, part, parts, turn)
+    if not entry(table, t.IS_PARALLEL):
+        groups = entry(table, t.PADDED_WIDTH) // GROUP
+        scales = scales_behind(own, num_rows, groups)
+        sums = sums_behind(scales, num_rows, groups)
+        takes = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
+        prepare_input(table, takes, entry(of, t.MLP_NORM), first_row, num_rows, own, scales, sums)
+        gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
+        turn = wait(entry(table, t.BARRIER), parts, turn)
+    turn = add_output(
+        table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first_row, num_rows, gated_bytes(table, first_row),
+        gated_scales(table, first_row), gated_sums(table, first_row), mlp_groups, part, parts, turn,
+    )  # fmt: skip
+    copy_to, padded = entry(of, t.COPY_TO), entry(table, t.PADDED_WIDTH)
+    if copy_to and part == 0:  # nobody writes to these hidden states before this thread has come to the next layer
+        for at in range(4 * padded * first_row, 4 * padded * (first_row + num_rows), 4 * LANES):
+            store(copy_to + at, load(entry(table, t.HIDDEN) + at))
+    return turn
+
+
+@compiled
+def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
+    """Do a thread's part of a layer; return the next turn."""
+    threads, barrier = entry(table, t.THREADS), entry(table, t.BARRIER)
+    first_row, num_rows, part, parts = 0, entry(table, t.ROWS), thread, threads
+    if shares_rows(table):
+        first_row = share(num_rows, thread, threads)
+        num_rows, part, parts = share(num_rows, thread + 1, threads) - first_row, 0, 1
+    turn = begin_layer(table, layer, first_row, num_rows, part, parts, turn, own)
+    turn = wait(barrier, threads, turn)
+    attend_part(table, layer, thread, own)
+    turn = wait(barrier, threads, turn)
+    return end_layer(table, layer, first_row, num_rows, part, parts, turn, own)
 
 
 @entered
@@ -237,9 +294,11 @@ def run(table: int, thread: int) -> None:
     turn = 1
     for layer in range(entry(table, t.LAYERS)):
         turn = run_layer(table, layer, thread, turn, own)
+    if shares_rows(table):
+        turn = wait(entry(table, t.BARRIER), threads, turn)
     num_chosen, groups = entry(table, t.NUM_CHOSEN), entry(table, t.PADDED_WIDTH) // GROUP
-    scales = own + GROUP * groups * num_chosen
-    sums = scales + 4 * groups * num_chosen
+    scales = scales_behind(own, num_chosen, groups)
+    sums = sums_behind(scales, num_chosen, groups)
     prepare_rows(
         entry(table + 8 * t.OUTPUT, t.TAKES), entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen,
         entry(table, t.WIDTH), entry(table, t.NORM), entry(table, t.CENTRES), groups, real_entry(table, t.EPS), own,

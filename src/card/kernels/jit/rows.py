@@ -19,7 +19,7 @@ from card.kernels.jit.tables import (
     TAKES,
     entry,
 )
-from card.kernels.jit.tiles import MATRIX_ROWS, MOST_ROWS, PANEL, multiply
+from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
 from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
@@ -148,45 +148,45 @@ def tile_size(num_rows: int, first: int) -> int:
 
 
 @compiled
-def bytes_between_rows(rows_of_tile: int) -> int:
-    """Return how far apart the bytes of two rows of a tile begin, in each group."""
-    return GROUP if rows_of_tile >= MATRIX_ROWS else 4
+def scales_behind(numbers: int, num_rows: int, num_groups: int) -> int:
+    """Return where the scales of rows lie: behind their bytes."""
+    return numbers + GROUP * num_rows * num_groups
 
 
 @compiled
-def bytes_between_fours(rows_of_tile: int) -> int:
-    """Return how far apart four bytes of a row and its next four are, in each group."""
-    return 4 if rows_of_tile >= MATRIX_ROWS else 4 * rows_of_tile
+def sums_behind(scales: int, num_rows: int, num_groups: int) -> int:
+    """Return where the sums of rows lie: behind their scales."""
+    return scales + 4 * num_rows * num_groups
 
 
 @compiled
 def floats_behind(sums: int, num_rows: int, num_groups: int) -> int:
-    """Return where the rows lie as floats: behind their sums, [in][rows] of each tile."""
+    """Return where the rows lie as floats: behind their sums."""
     return sums + SUMS_BYTES * num_rows * num_groups
 
 
 @compiled
-def prepare_group(
-    takes: int, x: int, numbers: int, rows_of_tile: int, scale_at: int, sums_at: int, floats_at: int
-) -> None:  # fmt: skip
-    """Make a group of a row's activations what a product takes: bytes, floats, or both."""
-    if takes & AS_BYTES:
-        quantize_group(x, numbers, bytes_between_fours(rows_of_tile), scale_at, sums_at)
-    if takes & AS_FLOATS:
-        copy_group(x, floats_at, 4 * rows_of_tile)
+def room_behind(sums: int, num_rows: int, num_groups: int) -> int:
+    """Return what is free behind all of them, and behind the room for a row that `prepare_rows` needs."""
+    return floats_behind(sums, num_rows, num_groups) + 4 * GROUP * num_groups * (num_rows + 1)
 
 
 @compiled
-def prepare_row(
-    takes: int, x: int, numbers: int, scales: int, sums: int, floats: int, num_groups: int, rows_of_tile: int
+def prepare_group(
+    takes: int, x: int, before: int, row: int, rows_of_tile: int, numbers: int, scales: int, sums: int, floats: int
 ) -> None:  # fmt: skip
-    """Prepare a row in its place in a tile."""
-    for group in range(num_groups):
-        before = group * rows_of_tile
-        prepare_group(
-            takes, x + 4 * GROUP * group, numbers + GROUP * before, rows_of_tile, scales + 4 * before,
-            sums + SUMS_BYTES * before, floats + 4 * GROUP * before,
-        )  # fmt: skip
+    """Make a group of a row's activations what a product takes: bytes, floats, or both.
+
+    Args:
+        before: how many groups of rows lie before those that the tile has of this group.
+        row: its place in the tile.
+        numbers, scales, sums, floats: addresses of all tiles' bytes, scales and so on.
+    """
+    if takes & AS_BYTES:
+        scale, sum_of_row = scales + 4 * (before + row), sums + SUMS_BYTES * before + 4 * row
+        quantize_group(x, numbers + GROUP * (before + row), scale, sum_of_row, 4 * rows_of_tile)
+    if takes & AS_FLOATS:
+        copy_group(x, floats + 4 * GROUP * before + 4 * LANES * row, 4 * LANES * rows_of_tile)
 
 
 @entered
@@ -215,12 +215,11 @@ def prepare_rows(
             if norm:
                 rms_norm(source, norm, room, width, GROUP * num_groups, eps)
                 source = room
-            at = first * num_groups + row
-            place = numbers + GROUP * first * num_groups + bytes_between_rows(size) * row
-            its_floats = as_floats + 4 * (GROUP * first * num_groups + row)
-            prepare_row(
-                takes, source, place, scales + 4 * at, sums + SUMS_BYTES * at, its_floats, num_groups, size
-            )  # fmt: skip
+            for group in range(num_groups):
+                prepare_group(
+                    takes, source + 4 * GROUP * group, first * num_groups + group * size, row, size, numbers, scales,
+                    sums, as_floats,
+                )  # fmt: skip
         first += size
 
 

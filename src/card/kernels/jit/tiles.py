@@ -7,8 +7,7 @@ is exact; then they are scaled and added as floats, in the order of the groups. 
 that are floats, and one multiply-add follows another. So an output depends on its own row and channel alone, whatever
 tile it is computed in, and whatever instruction multiplied it.
 
-The rows of a tile lie beside each other, four bytes of each: [in / 4][rows][4]. From `MATRIX_ROWS` rows on, where the
-matrix unit works, each row's bytes of a group lie together: [in / 64][rows][64]. Floats always lie as [in][rows].
+The rows of a tile lie beside each other, 64 bytes of each: bytes as [in / 64][rows][64], floats as [in / 16][rows][16].
 """
 
 from __future__ import annotations
@@ -62,21 +61,19 @@ class Group:
     panels: list[Value]  # each panel's first byte
     numbers: Value  # the rows' bytes of this group
     scales: Value  # the rows' scales of this group, one float32 behind the other
-    sums: Value  # the rows' sums of this group, as `quantize_group` leaves them
+    sums: Value  # the rows' sums of this group, those that `quantize_group` leaves first of all rows, and so on
 
-    def number_place(self, builder: Builder, num_rows: int, row: int, four: int) -> Value:
-        """Return the address of four bytes of a row."""
-        return moved(
-            builder, self.numbers, GROUP * row + 4 * four if num_rows >= MATRIX_ROWS else 4 * (four * num_rows + row)
-        )
+    def four(self, builder: Builder, row: int, index: int) -> Value:
+        """Return four bytes of a row as an integer."""
+        return read(builder, moved(builder, self.numbers, GROUP * row + 4 * index), _I32)
 
     def scale(self, builder: Builder, row: int) -> Value:
         """Return a row's scale in all lanes."""
         return repeated(builder, read(builder, moved(builder, self.scales, 4 * row), _F32), FLOATS)
 
-    def sum(self, builder: Builder, row: int, place: int) -> Value:
-        """Return one of a row's sums, an integer."""
-        return read(builder, moved(builder, self.sums, SUMS_BYTES * row + 4 * place), _I32)
+    def sums_at(self, builder: Builder, num_rows: int, place: int) -> Value:
+        """Return the address of one of the sums, of so many rows beside each other."""
+        return moved(builder, self.sums, 4 * num_rows * place)
 
 
 def _nothing(builder: Builder, num_rows: int) -> None:

@@ -240,20 +240,34 @@ def largest(builder: Builder, x: Value) -> Value:
 
 @operation(VOID, INT, INT, INT)
 def copy_group(builder: Builder, source: Value, place: Value, stride: Value) -> None:
-    """Copy GROUP floats to places that are ``stride`` bytes apart."""
-    for at in range(0, 4 * GROUP, 4):
-        write(builder, read(builder, moved(builder, source, at), _F32), place)
+    """Copy GROUP floats, 16 at a time, to places that are ``stride`` bytes apart."""
+    for part in range(PARTS):
+        write(builder, read(builder, moved(builder, source, 4 * LANES * part), FLOATS), place)
         place = builder.add(place, stride)
+
+
+def _sums_of_parts(builder: Builder, parts: list[Value]) -> list[Value]:
+    """Return the sum of the lanes of each of four vectors of integers."""
+    for width in (LANES // 2, LANES // 4):  # halves of two vectors, then quarters of four, beside each other in one
+        low = [lane for lane in range(2 * LANES) if not lane & width]
+        places = [ir.Constant(INTS, [lane + more for lane in low]) for more in (0, width)]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [builder.add(*(builder.shuffle_vector(*pair, place) for place in places)) for pair in pairs]
+    [sums] = parts
+    for width in (1, 2):
+        places = ir.Constant(INTS, [lane ^ width for lane in range(LANES)])
+        sums = builder.add(sums, builder.shuffle_vector(sums, sums, places))
+    return [builder.extract_element(sums, ir.Constant(_I32, LANES // 4 * i)) for i in range(4)]
 
 
 @operation(VOID, INT, INT, INT, INT, INT)
 def quantize_group(
-    builder: Builder, source: Value, numbers: Value, stride: Value, scale_at: Value, sums_at: Value
+    builder: Builder, source: Value, numbers: Value, scale_at: Value, sums_at: Value, stride: Value
 ) -> None:
-    """Make GROUP floats signed bytes with one scale, and leave their sums as integers of 32 bits.
+    """Make GROUP floats signed bytes with one scale, and leave their sums as integers, ``stride`` bytes apart.
 
-    Four bytes at a time are stored ``stride`` bytes apart, as the rows of a tile lie beside each other. The first sum
-    is -128 times that of all, where products with weights around 128 start from. The sum of each 16 follows.
+    The first sum is -128 times that of all, where products with weights around 128 start from. The sum of each 16
+    follows.
     """
     parts = [read(builder, moved(builder, source, 4 * LANES * i), FLOATS) for i in range(PARTS)]
     sizes = [call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, part) for part in parts]
@@ -264,22 +278,20 @@ def quantize_group(
     is_some = builder.fcmp_ordered(">", size, ir.Constant(_F32, 1e-30))
     inverse = builder.select(is_some, builder.fdiv(most, size), zero)
     factor = repeated(builder, inverse, FLOATS)
-    sums = []
-    place = numbers
-    for part in parts:
+    wholes = []
+    for i, part in enumerate(parts):
         near = call(builder, f"llvm.roundeven.v{LANES}f32", FLOATS, builder.fmul(part, factor))
-        whole = builder.fptosi(near, INTS)
-        sums.append(_folded(builder, whole, builder.add))
-        packed = builder.bitcast(builder.trunc(whole, ir.VectorType(_I8, LANES)), ir.VectorType(_I32, 4))
-        for four in range(4):
-            write(builder, builder.extract_element(packed, ir.Constant(_I32, four)), place)
-            place = builder.add(place, stride)
+        wholes.append(builder.fptosi(near, INTS))
+        packed = builder.trunc(wholes[-1], ir.VectorType(_I8, LANES))
+        write(builder, packed, moved(builder, numbers, LANES * i))
     write(builder, builder.select(is_some, builder.fdiv(size, most), zero), scale_at)
+    sums = _sums_of_parts(builder, wholes)
     together = sums[0]
     for one in sums[1:]:
         together = builder.add(together, one)
-    for i, value in enumerate([builder.mul(together, ir.Constant(_I32, -128)), *sums]):
-        write(builder, value, moved(builder, sums_at, 4 * i))
+    for value in [builder.mul(together, ir.Constant(_I32, -128)), *sums]:
+        write(builder, value, sums_at)
+        sums_at = builder.add(sums_at, stride)
 
 
 @operation(INT, INT)
