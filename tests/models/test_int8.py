@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -28,10 +30,14 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -39,6 +45,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from card.api.llm import LLM
@@ -94,6 +102,10 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.6)),
     "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=24)),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS)),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config(**SIZES, **WINDOWS, head_dim=24)),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1])),
+    "ministral": (MinistralForCausalLM, MinistralConfig(**SIZES, **WINDOWS, head_dim=24)),
     "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
