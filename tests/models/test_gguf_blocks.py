@@ -29,6 +29,7 @@ from card.models.gguf import block_weights
 from card.models.gguf import source as gguf_source
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
+from card.models.runners import how_it_runs, make_runner
 from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
@@ -72,6 +73,7 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     own = load_decoder(file, cache_dir=str(tmp_path))
     assert has_blocks(own)
     assert is_int8(own)
+    assert how_it_runs(make_runner(own, max_model_len=64)) == "own pass in the blocks of the file; trees of candidates"
     unpacked = load_decoder(file, dtype="float32", cache_dir=str(tmp_path))
     assert parameter_count(own) == parameter_count(unpacked)
     ours, theirs = logits(own), logits(unpacked)

@@ -73,7 +73,8 @@ class ExactDecoder:
         inner: Any = model.model
         config, architecture = model.config, architecture_of(model)
         assert architecture is not None
-        self._pack = in_integers if is_int8(model) and not has_blocks(model) else as_stored
+        self.has_blocks = has_blocks(model)
+        self._pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
         self.precision = INT8 if is_int8(model) else str(model.dtype).removeprefix("torch.")
         kv_dtype = torch.float32 if self.precision == "float32" else torch.float16
         self._head_size = head_dim(config)

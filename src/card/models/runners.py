@@ -40,7 +40,7 @@ def how_it_runs(runner: TorchRunner) -> str:
     """Return the path of a model and its limits, in one line for users."""
     if runner.has_own_pass:
         numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
-        words = [f"own pass in {numbers}", "trees of candidates"]
+        words = [f"own pass in {'the blocks of the file' if runner.has_blocks else numbers}", "trees of candidates"]
     elif isinstance(runner, Recurrent):
         megabytes = f"{runner.state_bytes / 1e6:,.1f} MB"
         words = ["transformers' modules with a state", "chains only", f"{megabytes} of states a request", "no int8"]

@@ -199,6 +199,11 @@ class TorchRunner:
         return decoder.precision if isinstance(decoder, ExactDecoder) else str(self.dtype).removeprefix("torch.")
 
     @property
+    def has_blocks(self) -> bool:
+        """True if weights are multiplied as the blocks of a GGUF file."""
+        return isinstance(self._decoder, ExactDecoder) and self._decoder.has_blocks
+
+    @property
     def is_exact(self) -> bool:
         """True if the bits of a row's logits depend on its text alone."""
         return isinstance(self._decoder, ExactDecoder)
