@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
+from card.models.candidate_scorer import CandidateScorer
 from card.planner.recorder import TargetText, record_texts
 from card.planner.recording import Recording, load_recording, rows_of, save_recording
 from card.planner.synthetic import make_synthetic
-from card.tree.sampling import CandidateScorer
 from tests.planner.making import toy_models, toy_recording
 
 
@@ -28,7 +29,7 @@ def test_scores_are_those_of_the_draft_model_run_alone(temperature, coupled):
     scorer = CandidateScorer(SamplingRule.of(params), draft.vocab_size, coupled=coupled)
     for place in range(len(answer.token_ids)):
         path = [*answer.prompt_ids, *answer.token_ids[:place]]
-        ids, logprobs = scorer.top(draft.logits_after(path)[None], [len(path)], 40)
+        ids, logprobs = map(torch.tensor, scorer.top(draft.logits_after(path)[None], [len(path)], 40))
         num_possible = int((logprobs[0, :32] > -100).sum())  # those that are ruled out come in any order
         assert rows.draft_ids[place, :num_possible].tolist() == ids[0, :num_possible].tolist()
         assert rows.draft_logprobs[place].tolist() == pytest.approx(logprobs[0, :32].clamp_min(-100).tolist())

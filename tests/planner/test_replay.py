@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import CapacityError, PlanError
+from card.models.candidate_scorer import CandidateScorer
 from card.models.protocol import NO_PARENT, Extension
 from card.planner.recorder import TargetText, record_texts
 from card.planner.recording import Recording, rows_of
 from card.planner.replay import ReplayedModel, Role
 from card.planner.replayed_texts import ReplayedTexts
-from card.tree.sampling import CandidateScorer
 from tests.planner.making import toy_models, toy_recording
 
 GREEDY = SamplingRule(0.0, 0, 1.0, 0.0, 0)
@@ -62,8 +62,8 @@ def test_the_draft_model_gives_the_candidates_their_recorded_scores(recording: R
         path = [*prompt, *answer[:-1]]
         (logits,) = model.forward([Extension(model.open(), path, range(-1, len(path) - 1), len(prompt) - 1)])
         ids, logprobs = scorer.top(logits, range(len(prompt), len(path) + 1), 8)
-        assert (texts.original_ids[ids.numpy()] == rows.draft_ids[:, :8]).all()
-        np.testing.assert_allclose(logprobs.numpy(), rows.draft_logprobs[:, :8], atol=1e-4)
+        assert (texts.original_ids[np.array(ids)] == rows.draft_ids[:, :8]).all()
+        np.testing.assert_allclose(logprobs, rows.draft_logprobs[:, :8], atol=1e-4)
 
 
 @given(data=st.data())

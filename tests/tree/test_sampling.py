@@ -1,4 +1,4 @@
-"""Logits to tokens: noise is a pure function, choices follow the law, the drafter ranks as the target chooses."""
+"""Logits to tokens: noise is a pure function, and choices follow the law."""
 
 from __future__ import annotations
 
@@ -16,60 +16,9 @@ from torch import Tensor
 from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
 from card.tree import sampling
-from card.tree.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, filter_logits
+from card.tree.sampling import GumbelNoise, Sampler, filter_logits
 from tests.inside import num_kept
-
-GREEDY = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-PLAIN = replace(GREEDY, temperature=1.0)
-seeds = st.integers(0, 2**63 - 1)
-rules = st.builds(
-    SamplingRule,
-    temperature=st.sampled_from([0.3, 0.7, 1.0, 2.5]),
-    top_k=st.sampled_from([0, 0, 1, 2, 3, 99]),
-    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.05]),
-    min_p=st.sampled_from([0.0, 0.02, 0.3]),
-    seed=seeds,
-)
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> Tensor:
-    """Return [N, V] float32 with many ties, as bfloat16 has, and V from 1 to 40: vectorised loops have tails."""
-    shape = (draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 5, 8, 17, 40])))
-    return torch.from_numpy(np.random.default_rng(draw(st.integers(0, 10**6))).integers(-8, 9, shape) / 2).float()
-
-
-def slow_law(logits: list[float], rule: SamplingRule) -> list[float]:
-    """Return the law that a rule stands for, in plain Python, for distinct logits.
-
-    Raises: ArithmeticError if a cut is so close that rounding decides it.
-    """
-    weights = {token: math.exp((logit - max(logits)) / rule.temperature) for token, logit in enumerate(logits)}
-    ordered = sorted(weights, key=lambda token: -weights[token])
-    if rule.top_k:
-        ordered = ordered[: rule.top_k]
-    total = sum(weights[token] for token in ordered)
-    kept, before = [], 0.0
-    for token in ordered:
-        if rule.top_p < 1.0 and abs(before / total - rule.top_p) < 1e-5:
-            raise ArithmeticError("top_p")
-        if rule.top_p == 1.0 or before / total < rule.top_p:
-            kept.append(token)
-        before += weights[token]
-    if any(abs(weights[token] / weights[ordered[0]] - rule.min_p) < 1e-5 for token in kept if rule.min_p):
-        raise ArithmeticError("min_p")
-    kept = [token for token in kept if weights[token] >= rule.min_p * weights[ordered[0]]]
-    total = sum(weights[token] for token in kept)
-    return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
-
-
-def clear_law(logits: list[float], rule: SamplingRule) -> list[float]:
-    """Return `slow_law`, or leave the example out."""
-    try:
-        return slow_law(logits, rule)
-    except ArithmeticError:
-        reject()
-
+from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, seeds, slow_law
 
 # ---- noise ----------------------------------------------------------------------------------------------------------
 
@@ -288,68 +237,6 @@ def test_filters_treat_each_row_as_if_alone_bit_for_bit(logits: Tensor, rule: Sa
 def test_filters_never_rule_out_the_largest_logit_alone_or_everything(logits: Tensor, rule: SamplingRule) -> None:
     filtered = filter_logits(logits, rule)
     assert torch.equal(filtered.max(-1).values, (logits / rule.temperature).max(-1).values)
-
-
-# ---- candidates -----------------------------------------------------------------------------------------------------
-
-
-@given(logits=batches(), rule=rules | st.just(GREEDY), coupled=st.booleans(), count=st.integers(1, 50))
-def test_candidates_are_the_best_first_with_normalised_logprobs(
-    logits: Tensor, rule: SamplingRule, coupled: bool, count: int
-) -> None:
-    num_rows, vocab_size = logits.shape
-    scorer = CandidateScorer(rule, vocab_size, coupled=coupled)
-    tokens, logprobs = scorer.top(logits, range(num_rows), vocab_size)
-    assert (logprobs <= 0).all()
-    assert (logprobs[:, :-1] >= logprobs[:, 1:]).all()
-    assert [sorted(row) for row in tokens.tolist()] == [list(range(vocab_size))] * num_rows
-    torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(num_rows))
-    _, few = scorer.top(logits, range(num_rows), count)
-    assert torch.equal(few, logprobs[:, :count])
-
-
-@given(row=st.lists(st.integers(-400, 400), min_size=5, max_size=5, unique=True), rule=rules)
-def test_uncoupled_logprobs_are_those_of_the_law(row: list[int], rule: SamplingRule) -> None:
-    logits = [n / 50 for n in row]
-    law = clear_law(logits, rule)
-    tokens, logprobs = CandidateScorer(rule, 5, coupled=False).top(torch.tensor([logits]), [3], 5)
-    for token, logprob in zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True):
-        assert math.exp(logprob) == pytest.approx(law[token], abs=1e-5)
-
-
-@given(row=st.lists(st.integers(-400, 400), min_size=5, max_size=5, unique=True), coupled=st.booleans())
-def test_greedy_logprobs_are_those_of_the_sharpened_softmax(row: list[int], coupled: bool) -> None:
-    logits = torch.tensor([row]) / 50
-    tokens, logprobs = CandidateScorer(GREEDY, 5, coupled=coupled).top(logits, [3], 5)
-    torch.testing.assert_close(logprobs, (logits * CHOICE_SHARPNESS).log_softmax(-1).gather(-1, tokens))
-
-
-@settings(max_examples=200)
-@given(logits=batches(), rule=rules, first=st.integers(0, 10**6))
-def test_first_coupled_candidate_is_what_the_target_would_choose(
-    logits: Tensor, rule: SamplingRule, first: int
-) -> None:
-    positions = range(first, first + len(logits))
-    tokens, logprobs = CandidateScorer(rule, logits.shape[1], coupled=True).top(logits, positions, 2)
-    assert tokens[:, 0].tolist() == Sampler(rule, logits.shape[1]).choose(logits, positions)
-    scores = (filter_logits(logits, rule) + GumbelNoise(rule.seed, logits.shape[1]).rows(positions)) * CHOICE_SHARPNESS
-    torch.testing.assert_close(logprobs, scores.log_softmax(-1).topk(min(2, logits.shape[1])).values)
-
-
-def test_uncoupled_candidates_ignore_the_noise() -> None:
-    logits = torch.tensor([LOGITS])
-    scorer = CandidateScorer(PLAIN, 5, coupled=False)
-    assert {tuple(scorer.top(logits, [position], 5)[0][0].tolist()) for position in range(20)} == {(2, 0, 3, 1, 4)}
-
-
-@pytest.mark.parametrize("rule", [GREEDY, PLAIN])
-@pytest.mark.parametrize("coupled", [False, True])
-def test_logprobs_keep_the_precision_of_float64(rule: SamplingRule, coupled: bool) -> None:
-    logits = torch.tensor([[0.0, 1e-12]], dtype=torch.float64)
-    _, logprobs = CandidateScorer(rule, 2, coupled=coupled).top(logits, [0], 2)
-    assert logprobs.dtype == torch.float64
-    _, of_half = CandidateScorer(rule, 2, coupled=coupled).top(logits.bfloat16(), [0], 2)
-    assert of_half.dtype == torch.float32
 
 
 def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():

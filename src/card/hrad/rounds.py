@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from card.config import SamplingRule
 from card.hrad.network import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED, last_states
+from card.models.candidate_scorer import CandidateScorer
 from card.models.protocol import Extension
 from card.models.target_texts import WrittenText, written_texts
 from card.models.torch_runner import TorchRunner
-from card.tree.sampling import CandidateScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class RoundCollector:
         (logits,) = self._draft.forward([Extension.of_text(slot, token_ids, first_logits=num_before - 1)])
         self._draft.close(slot)
         best, logprobs = self._scorer.top(logits, [0] * len(logits), 1)
-        guesses, probs = best[:, 0].tolist(), logprobs[:, 0].exp().tolist()
+        guesses, probs = [one for (one,) in best], [math.exp(one) for (one,) in logprobs]
         length, longest = num_before, min(len(text.prompt) + self._max_tokens - 1, self.max_prompt_tokens)
         while length <= longest and token_ids[length - 1] not in self._end_ids:
             first = length - num_before

@@ -107,14 +107,17 @@ def machine_code(module: str) -> Any:
     return import_module(f"card.kernels.jit.{module}")
 
 
+def has_machine_code() -> bool:
+    """Return whether this process can make machine code."""
+    return find_spec("llvmlite") is not None and kernel_kind() is not None
+
+
 def kernels_identity() -> str:
     """Return what tells the machine code of this process from other kinds of it, and from that of other sources.
 
     Returns: empty where there is none, so that torch multiplies.
     """
-    if find_spec("llvmlite") is None or kernel_kind() is None:
-        return ""
-    return str(machine_code("object_code").kept_name())
+    return str(machine_code("object_code").kept_name()) if has_machine_code() else ""
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from card.bench.environment import describe_run
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.methods import find_method
+from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
 from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
@@ -25,7 +26,6 @@ from card.models.torch_runner import TorchRunner
 from card.planner.own_drafts import check_recordable, record_head, record_method
 from card.planner.recording import HeadRows, RecordedText, Recording, Rows, pack_text
 from card.text.fit import tokenizer_fingerprint
-from card.tree.sampling import CandidateScorer
 
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
@@ -171,7 +171,7 @@ def record_texts(
     texts = []
     for answer in answers:
         found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer)]
-        ids, logprobs = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+        ids, logprobs = (np.concatenate(parts) for parts in zip(*found, strict=True))
         top = [logits.topk(num_target_ids, dim=-1).indices.cpu() for _, logits in _logits(target, answer)]
         rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), torch.cat(top).numpy())
         texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows))

@@ -170,7 +170,7 @@ class Sampler:
         """
         if self.rule.is_greedy:
             return self._likeliest(logits)
-        rows = torch.split(_as_float(logits), 1)  # one at a time stays in the cache
+        rows = torch.split(as_float(logits), 1)  # one at a time stays in the cache
         scores = (filter_logits(row, self.rule)[0].numpy() for row in rows)
         pairs = [self._noise.likeliest(row, position) for row, position in zip(scores, positions, strict=True)]
         _check_scores([score for _, score in pairs])
@@ -183,7 +183,7 @@ class Sampler:
         Raises: ModelError if that score is no number or rules every token out.
         """
         if scores.device.type == "cpu":  # NumPy is several times faster here
-            array = _as_float(scores).numpy()
+            array = as_float(scores).numpy()
             chosen: list[int] = array.argmax(-1).tolist()  # a NaN counts as largest
             values = [array.item(row, best) for row, best in enumerate(chosen)]
         else:
@@ -225,37 +225,6 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tu
     return tuple([TokenLogprobs(*of_one) for of_one in zip(token_ids, chosen, tops, strict=True)])
 
 
-class CandidateScorer:
-    """Turns draft logits into the log-probability that the target will choose each token.
-
-    Under coupling the scores include the noise that the target will use at that position, so the first choice is the
-    token that the draft model itself would emit there with this seed. It changes which candidates are proposed, never
-    which are accepted.
-    """
-
-    def __init__(self, rule: SamplingRule, vocab_size: int, *, coupled: bool) -> None:
-        self._rule = rule
-        self._noise = GumbelNoise(rule.seed, vocab_size) if coupled and not rule.is_greedy else None
-
-    def top(self, logits: Tensor, positions: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        """Return the best ``count`` tokens of each row and their log-probabilities.
-
-        Args:
-            logits: [N, V] floating; row i predicts the token at positions[i].
-        Returns: token ids [N, count] int64 and log-probabilities [N, count], best first, on the CPU; float64
-            if the logits are, else float32.
-        """
-        scores = _as_float(logits)
-        if self._rule.is_greedy:
-            scores = scores * CHOICE_SHARPNESS
-        else:
-            scores = filter_logits(scores, self._rule)
-            if self._noise is not None:
-                scores = (scores + self._noise.rows(positions)) * CHOICE_SHARPNESS
-        best = scores.log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
-        return best.indices, best.values
-
-
-def _as_float(logits: Tensor) -> Tensor:
+def as_float(logits: Tensor) -> Tensor:
     """Return logits on the CPU in float32, or in float64 if they have it."""
     return logits.to(device="cpu", dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)

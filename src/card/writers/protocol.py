@@ -15,10 +15,11 @@ import msgspec
 from torch import Tensor
 
 from card.errors import CardError
+from card.kernels.likeliest import prepare as prepare_ranking
+from card.models.candidate_scorer import CandidateScorer
 from card.models.features import FeatureWish
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
-from card.tree.sampling import CandidateScorer
 from card.writers.draft_shaping import DraftShaping, FindGrammar
 from card.writers.draft_tree import DraftTree
 from card.writers.growth import RULES, Found, GrowingTree
@@ -144,7 +145,7 @@ class DraftSequence:
         if self._shaping is not None:
             logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in nodes])
         tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
-        return self._growth.grow(self.growing, Found(nodes, tokens.tolist(), logprobs.tolist()))
+        return self._growth.grow(self.growing, Found(nodes, tokens, logprobs))
 
 
 class DraftWriter:
@@ -166,6 +167,7 @@ class DraftWriter:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.find_grammar = find_grammar
+        prepare_ranking()
 
     def text_limit(self, spec: DraftSpec) -> int:
         """Return the length beyond which a text of this spec is not drafted for: it ends there, or the model does."""

@@ -172,6 +172,12 @@ def load_int(builder: Builder, address: Value) -> Value:
     return read(builder, address, _I64)
 
 
+@operation(VOID, INT, INT)
+def store_int(builder: Builder, address: Value, x: Value) -> None:
+    """Store one 64-bit integer."""
+    write(builder, x, address)
+
+
 @operation(VOID, INT, FLOATS)
 def store(builder: Builder, address: Value, x: Value) -> None:
     """Store 16 floats."""
