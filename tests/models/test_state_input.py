@@ -102,7 +102,9 @@ def test_a_file_that_is_cut_off_is_refused_by_name(tmp_path: Path, cut: int) -> 
 # ---- passes ---------------------------------------------------------------------------------------------------------
 
 
-def own_pass(runner: TorchRunner, first: list[int], second: list[int], added: torch.Tensor) -> list[torch.Tensor]:
+def passed_together(
+    runner: TorchRunner, first: list[int], second: list[int], added: torch.Tensor
+) -> list[torch.Tensor]:
     """Run two texts in one pass; the second one's first tokens have something added."""
     extensions = [Extension.of_text(runner.open(), ids, first_logits=0) for ids in (first, second)]
     extensions[1] = Extension(*(getattr(extensions[1], n) for n in ("slot", "token_ids", "parents")), added=added)
@@ -118,7 +120,7 @@ def test_a_pass_adds_to_embeddings_what_it_is_given_and_to_no_other_text(own_pas
         embeddings[0, :3] += added
         expected = [model(torch.tensor([texts[0]])).logits[0], model(inputs_embeds=embeddings).logits[0]]
     runner = TorchRunner(model, max_model_len=64, own_pass=own_pass)
-    for found, wanted in zip(own_pass(runner, *texts, added), expected, strict=True):
+    for found, wanted in zip(passed_together(runner, *texts, added), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -130,6 +132,6 @@ def test_integer_passes_add_it_too(pair: Pair) -> None:
     logits = {}
     for dtype in ("float32", "int8"):
         runner = TorchRunner(load_decoder(pair.draft, dtype=dtype), max_model_len=64)
-        logits[dtype] = own_pass(runner, *texts, added)
+        logits[dtype] = passed_together(runner, *texts, added)
     for found, wanted in zip(logits["int8"], logits["float32"], strict=True):
         assert (found - wanted).abs().mean() < 0.05 * wanted.std()
