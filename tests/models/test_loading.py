@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -115,6 +116,17 @@ def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(
 )
 def test_the_dtype_is_the_one_asked_for(saved: Path, dtype: str | torch.dtype, wanted: torch.dtype) -> None:
     assert load_model(saved, dtype=dtype).dtype == wanted
+
+
+@pytest.mark.parametrize("load", [load_model, load_decoder])
+def test_weights_that_are_cut_off_are_told_with_both_sizes(
+    saved: Path, tmp_path: Path, load: Callable[..., Any]
+) -> None:
+    folder = shutil.copytree(saved, tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 100)
+    with pytest.raises(ModelError, match=r"is cut off: .* end at byte \d+, the file at \d+; download it again$"):
+        load(folder)
 
 
 @pytest.mark.parametrize("load", [load_model, load_decoder])

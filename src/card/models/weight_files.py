@@ -152,9 +152,16 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
             raise FolderError(f"{file.name} is cut off or damaged: it ends inside its header; download it again")
         text = stream.read(length)
     try:
-        return {name: _shape(facts, num_bytes) for name, facts in json.loads(text).items() if name != "__metadata__"}
+        stated = {name: facts for name, facts in json.loads(text).items() if name != "__metadata__"}
+        shapes = {name: _shape(facts, num_bytes) for name, facts in stated.items()}
+        end = 8 + length + max((facts["data_offsets"][1] for facts in stated.values()), default=0)
     except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         raise FolderError(f"{file.name} is damaged: its header cannot be read; download it again") from None
+    if end > num_bytes:
+        raise FolderError(
+            f"{file.name} is cut off: its tensors end at byte {end}, the file at {num_bytes}; download it again"
+        )
+    return shapes
 
 
 def _shape(facts: Mapping[str, Any], num_bytes: int) -> tuple[int, ...]:
