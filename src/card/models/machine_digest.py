@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,14 +22,21 @@ from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
+from card.models.block_layers import BlockLinear, BlockWeight
+from card.models.decoder_model import architecture_of
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
+from card.models.row_tree import FloatArray
 from card.models.torch_runner import TorchRunner
 
-EXPECTED = "f03ab47c5c207b41"
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+EXPECTED = "0e8f90d2ca27c0cf"
 _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
 _TREE_PARENTS = (0, 0, 1, 2, 2)  # rows behind the prompt, counted from its last one
 _NUM_IN = 512
+_FOUR_BITS = 2  # ggml's number of Q4_0
 _SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33)  # rows at once: all kinds of tiles
 
 
@@ -50,7 +59,7 @@ def digest_machine() -> MachineDigest:
     if reason is not None or kind is None:
         raise ModelError(f"this computer runs no integer passes: {reason}")
     sums = hashlib.sha256()
-    for values in (*_products(), *_logits()):
+    for values in chain.from_iterable((_products(), *map(_logits, _models()))):
         sums.update(values.contiguous().numpy().tobytes())
     digest = sums.hexdigest()[:16]
     return MachineDigest(processor_name(), kind, digest, is_expected=digest == EXPECTED)
@@ -86,14 +95,42 @@ def _numbers(*shape: int) -> Tensor:
     return ((places * places * 7919 + 104729 * places) % 4093 - 2046).float().view(shape) / 2046
 
 
-def _logits() -> Iterator[Tensor]:
-    """Yield logits of the demo target for a text at once, a tree behind it, and two texts beside each other."""
-    runner = TorchRunner(load_decoder("demo-target", dtype="int8"), max_model_len=512, max_tree_rows=32)
-    last, chain = len(_PROMPT) - 1, range(-1, len(_PROMPT) - 1)
+def _models() -> Iterator[LoadedModel]:
+    """Yield the demo target in 8-bit integers, as it is stored, and with its layers in GGUF's blocks of four bits."""
+    yield load_decoder("demo-target", dtype="int8")
+    model = load_decoder("demo-target", dtype="bfloat16")
+    yield model
+    architecture = architecture_of(model)
+    assert architecture is not None
+    layers: Any = model.model.layers
+    for layer, part in product(layers, architecture.linears):
+        block, _, last = part.name.rpartition(".")
+        weight = layer.get_submodule(part.name).weight.detach().float().numpy()
+        layer.get_submodule(block).add_module(last, BlockLinear(_four_bits(weight)))
+    yield model
+
+
+def _four_bits(weight: FloatArray) -> BlockWeight:
+    """Return a weight [out, in] in blocks of type Q4_0, each number the nearest of 16."""
+    form = BLOCK_FORMATS[_FOUR_BITS]
+    parts = weight.reshape(len(weight), -1, form.inputs)
+    scales = (np.abs(parts).max(-1, keepdims=True) / np.float32(7)).astype(np.float16)
+    steps = parts / np.maximum(scales.astype(np.float32), np.float32(1e-7))
+    numbers = np.clip(np.floor(steps + np.float32(8.5)), 0, 15).astype(np.uint8)
+    half = form.inputs // 2
+    raw = np.concatenate((scales.view(np.uint8), numbers[..., :half] | numbers[..., half:] << 4), -1)
+    panels = pack_blocks(raw.reshape(len(weight), -1), form)
+    return BlockWeight(_FOUR_BITS, torch.from_numpy(panels), weight.shape)
+
+
+def _logits(model: LoadedModel) -> Iterator[Tensor]:
+    """Yield logits of a model for a text at once, a tree behind it, and two texts beside each other."""
+    runner = TorchRunner(model, max_model_len=512, max_tree_rows=32)
+    last, parents = len(_PROMPT) - 1, range(-1, len(_PROMPT) - 1)
     for num_threads in (1, 2):
         with integer_passes_on(num_threads):
             first, second = runner.open(), runner.open()
-            yield from runner.forward([Extension(first, _PROMPT, chain), Extension(second, _PROMPT[:9], chain[:9])])
+            yield from runner.forward([Extension(first, _PROMPT, parents), Extension(second, _PROMPT[:9], parents[:9])])
             tree = Extension(first, [5, 6, 7, 8, 9], [last + parent for parent in _TREE_PARENTS])
             yield from runner.forward([tree, Extension(second, [11], [8])])
             runner.close(first)
