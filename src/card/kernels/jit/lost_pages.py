@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 _STATE = "state_of_lost_pages"
 _HANDLER, _FILES, _FORMER, _PAGE, _STATE_SIZE = range(5)  # places in the state: three addresses, and bytes of a page
-_FIRST, _END, _FLAG, _FILE_SIZE = range(
-    4
-)  # places in the entry of a file; the first entry without addresses is the end
+# Places in the entry of a file; the first entry without addresses is the end.
+_FIRST, _END, _FLAG, _FILE_SIZE = range(4)
 _FAULT = 16  # bytes before the address of the fault in what Linux tells a handler, on x86 and ARM of 64 bits
 _ZEROS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED: in the place of what is there
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
