@@ -12,7 +12,7 @@ RAY := .venv-ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models test-fuzz test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-models test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -25,6 +25,9 @@ test: lint ## set up, then check format, lint, types and run the tests, in a pro
 
 test-fuzz: $(STAMP) ## set up, then load ten thousand damaged models, tokenizers and messages, each in a process of its own (half an hour on two cores)
 	FUZZ_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal tests/test_fuzz.py
+
+test-attacks: $(STAMP) ## set up, then send what a client may send that would end or stall others, and print what came of it (a quarter of an hour on two cores)
+	$(BIN)/python -m pytest -m attacks tests/attacks
 
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu

@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.models.torch_runner import TorchRunner
     from card.policy.rounds import Schedule
     from card.policy.tuned import TunedPolicy
-    from card.text.grammar import BackgroundGrammars, MatcherState
+    from card.text.grammar import BackgroundGrammars
+    from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer
     from card.transport.child import DrafterChild
     from card.transport.server import DraftServer

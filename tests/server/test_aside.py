@@ -14,7 +14,8 @@ import pytest
 
 from card.api.host import Prompt
 from card.config import Grammar
-from card.text.grammar import GrammarCompiler, MatcherState
+from card.text.grammar import GrammarCompiler
+from card.text.matcher import MatcherState
 from tests.server.running import PROMPT, Running, serving
 from tests.waiting import until
 

@@ -21,7 +21,8 @@ from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.models.loading import load_model, load_tokenizer
-from card.text.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, first_line
+from card.text.grammar import BackgroundGrammars, GrammarCompiler
+from card.text.matcher import MatcherState, first_line
 from card.tree.shaping import GrammarState
 from tests.inside import finish, matcher_of
 from tests.pair import Pair, make_tokenizer

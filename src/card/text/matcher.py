@@ -1,0 +1,144 @@
+"""Following a grammar: what may come next behind a text and behind each candidate below it.
+
+The work is done by llguidance's matchers, which go forward and back along paths of candidates, so that a whole tree
+costs one step for each of its nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from card.errors import TargetError
+from card.tree.shaping import Path
+
+_MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
+_LISTING = re.compile(r"\n\s*\d+ \| ")  # the library shows the grammar, which may be none that the user wrote
+
+
+class MatcherState:
+    """A `GrammarState` that walks one matcher along the paths in the order of a walk over their tree.
+
+    The matcher is never given an end token: where the grammar has come to its end it counts as one step too many.
+    """
+
+    def __init__(self, start: Any, num_ids: int, end_ids: frozenset[int]) -> None:
+        """Take a matcher at the beginning of its grammar, which is copied and stays as it is.
+
+        Args:
+            num_ids: tokens that it knows of.
+            end_ids: those that end a text.
+        """
+        self._start = start
+        self._num_ids = num_ids
+        self._num_bytes = -(-num_ids // 8)
+        self._end_ids = end_ids
+        self._matcher = start.deep_copy()
+        self._text: list[int] = []
+        self._path: list[int] = []  # beyond the text, that the matcher has gone
+        self._is_lost = False  # the text does not keep to the grammar
+        self._rows: dict[tuple[int, ...], npt.NDArray[np.uint8] | None] = {}  # by path, until the text goes on
+
+    def fork(self) -> MatcherState:
+        """Return a state at the beginning of the same grammar."""
+        return MatcherState(self._start, self._num_ids, self._end_ids)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take committed tokens, see `GrammarState`."""
+        end = next((idx for idx, token_id in enumerate(token_ids) if token_id in self._end_ids), len(token_ids))
+        try:
+            self._is_lost |= not self._go(token_ids[:end])
+        except TargetError:
+            self._is_lost = True
+        self._text += self._path
+        self._path, self._rows = [], {}
+
+    def can_be_begun(self) -> bool:
+        """Return whether a token may come first; where none of the model's may, the library names some all the same."""
+        (row,) = self.allowed([()])
+        return any(
+            token_id in self._end_ids or self._matcher.validate_tokens([token_id])
+            for token_id in row.nonzero()[0].tolist()
+        )
+
+    def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
+        """Return which tokens may follow the text and each path, see `GrammarState`."""
+        if self._is_lost:
+            raise TargetError("the text does not keep to its grammar; leave grammar out, or report this")
+        rows = np.full((len(paths), self._num_bytes), 0xFF, np.uint8)
+        for idx in _walk_order(paths):
+            row = self._row(paths[idx])
+            if row is not None:
+                rows[idx] = row
+        self._go(())
+        return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
+
+    def permits(self, paths: Sequence[Path]) -> list[bool]:
+        """Return of each path whether the text may go on with it; one too costly to follow counts as forbidden."""
+        permitted: dict[tuple[int, ...], bool] = {(): True}
+        for idx in _walk_order(paths):
+            path = tuple(paths[idx])
+            with contextlib.suppress(TargetError):
+                row = self._row(path[:-1]) if path and permitted.get(path[:-1], True) else None
+                if row is not None and path[-1] < self._num_ids:
+                    permitted[path] = bool(row[path[-1] // 8] >> (path[-1] % 8) & 1)
+        self._go(())
+        return [permitted.get(tuple(path), False) for path in paths]
+
+    def _row(self, path: Path) -> npt.NDArray[np.uint8] | None:
+        """Return a bit for each token that may follow the text and a path; None if the path is forbidden or over.
+
+        It can be narrower than what the matcher would take: text that is forced has its usual tokens and no others.
+        """
+        key = tuple(path)
+        if key not in self._rows:
+            bits = self._checked(self._matcher.compute_bitmask()) if self._go(path) else None
+            self._rows[key] = None if bits is None else np.frombuffer(bits, np.uint8)[: self._num_bytes]
+        return self._rows[key]
+
+    def _go(self, path: Path) -> bool:
+        """Bring the matcher behind the text and a path, or as far along it as the grammar permits; say which.
+
+        No path goes beyond an end token.
+
+        Raises: TargetError if the library gives up; the matcher is behind the text then.
+        """
+        num_common = 0
+        while num_common < min(len(path), len(self._path)) and path[num_common] == self._path[num_common]:
+            num_common += 1
+        if num_common < len(self._path):
+            self._checked(self._matcher.rollback(len(self._path) - num_common))
+            del self._path[num_common:]
+        rest = list(path[num_common:])
+        if any(token_id in self._end_ids or token_id >= self._num_ids for token_id in rest):
+            return False
+        num_taken = self._checked(self._matcher.try_consume_tokens(rest)) if rest else 0
+        self._path += rest[:num_taken]
+        return bool(num_taken == len(rest))
+
+    def _checked(self, result: Any) -> Any:
+        """Return a result of the matcher, which never leaves an error again: a new one takes its place."""
+        if not self._matcher.is_error():
+            return result
+        reason = first_line(self._matcher.get_error())
+        self._matcher, self._path = self._start.deep_copy(), []
+        self._matcher.consume_tokens(self._text)
+        raise TargetError(f"the grammar cannot be followed: {reason}; use a simpler one")
+
+
+def _walk_order(paths: Sequence[Path]) -> list[int]:
+    """Return the indices of paths so that each comes next to those that it shares most with."""
+    return sorted(range(len(paths)), key=lambda idx: tuple(paths[idx]))
+
+
+def first_line(text: str) -> str:
+    """Return what the library says, without the state and the places in its own code that follow."""
+    said = " ".join(_LISTING.split(text.partition("<state>")[0].partition("<backtrace>")[0])[0].split())
+    if said.startswith("panic:"):
+        return "it is more than the library can follow"
+    return said if len(said) <= _MOST_QUOTED_CHARS else said[:_MOST_QUOTED_CHARS] + "..."
