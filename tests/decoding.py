@@ -15,7 +15,7 @@ from card.methods import find_method
 from card.models.protocol import LanguageModel
 from card.transport.in_process import InlineLink
 from card.transport.link import DrafterLink
-from card.tree.shaping import GrammarState
+from card.tree.masks import GrammarState
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
 from card.workers.request import Request

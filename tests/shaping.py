@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import TargetError
+from card.tree.masks import GrammarState, Path
 from card.tree.sampling import Sampler
-from card.tree.shaping import Path
 from tests.toy import TableModel
 
 TOY_VOCAB_SIZE = 12
@@ -62,6 +62,16 @@ def slow_decode(
     return new_ids
 
 
+def permits(state: GrammarState, paths: Sequence[Path], ends: frozenset[int] = frozenset({0, 1})) -> list[bool]:
+    """Return of each path whether the text may go on with it, a token at a time."""
+
+    def may_follow(path: Path, idx: int) -> bool:
+        row = state.allowed([path[:idx]])[0]
+        return path[idx] < len(row) and bool(row[path[idx]]) and not ends & set(path[:idx])
+
+    return [all(may_follow(path, idx) for idx in range(len(path))) for path in paths]
+
+
 class ToyGrammar:
     """A grammar over the tokens 0 .. 11: neighbours differ by no multiple of 3, and 11 ends it after a few tokens."""
 
@@ -72,7 +82,7 @@ class ToyGrammar:
         self._text: tuple[int, ...] = ()
 
     def fork(self) -> ToyGrammar:
-        return ToyGrammar(self._length)
+        return type(self)(self._length)
 
     def follows(self, text: Sequence[int]) -> list[bool]:
         """Return which tokens may follow a text that keeps to the grammar."""
@@ -95,6 +105,3 @@ class ToyGrammar:
         lost = [True] * TOY_VOCAB_SIZE
         rows = [self.follows(text) if self.has(text) and self.END not in text else lost for text in texts]
         return np.array(rows, np.bool_)
-
-    def permits(self, paths: Sequence[Path]) -> list[bool]:
-        return [self.has((*self._text, *path)) for path in paths]

@@ -101,7 +101,7 @@ def test_a_pass_that_fails_fails_its_text_alone(llm: AsyncLLM, monkeypatch: pyte
         return forward(extensions)
 
     monkeypatch.setattr(llm.host.runner, "forward", failing)
-    with pytest.raises(TargetError, match=r"failed for this text: out of memory$"):
+    with pytest.raises(TargetError, match=r"failed for this text: RuntimeError: out of memory$"):
         run(llm.score(TEXT))
     assert len(run(llm.score(TEXT))) == len(TEXT) - 1
 

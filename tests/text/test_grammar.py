@@ -23,9 +23,10 @@ from card.errors import SettingsError, TargetError
 from card.models.loading import load_model, load_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
-from card.tree.shaping import GrammarState
+from card.tree.masks import GrammarState
 from tests.inside import finish, matcher_of
 from tests.pair import Pair, make_tokenizer
+from tests.shaping import permits
 from tests.tokenizer_kinds import KINDS
 
 llguidance = pytest.importorskip("llguidance")
@@ -104,7 +105,7 @@ def test_each_node_of_a_tree_is_as_if_its_path_were_the_text(
     paths = [walk[:end] for walk in (*walks, *below) for end in range(len(walk) + 1)]
     paths += [[*path, int(rng.integers(0, NUM_IDS))] for path in paths]
     rng.shuffle(paths)  # type: ignore[arg-type]
-    permitted, rows = state.permits(paths), state.allowed(paths)
+    permitted, rows = permits(state, paths), state.allowed(paths)
     for path, is_permitted, row in zip(paths, permitted, rows, strict=True):
         alone = compiler.compile(GRAMMARS[kind])
         alone.advance(committed)
@@ -138,7 +139,7 @@ def test_where_nobody_goes_on_everything_is_allowed_and_unknown_tokens_are_forbi
     everything = state.allowed([[0], [a, a], [NUM_IDS + 5]])
     assert everything.shape == (3, NUM_IDS)
     assert everything.all()
-    assert state.permits([[a, 0], [0, a], [NUM_IDS + 5], [1]]) == [True, False, False, True]
+    assert permits(state, [[a, 0], [0, a], [NUM_IDS + 5], [1]]) == [True, False, False, True]
 
 
 def test_a_text_that_does_not_keep_to_the_grammar_is_not_gone_on_with(compiler: GrammarCompiler) -> None:
@@ -179,7 +180,6 @@ def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
     assert isinstance(real, MatcherState)
     state = MatcherState(Fragile(matcher_of(real), b), NUM_IDS, frozenset({0, 1}))
     state.advance([a])
-    assert state.permits([[a], [b], [a, a], [b, a]]) == [True, True, True, False]
     with pytest.raises(TargetError, match=r"cannot be followed: too complex; use a simpler one"):
         state.allowed([(), [b]])
     assert np.flatnonzero(state.allowed([()])[0]).tolist() == np.flatnonzero(real.allowed([[a]])[0]).tolist()
@@ -203,7 +203,7 @@ def test_white_space_in_json_is_a_blank_or_an_indented_line(
     compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast, text: str, fits: bool
 ) -> None:
     path = [*tokenizer(text)["input_ids"], 0]
-    assert compiler.compile(Grammar("json_object")).permits([path]) == [fits]
+    assert permits(compiler.compile(Grammar("json_object")), [path]) == [fits]
 
 
 # ---- whole requests -------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, ll
 def _text_fits(tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, text: str) -> bool:
     ids = [*tokenizer.encode(text, add_special_tokens=False), 0]
     state = compiler.compile(Grammar("json_schema", json.dumps(schema)))
-    return all(state.permits([ids[: end + 1] for end in range(len(ids))]))
+    return all(permits(state, [ids]))
 
 
 DATE, TIME, DATE_TIME = ({"type": "string", "format": name} for name in ("date", "time", "date-time"))

@@ -13,6 +13,7 @@ from transformers.generation import logits_process as hf
 
 from card.config import Grammar, SamplingParams, ShapingRule
 from card.errors import TargetError
+from card.tree.masks import MasksAtOnce
 from card.tree.shaping import Shaping
 from tests.shaping import TOY_VOCAB_SIZE, ToyGrammar, shapings, slowly_shaped
 
@@ -103,7 +104,7 @@ def test_tokens_beyond_the_vocabulary_are_of_no_consequence():
 def with_grammar(length: int, new_ids: list[int], **changes: object) -> Shaping:
     params = SamplingParams(grammar=Grammar("regex", "toy"), **changes)
     rule = ShapingRule.of(params, num_prompt_tokens=len(PROMPT), end_ids=frozenset({ToyGrammar.END}))
-    return Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE, ToyGrammar(length))
+    return Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE, MasksAtOnce(ToyGrammar(length), 10.0))
 
 
 def test_the_grammar_rules_out_what_it_does_not_allow_after_each_path():
@@ -117,12 +118,6 @@ def test_the_end_of_the_grammar_comes_before_the_least_length():
     shaped = with_grammar(2, [1], min_tokens=9).apply(random_logits(2, 1), [(), (3,)])
     assert not shaped[0, ToyGrammar.END].isfinite(), "too early"
     assert shaped[1].isfinite().nonzero().tolist() == [[ToyGrammar.END]], "nothing else may follow"
-
-
-def test_paths_are_permitted_as_far_as_they_keep_to_the_grammar():
-    shaping = with_grammar(3, [1])
-    assert shaping.permitted([(2,), (4,), (2, 3), (2, 3, 11), (2, 3, 4)]) == [True, False, True, True, False]
-    assert shaping_of(SamplingParams(presence_penalty=1.0), []).permitted([(2,)]) is None
 
 
 def test_a_text_that_breaks_the_grammar_is_refused():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
-from card.errors import ProtocolError, TargetError
+from card.errors import ModelError, ProtocolError, TargetError
 from card.policy.rounds import drop_unlikely
 from card.protocol.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
@@ -524,7 +524,7 @@ def test_several_requests_in_one_pass_equal_each_alone(seed: int, agreement: flo
     }
 
 
-def test_a_round_that_raises_leaves_every_request_of_it_as_it_was() -> None:
+def test_an_error_in_one_requests_part_of_a_round_leaves_it_as_it_was_and_the_others_go_on() -> None:
     target, turns = toy_target(), itertools.count(1)
 
     def process(ids: Tensor, row: Tensor) -> Tensor:
@@ -537,8 +537,28 @@ def test_a_round_that_raises_leaves_every_request_of_it_as_it_was() -> None:
         worker.add(worker.check(request(request_id, logits_processor=process)))
     run_round(worker, [7, 8])
     before = [list(worker.find(i).token_ids) for i in (7, 8)]
-    with pytest.raises(TargetError, match="a bug"):
+    result = run_round(worker, [7, 8])
+    assert {i: type(error) for i, error in result.failures.errors.items()} == {8: TargetError}
+    assert "a bug" in str(result.failures.errors[8])
+    assert [len(worker.find(i).token_ids) for i in (7, 8)] == [len(before[0]) + 1, len(before[1])]
+    assert worker.find(8).token_ids == before[1]
+    for _ in range(9):
         run_round(worker, [7, 8])
+    expected = plain(target)[0]
+    assert [worker.find(i).token_ids[len(PROMPT) :] for i in (7, 8)] == [expected[:11], expected[:10]]
+
+
+def test_a_pass_that_raises_leaves_every_request_of_it_as_it_was() -> None:
+    target = toy_target()
+    worker = TargetWorker(target, clock=Clock())
+    for request_id in (7, 8):
+        worker.add(worker.check(request(request_id)))
+    run_round(worker, [7, 8])
+    before, forward = [list(worker.find(i).token_ids) for i in (7, 8)], target.forward
+    target.forward = lambda extensions: [logits * math.nan for logits in forward(extensions)]  # type: ignore[method-assign]
+    with pytest.raises(ModelError):
+        run_round(worker, [7, 8])
+    target.forward = forward  # type: ignore[method-assign]
     assert [worker.find(i).token_ids for i in (7, 8)] == before
     for _ in range(10):
         run_round(worker, [7, 8])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Driver:
         self.last_progress = time.monotonic()
         self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
         self._idle_looks = 0  # in a row
-        self._remeasuring = host.latencies.remeasure()
+        self._remeasuring: Iterator[None] = host.latencies.remeasure()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 
@@ -130,7 +131,7 @@ class Driver:
                     self._obey(command)
                 self._publish()
                 if self._idle_looks >= _IDLE_LOOKS:
-                    next(self._remeasuring, None)
+                    self._measure_again()
                 if self._host.scorer.has_work:
                     self._host.scorer.step(is_alone=not self._host.engine.has_work)
                     self.last_progress = time.monotonic()
@@ -142,6 +143,14 @@ class Driver:
         finally:
             self._die(death)
             self._host.close()
+
+    def _measure_again(self) -> None:
+        """Use idle time for what was measured in haste. Whatever fails there, requests are served as before."""
+        try:
+            next(self._remeasuring, None)
+        except Exception as error:
+            self._remeasuring = iter(())
+            logger.warning("latencies are not measured again: %s", in_words(error))
 
     def _next_commands(self) -> list[Command] | None:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
@@ -193,9 +202,19 @@ class Driver:
         self._publish()
         letters: list[tuple[Mailbox, str, Update]] = []
         for live, update in receivers:
-            text = live.prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
-            letters.append((live.mailbox, text, update))
+            written = live.prepared.written(update)
+            if written.is_failure:
+                self._forget(live)
+            letters.append((live.mailbox, written.text, written.update))
         post(letters)
+
+    def _forget(self, live: _RunningRequest) -> None:
+        """End a request whose text cannot be written."""
+        number = live.prepared.request.request_id
+        if self._live.pop(number, None) is not None:
+            with self._changed:
+                self._number_of.pop(live.name, None)
+            self._host.engine.abort(number)
 
     def _die(self, death: WorkerError) -> None:
         """Tell everyone who waits, and everyone who calls from now on."""

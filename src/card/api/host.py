@@ -26,7 +26,7 @@ from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
 from card.engine.scoring import Scorer
-from card.errors import SettingsError
+from card.errors import SettingsError, TargetError, in_words
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.memory import give_back_memory
@@ -40,12 +40,13 @@ from card.models.parallel_draft import wants_states
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.models.vision import ImagePrompt
+from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink
 from card.tree.verify import MATCH, Verifier
-from card.workers.request import CheckedRequest, Request
+from card.workers.request import CheckedRequest, Request, Update
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import LocalWriter
 
@@ -53,6 +54,16 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 logger = logging.getLogger(__name__)
+_FOLLOWING_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a round gave a request, with its text."""
+
+    text: str
+    update: Update
+    is_failure: bool = False  # the text cannot be written: the request is to be ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,16 @@ class PreparedRequest:
     def request(self) -> Request:
         """The request."""
         return self.checked.request
+
+    def written(self, update: Update) -> Written:
+        """Return the text that an update made certain. One that cannot be written ends this request alone."""
+        try:
+            text = self.text.take(update.token_ids, is_end=update.finish_reason is not None)
+        except Exception as error:
+            logger.error("the text of a request cannot be written: %s", in_words(error), exc_info=error)
+            failure = TargetError(f"the text of this request cannot be written: {in_words(error)}")
+            return Written("", Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
+        return Written(text, update)
 
 
 class Host:
@@ -143,13 +164,19 @@ class Host:
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
         self._prompts = PromptReader.for_target(self.tokenizer, self.settings, named, self.runner, model.dtype)
         check_once(self.runner, self.settings, is_named=isinstance(named, str))
+        self._lanes = Threads(_FOLLOWING_LIMIT_S)
         self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids))
 
     def _build(self, plan: Plan, watchers: Watchers | None, writers: Mapping[str, LocalWriter]) -> None:
         """Make the engine of the last plan."""
         self.plan = plan
         models = Models(
-            target=self.runner, link=self.link, latencies=self.latencies, watchers=watchers, writers=writers
+            target=self.runner,
+            link=self.link,
+            latencies=self.latencies,
+            watchers=watchers,
+            writers=writers,
+            lanes=self._lanes,
         )
         self._parts = build(plan, models)
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, plan.draft
@@ -163,6 +190,7 @@ class Host:
             self.latencies.remember_drafter()
             self._finalizer()
         self._parts.close()
+        self._lanes.close()
 
     def make_request(self, prompt: Prompt, params: SamplingParams, request_id: int) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.

@@ -197,7 +197,11 @@ class LLM(Hosted):
         while not has_ended:
             update = self._next(live)
             has_ended = update.finish_reason is not None
-            yield live.prepared.text.take(update.token_ids, is_end=has_ended), update
+            written = live.prepared.written(update)
+            yield written.text, written.update
+            if written.is_failure:
+                self._end(live)
+                return
 
     def _stream(self, prepared: PreparedRequest) -> Iterator[StreamChunk]:
         live = self._begin(prepared)

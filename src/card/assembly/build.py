@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,7 @@ from card.policy.cost import ScheduleCost
 from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
 from card.text.fit import tokenizer_fingerprint
+from card.text.following import AtOnce, Lanes
 from card.transport.link import DrafterLink
 from card.workers.target import OpenWriter, TargetWorker
 from card.workers.watchers import Watchers
@@ -36,6 +37,7 @@ class Models:
     latencies: Latencies | None = None  # for a policy that tunes itself
     watchers: Watchers | None = None  # of the target's features
     writers: Mapping[str, LocalWriter] | None = None  # the plan's, attached to the target; None: to be made
+    lanes: Lanes = field(default_factory=AtOnce)  # where the masks of grammars are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def build(
         watchers=models.watchers,
         self_drafting=plan.self_drafting,
         row_store=_row_store(plan),
+        lanes=models.lanes,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from card.engine.tracing import NoTracing
-from card.errors import ProtocolError
+from card.errors import ProtocolError, in_words
 from card.policy.rounds import Schedule
 from card.protocol.messages import Layer, Ready, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
 from card.workers.target import TargetWorker
+
+logger = logging.getLogger(__name__)
 
 
 class Dialogue:
@@ -44,8 +47,10 @@ class Dialogue:
                 continue
             try:
                 self.send(self._worker.receive(message))
-            except ProtocolError as error:
-                self.link.reject(str(error))
+            except Exception as error:  # whatever it has said, it costs no text
+                if not isinstance(error, ProtocolError):
+                    logger.error("a drafter's message could not be taken: %s", in_words(error), exc_info=error)
+                self.link.reject(in_words(error))
                 return
             if isinstance(message, Layer):
                 self.tracing.layer(message, self._worker.find(message.request_id))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
 from card.engine.passes import TargetPasses
 from card.engine.phases import Phases
@@ -19,11 +20,13 @@ from card.errors import TargetError
 from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView
 from card.transport.link import DrafterLink, NoDrafter
-from card.tree.nodes import Nodes
+from card.tree.nodes import NO_NODES, Nodes
+from card.workers.failures import Failures
 from card.workers.metrics import EngineStats
 from card.workers.request import CheckedRequest, FinishReason, Request, Update
 from card.workers.sequence import Sequence, Work
 from card.workers.target import TargetWorker
+from card.workers.target_pass import MASK_WAIT_S
 from card.workers.trace import Trace
 
 _LONG_PROMPT = 256  # tokens from which prompts are read on `Policy.reading_cores`: there shorter ones are slower
@@ -53,6 +56,7 @@ class Engine:
         self._limits = limits or Limits()
         self._queue = RequestQueue(worker, self._limits)
         self._policy = policy or Policy(link.own_schedule)
+        self._calls = CarefulCalls(self._policy)
         self._phases = Phases()
         self._totals = EngineStats()
 
@@ -102,7 +106,7 @@ class Engine:
         if not self.has_work:
             return []
         num_requests = min(len(self._queue), self._limits.max_num_seqs)
-        self._policy.begin(num_requests, self._drafter.link.available)
+        self._calls.begin(num_requests, self._drafter.link.available)
         started = self._clock()
         refused: list[Update] = []
         if self._queue.num_waiting or self._worker.moves is not None:
@@ -137,7 +141,8 @@ class Engine:
     # ---- one round --------------------------------------------------------------------------------------------------
 
     def _round(self, started: float, updates: list[Update]) -> list[Update]:
-        self._drafter.follow(self._policy.schedule, self._policy.beam_width())
+        failures = Failures()  # of single requests, before the pass and after it
+        self._drafter.follow(self._policy.schedule, self._calls.beam_width())
         work = self._queue.plan_prefill()
         drafting, decoding = self._in_phases()
         view = RoundView(
@@ -146,32 +151,43 @@ class Engine:
             num_context_rows=sum(one.sequence.num_rows for one in decoding),
             takes_turns=self._drafter.takes_turns,
         )
-        self._prepare(view, decoding)
-        offers = self._offers(view, decoding)
+        self._prepare(view, decoding, failures)
+        offers = self._offers(view, decoding, failures)
         work += [Work(one.sequence, offer=offer) for one, offer in zip(decoding, offers, strict=True)]
         work += [Work(one.sequence, drafts=True) for one in drafting]
+        if not work:
+            self._wait_for_masks()
         pass_started = self._clock()
         result, errors = self._passes.run(work)
         self._drafter.tracing.passed(work, result, pass_started, self._policy.schedule)
         rests = self._policy.schedule == "off" or (view.takes_turns and not view.num_passes)
         self._drafter.tell_round(result.messages, is_heard=not rests)
         seconds = self._clock() - started
-        updates += [self._end(request_id, "error", error) for request_id, error in errors.items()]
-        updates += self._finish(result.updates)
+        failures.take_in(result.failures)
+        updates += self._finish(result.updates, failures)
         self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), seconds)
         drafter_work = [one.new_drafter_work() for one in decoding]
-        if not errors:
+        errors |= failures.errors
+        updates += [self._end(one, "error", error) for one, error in errors.items() if self._queue.find(one)]
+        if work and not errors:
             decoding_ids = {request.request_id for request in view.requests}
             num_committed = sum(len(u.token_ids) for u in updates if u.request_id in decoding_ids)
             busy_s, passes = sum(busy_s for busy_s, _ in drafter_work), sum(passes for _, passes in drafter_work)
-            self._policy.observe(Outcome(view, result, seconds, num_committed, passes, busy_s))
+            self._calls.observe(Outcome(view, result, seconds, num_committed, passes, busy_s))
         return updates
 
-    def _finish(self, updates: list[Update]) -> list[Update]:
+    def _wait_for_masks(self) -> None:
+        """Wait for a moment: all that run sit out until it is known what their grammars permit."""
+        held_up = next((one.sequence for one in self._queue.running.values() if one.sequence.is_held_up), None)
+        if held_up is not None and held_up.masks is not None:
+            held_up.masks.settle([()], MASK_WAIT_S)
+
+    def _finish(self, updates: list[Update], failures: Failures) -> list[Update]:
         """Bring the counters up to date that these updates tell, and let go of requests that are over."""
         now = self._clock()
         for update in updates:
-            self._queue.running[update.request_id].refresh(now, self._drafter.status, self._policy)
+            with failures.of(update.request_id):
+                self._queue.running[update.request_id].refresh(now, self._drafter.status, self._policy)
             if update.finish_reason is not None:
                 self._leave(update.request_id, is_finished=True)
                 self._totals.num_finished += 1
@@ -198,14 +214,14 @@ class Engine:
         self._phases.begin_round()
         for request_id, one in self._queue.running.items():
             sequence = one.sequence
-            if sequence.prompt_tokens_left:
+            if sequence.prompt_tokens_left or sequence.is_held_up:
                 continue
             draft, length = sequence.self_draft, sequence.request.draft.num_speculative_tokens
             is_due = draft is not None and draft.has_phases and self._phases.is_due(request_id, length)
             (drafting if sequence.can_draft_itself and not is_due else verifying).append(one)
         return drafting, verifying
 
-    def _prepare(self, view: RoundView, decoding: list[RunningRequest]) -> None:
+    def _prepare(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
         link = self._drafter.link
         if self._policy.schedule == "off":
@@ -215,15 +231,15 @@ class Engine:
         running = [one.sequence for one in self._queue.running.values()]
         view.num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
         if self._worker.has_writers and (view.takes_turns or not any(one.sequence.best_path[0] for one in decoding)):
-            view.undrafted = [self._query(one.sequence, asks_drafter=False) for one in decoding]
+            view.undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
         started = self._clock()  # what writers take is none of the drafter's time
         while True:
             view.requests = [one.sequence.request for one in decoding]  # the drafter may have declined one
             view.is_up = link.status.state == "up"
-            view.best_paths = [one.sequence.best_path for one in decoding]
+            view.best_paths = [self._best_path(one.sequence, failures) for one in decoding]
             if view.is_up and not view.takes_turns:
                 view.num_short = sum(one.is_waited_for for one in decoding)
-            action = self._policy.prepare(view)
+            action = self._calls.prepare(view)
             if action is None or view.num_passes >= _MOST_DRAFT_PASSES:
                 break
             if isinstance(action, Draft):
@@ -242,21 +258,29 @@ class Engine:
             if not view.takes_turns and one.is_waited_for:
                 one.unheard_at = one.sequence.stats.drafter_passes
 
-    def _offers(self, view: RoundView, decoding: list[RunningRequest]) -> list[Nodes]:
+    def _offers(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> list[Nodes]:
         """Return what each decoding request verifies."""
         if view.undrafted and not any(depth for depth, _ in view.best_paths):
             offers = list(view.undrafted)  # the drafter has nothing to add
         else:
-            offers = [self._query(one.sequence, asks_drafter=self._policy.schedule != "off") for one in decoding]
+            asks = self._policy.schedule != "off"
+            offers = [self._query(one.sequence, failures, asks_drafter=asks) for one in decoding]
         if not any(offers):
             return offers
-        chosen = self._policy.choose(view, offers)
+        chosen = self._calls.choose(view, offers)
         rows_left = [self._worker.rows_left(one.sequence) for one in decoding]
         return [offer.leading(most) for offer, most in zip(chosen, rows_left, strict=True)]
 
-    def _query(self, sequence: Sequence, *, asks_drafter: bool) -> Nodes:
-        writer_budget = self._policy.writer_budget(sequence.request)
-        return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
+    def _best_path(self, sequence: Sequence, failures: Failures) -> tuple[int, float]:
+        with failures.of(sequence.request.request_id):
+            return sequence.best_path
+        return 0, 0.0
+
+    def _query(self, sequence: Sequence, failures: Failures, *, asks_drafter: bool) -> Nodes:
+        with failures.of(sequence.request.request_id):
+            writer_budget = self._policy.writer_budget(sequence.request)
+            return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
+        return NO_NODES
 
     def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:
         """Drop a running request before its text has ended; return its last update."""

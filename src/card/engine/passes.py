@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from card.errors import CardError, TargetError, WorkerError, in_words
+from card.errors import CapacityError, TargetError, WorkerError, in_words
 from card.workers.request import StepResult
 from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 
 logger = logging.getLogger(__name__)
-_MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
+_MOST_FAILED_ROUNDS = 3  # rounds in a row in which the pass of every request failed; then the target is tried alone
 
 
 class TargetPasses:
@@ -34,14 +34,25 @@ class TargetPasses:
         errors: dict[int, TargetError] = {}
         try:
             result = self._worker.step(work)
-        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+        except Exception as error:
             logger.warning("a target pass for %d requests failed: %s", len(work), error)
             result = self._run_halves(work, error, errors)
         self._num_failed_rounds = 0 if len(errors) < len(work) else self._num_failed_rounds + 1
         if self._num_failed_rounds >= _MOST_FAILED_ROUNDS:
-            last = next(iter(errors.values()))
-            self._death = f"{self._num_failed_rounds} rounds in a row failed, the last with {last}"
+            self._num_failed_rounds = 0
+            self._death = self._why_broken()
         return result, errors
+
+    def _why_broken(self) -> str | None:
+        """Return why not even one token alone can be run; None if it can: then the requests were to blame."""
+        try:
+            self._worker.run_one_token()
+        except CapacityError:  # the requests that failed still hold all the room
+            return None
+        except Exception as error:
+            logger.exception("the target is broken")
+            return f"{_MOST_FAILED_ROUNDS} rounds in a row failed, and a token alone fails with {in_words(error)}"
+        return None
 
     def _run_halves(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
@@ -53,6 +64,6 @@ class TargetPasses:
         for half in (work[:middle], work[middle:]) if middle else ([Work(work[0].sequence)],):
             try:
                 total.add(self._worker.step(half))
-            except (CardError, RuntimeError, MemoryError) as further:
+            except Exception as further:
                 total.add(self._run_halves(half, further, errors))
         return total

@@ -9,16 +9,18 @@ Source of the idea: SparseSpec, arXiv:2512.01278, its dynamic management of KV m
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 
 from card.engine.running import RunningRequest, WaitingRequest
-from card.errors import CapacityError, TargetError
+from card.errors import CapacityError, TargetError, in_words
 from card.workers.request import CheckedRequest, Request, Update
 from card.workers.row_moves import RowMoves
 from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 
+logger = logging.getLogger(__name__)
 GROWTH_TOKENS = 64  # by which a text may get longer before its room is looked at again
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
 _MOST_LENGTHS = 64  # of texts that ended, from which the length of others is expected
@@ -112,8 +114,10 @@ class RequestQueue:
             except CapacityError as error:
                 if self.running:
                     break  # some of them will leave
-                failure = TargetError(f"the request cannot be taken up: {error}")
-                refused.append(Update(request.request_id, (), "error", request.new_stats(), failure))
+                refused.append(_failure_of(request, f"the request cannot be taken up: {error}"))
+            except Exception as error:
+                logger.error("a request cannot be taken up: %s", in_words(error), exc_info=error)
+                refused.append(_failure_of(request, f"the request cannot be taken up: {in_words(error)}"))
             else:
                 self._num_taken_up += 1
                 one = RunningRequest(
@@ -143,7 +147,7 @@ class RequestQueue:
         chunk = self._limits.prefill_chunk if 0 in left else _IDLE_PREFILL_CHUNK
         work = []
         for one, num_left in zip(self.running.values(), left, strict=True):
-            if num_left and chunk:
+            if num_left and chunk and not one.sequence.is_held_up:
                 work.append(Work(one.sequence, num_prompt_tokens=min(num_left, chunk)))
                 chunk -= min(num_left, chunk)
         return work
@@ -211,3 +215,7 @@ class RequestQueue:
             return False
         self.paused[longest.request_id] = self.running.pop(longest.request_id)
         return True
+
+
+def _failure_of(request: Request, reason: str) -> Update:
+    return Update(request.request_id, (), "error", request.new_stats(), TargetError(reason))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from card.errors import CapacityError, CardError, PromptError, TargetError
+from card.errors import CapacityError, CardError, PromptError, TargetError, in_words
 from card.machine.threads import CoreSet, pinned
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
@@ -92,9 +92,9 @@ class Scorer:
                 return  # what runs will leave
             self._end(job)
             job.fail(error)
-        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+        except Exception as error:
             self._end(job)
-            job.fail(TargetError(f"the target's pass failed for this text: {str(error).splitlines()[0]}"))
+            job.fail(TargetError(f"the target's pass failed for this text: {in_words(error)}"))
         else:
             if is_over:
                 scores = tuple(self._scores)

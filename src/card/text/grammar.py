@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from card.config import Grammar
 from card.errors import CardError, SettingsError, TargetError
 from card.text.matcher import MatcherState, first_line
-from card.tree.shaping import GrammarState
+from card.tree.masks import GrammarState
 
 logger = logging.getLogger(__name__)
 

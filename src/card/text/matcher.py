@@ -6,7 +6,6 @@ costs one step for each of its nodes.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from card.errors import TargetError
-from card.tree.shaping import Path
+from card.tree.masks import Path
 
 _MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
 _LISTING = re.compile(r"\n\s*\d+ \| ")  # the library shows the grammar, which may be none that the user wrote
@@ -38,11 +37,10 @@ class MatcherState:
         self._num_ids = num_ids
         self._num_bytes = -(-num_ids // 8)
         self._end_ids = end_ids
-        self._matcher = start.deep_copy()
+        self._matcher: Any = start.deep_copy()  # None: it gave up, and the next path gets another one
         self._text: list[int] = []
         self._path: list[int] = []  # beyond the text, that the matcher has gone
-        self._is_lost = False  # the text does not keep to the grammar
-        self._rows: dict[tuple[int, ...], npt.NDArray[np.uint8] | None] = {}  # by path, until the text goes on
+        self._lost: str | None = None  # why the grammar cannot be followed any further
 
     def fork(self) -> MatcherState:
         """Return a state at the beginning of the same grammar."""
@@ -52,11 +50,12 @@ class MatcherState:
         """Take committed tokens, see `GrammarState`."""
         end = next((idx for idx, token_id in enumerate(token_ids) if token_id in self._end_ids), len(token_ids))
         try:
-            self._is_lost |= not self._go(token_ids[:end])
-        except TargetError:
-            self._is_lost = True
+            if not self._go(token_ids[:end]):
+                self._lost = self._lost or "the text does not keep to its grammar; leave grammar out, or report this"
+        except TargetError as error:
+            self._lost = self._lost or str(error)
         self._text += self._path
-        self._path, self._rows = [], {}
+        self._path = []
 
     def can_be_begun(self) -> bool:
         """Return whether a token may come first; where none of the model's may, the library names some all the same."""
@@ -67,47 +66,27 @@ class MatcherState:
         )
 
     def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
-        """Return which tokens may follow the text and each path, see `GrammarState`."""
-        if self._is_lost:
-            raise TargetError("the text does not keep to its grammar; leave grammar out, or report this")
-        rows = np.full((len(paths), self._num_bytes), 0xFF, np.uint8)
-        for idx in _walk_order(paths):
-            row = self._row(paths[idx])
-            if row is not None:
-                rows[idx] = row
-        self._go(())
-        return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
+        """Return which tokens may follow the text and each path, see `GrammarState`.
 
-    def permits(self, paths: Sequence[Path]) -> list[bool]:
-        """Return of each path whether the text may go on with it; one too costly to follow counts as forbidden."""
-        permitted: dict[tuple[int, ...], bool] = {(): True}
-        for idx in _walk_order(paths):
-            path = tuple(paths[idx])
-            with contextlib.suppress(TargetError):
-                row = self._row(path[:-1]) if path and permitted.get(path[:-1], True) else None
-                if row is not None and path[-1] < self._num_ids:
-                    permitted[path] = bool(row[path[-1] // 8] >> (path[-1] % 8) & 1)
-        self._go(())
-        return [permitted.get(tuple(path), False) for path in paths]
-
-    def _row(self, path: Path) -> npt.NDArray[np.uint8] | None:
-        """Return a bit for each token that may follow the text and a path; None if the path is forbidden or over.
-
-        It can be narrower than what the matcher would take: text that is forced has its usual tokens and no others.
+        A row can be narrower than what the matcher would take: text that is forced has its usual tokens and no others.
         """
-        key = tuple(path)
-        if key not in self._rows:
-            bits = self._checked(self._matcher.compute_bitmask()) if self._go(path) else None
-            self._rows[key] = None if bits is None else np.frombuffer(bits, np.uint8)[: self._num_bytes]
-        return self._rows[key]
+        if self._lost is not None:
+            raise TargetError(self._lost)
+        rows = np.full((len(paths), self._num_bytes), 0xFF, np.uint8)
+        for idx in walk_order(paths):
+            if self._go(paths[idx]):
+                rows[idx] = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)[: self._num_bytes]
+        return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
 
     def _go(self, path: Path) -> bool:
         """Bring the matcher behind the text and a path, or as far along it as the grammar permits; say which.
 
         No path goes beyond an end token.
 
-        Raises: TargetError if the library gives up; the matcher is behind the text then.
+        Raises: TargetError if the library gives up.
         """
+        if self._matcher is None:
+            self._begin_anew()
         num_common = 0
         while num_common < min(len(path), len(self._path)) and path[num_common] == self._path[num_common]:
             num_common += 1
@@ -121,17 +100,22 @@ class MatcherState:
         self._path += rest[:num_taken]
         return bool(num_taken == len(rest))
 
+    def _begin_anew(self) -> None:
+        """Bring another matcher behind the text, a token at a time: the library lets no other thread run meanwhile."""
+        self._matcher = self._start.deep_copy()
+        for token_id in self._text:
+            self._checked(self._matcher.try_consume_tokens([token_id]))
+
     def _checked(self, result: Any) -> Any:
-        """Return a result of the matcher, which never leaves an error again: a new one takes its place."""
+        """Return a result of the matcher. Raises: TargetError if it gave up, which it never recovers from."""
         if not self._matcher.is_error():
             return result
         reason = first_line(self._matcher.get_error())
-        self._matcher, self._path = self._start.deep_copy(), []
-        self._matcher.consume_tokens(self._text)
+        self._matcher, self._path = None, []
         raise TargetError(f"the grammar cannot be followed: {reason}; use a simpler one")
 
 
-def _walk_order(paths: Sequence[Path]) -> list[int]:
+def walk_order(paths: Sequence[Path]) -> list[int]:
     """Return the indices of paths so that each comes next to those that it shares most with."""
     return sorted(range(len(paths)), key=lambda idx: tuple(paths[idx]))
 

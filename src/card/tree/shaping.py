@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,47 +18,25 @@ import torch
 from torch import Tensor
 
 from card.config import ShapingRule
+from card.tree.masks import Masks, Path
 
 _NEGATIVE_INFINITY = float("-inf")
-
-Path = Sequence[int]
-"""Tokens that follow the committed text."""
-
-
-class GrammarState(Protocol):
-    """Progress of one text in its grammar."""
-
-    def fork(self) -> GrammarState:
-        """Return a state at the beginning of the same grammar."""
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Take committed tokens. If the grammar forbids one of them, `allowed` raises from then on."""
-
-    def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
-        """Return which tokens may follow the text and each path: [N, W], of ids 0 .. W - 1; none beyond.
-
-        A row whose path is forbidden itself, or has come to the end, allows everything: nobody goes on from there.
-        Raises: TargetError if the grammar is too costly to follow there; the state is as before.
-        """
-
-    def permits(self, paths: Sequence[Path]) -> list[bool]:
-        """Return of each path whether the text may go on with it."""
 
 
 class Shaping:
     """Changes the logits of one request, whose text it follows."""
 
     def __init__(
-        self, rule: ShapingRule, token_ids: Sequence[int], vocab_size: int, grammar: GrammarState | None = None
+        self, rule: ShapingRule, token_ids: Sequence[int], vocab_size: int, masks: Masks | None = None
     ) -> None:
         """Begin with a text.
 
         Args:
             token_ids: prompt, and new tokens if there are some already.
-            grammar: at its beginning; None leaves the grammar of the rule out.
+            masks: of the grammar, at its beginning; None leaves the grammar of the rule out.
         """
         self.rule = rule
-        self._grammar = grammar
+        self._masks = masks
         self._num_new = 0
         self._vocab_size = vocab_size
         self._end_ids = [token_id for token_id in rule.end_ids if token_id < vocab_size]
@@ -72,15 +49,11 @@ class Shaping:
 
     def commit(self, new_ids: Sequence[int]) -> None:
         """Take committed tokens."""
-        if self._grammar is not None:
-            self._grammar.advance(new_ids)
+        if self._masks is not None:
+            self._masks.advance(new_ids)
         self._num_new += len(new_ids)
         if self._tally is not None:
             self._tally.commit(new_ids)
-
-    def permitted(self, paths: Sequence[Path]) -> list[bool] | None:
-        """Return of each path whether the text may go on with it; None: there is no grammar."""
-        return None if self._grammar is None else self._grammar.permits(paths)
 
     def apply(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
         """Return the shaped logits.
@@ -91,12 +64,12 @@ class Shaping:
         Raises: TargetError if the grammar is too costly to follow, or the text does not keep to it.
         """
         is_early = np.array([self._num_new + len(path) < self.rule.min_tokens for path in paths], np.bool_)
-        if self._grammar is None and self._tally is None and not len(self._biases) and not is_early.any():
+        if self._masks is None and self._tally is None and not len(self._biases) and not is_early.any():
             return logits
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         shaped = logits.to(dtype, copy=True)
-        if self._grammar is not None:
-            allowed = _fitted(self._grammar.allowed(paths), self._vocab_size)
+        if self._masks is not None:
+            allowed = _fitted(self._masks.rows(paths), self._vocab_size)
             shaped.masked_fill_(torch.from_numpy(~allowed).to(shaped.device), _NEGATIVE_INFINITY)
             if is_early.any():  # where the grammar lets nothing follow but the end, the text ends early
                 allowed[:, self._end_ids] = False

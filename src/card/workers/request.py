@@ -12,10 +12,11 @@ from card.config import DraftSettings, SamplingParams
 from card.errors import CardError, SettingsError
 from card.models.vision import PlacedImages
 from card.protocol.messages import TargetMessage
+from card.tree.masks import GrammarState
 from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
-from card.tree.shaping import GrammarState
 from card.tree.verify import Verdict
+from card.workers.failures import Failures
 from card.workers.metrics import RequestStats
 from card.workers.offers import DRAFTER, writer_label
 
@@ -175,6 +176,7 @@ class StepResult:
     updates: list[Update] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     messages: list[TargetMessage] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)  # of requests alone: the pass itself was made
     num_tokens: int = 0  # rows of the pass
     busy_s: float = 0.0  # seconds of the pass and of choosing the tokens
 
@@ -183,5 +185,6 @@ class StepResult:
         self.updates += other.updates
         self.verified += other.verified
         self.messages += other.messages
+        self.failures.take_in(other.failures)
         self.num_tokens += other.num_tokens
         self.busy_s += other.busy_s

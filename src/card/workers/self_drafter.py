@@ -9,7 +9,7 @@ from card.errors import SettingsError
 from card.models.protocol import LanguageModel, Recurrent, Selective
 from card.workers.request import Request
 from card.workers.self_draft import SelfDraft
-from card.workers.sequence import DraftPass, Pass
+from card.workers.target_pass import DraftPass, Pass
 
 
 class SelfDrafter:

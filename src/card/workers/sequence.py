@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 from card.config import SamplingRule, ShapingRule
-from card.errors import TargetError
-from card.models.protocol import NO_PARENT, Extension
 from card.protocol.messages import TargetMessage
+from card.text.following import Following, Lanes
 from card.tree.nodes import NO_NODES, ROOT, Nodes
-from card.tree.sampling import Sampler, TokenLogprobs, token_logprobs
+from card.tree.sampling import Sampler
 from card.tree.shaping import Shaping
-from card.tree.verify import Verdict, Verification, Verifier
 from card.workers.offers import Offers
 from card.workers.replica import Replica
-from card.workers.request import FinishReason, Request, TokenDetails, alternatives_to, origins_of
+from card.workers.request import FinishReason, Request
 from card.workers.self_draft import SelfDraft
 from card.workers.visible import VisibleText
-from card.writers.local.protocol import Observation
 
 _MOST_REASON_CHARS = 300  # of what a drafter, perhaps another's, says
 
@@ -39,12 +33,14 @@ class Sequence:
         vocab_size: int,
         switch_len: int | None,
         offers: Offers,
+        lanes: Lanes,
         self_draft: SelfDraft | None = None,
     ) -> None:
         """Begin with the prompt, of which ``num_reused`` tokens have KV rows already.
 
         Args:
             switch_len: of the pool that the slot is of.
+            lanes: where the masks of its grammar are computed.
             self_draft: what the target drafts for itself, if it does.
         """
         self.request = request
@@ -55,8 +51,8 @@ class Sequence:
         self.num_rows = num_reused  # KV rows of committed tokens; the last one never has a row between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
         rule = ShapingRule.of(request.params, num_prompt_tokens=len(request.prompt_ids), end_ids=request.end_ids)
-        grammar = request.grammar.fork() if request.grammar is not None else None
-        self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, grammar)
+        self.masks = None if request.grammar is None else Following(request.grammar.fork(), lanes)
+        self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, self.masks)
         self._max_model_len = max_model_len
         self._switch_len = switch_len
         self.stats = request.new_stats()
@@ -131,6 +127,8 @@ class Sequence:
         draft = self.self_draft
         if draft is None or self.is_prefilling or not draft.has_room(self.deepest):
             return False
+        if self.masks is not None and not self.masks.takes_candidates:
+            return False
         return not (draft.token_ids and draft.token_ids[-1] in self.request.end_ids)
 
     def opening(self) -> list[TargetMessage]:
@@ -143,12 +141,23 @@ class Sequence:
         self.replica.forget_drafter()
         self.stats.declined = " ".join(reason.split())[:_MOST_REASON_CHARS] or "the drafter does not say why"
 
+    @property
+    def is_held_up(self) -> bool:
+        """True if passes go on without it: what its grammar permits next is not known yet."""
+        return self.masks is not None and self.masks.is_held_up
+
     def permitted(self, offer: Nodes) -> Nodes:
-        """Return the candidates that the grammar permits, if there is one: no other can be accepted."""
-        if self.shaping is None or not offer:
+        """Return the candidates without those that the grammar is known to forbid: none of them can be accepted."""
+        if self.masks is None or not offer:
             return offer
-        permitted = self.shaping.permitted(_paths(offer))
-        return offer if permitted is None else offer.kept(permitted)
+        if not self.masks.takes_candidates:
+            return NO_NODES
+        paths, kept = paths_of(offer), list[bool]()
+        for token, parent in zip(offer.tokens, offer.parents, strict=True):
+            row = self.masks.row(() if parent == ROOT else paths[parent])
+            is_permitted = row is None or (token < len(row) and bool(row[token]))
+            kept.append(is_permitted and (parent == ROOT or kept[parent]))
+        return offer.kept(kept)
 
     def cut(self, new_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Return the new tokens up to the one that ends the text, and why it ends, if it does."""
@@ -183,139 +192,9 @@ class Work:
         return self.sequence.request.request_id
 
 
-@dataclass(slots=True)
-class Pass:
-    """Part of one sequence in one target pass, and what is decided from its logits; nothing of it is committed."""
-
-    sequence: Sequence
-    extension: Extension
-    offer: Nodes
-    chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
-    verdict: Verdict | None = None  # None: a part of the prompt was run, and more of it follows
-    num_kept: int = 0  # accepted candidates that became text: its end may come before the last of them
-    num_lenient: int = 0  # accepted candidates that are not the target's choice
-    top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
-    details: TokenDetails = field(default_factory=TokenDetails)
-
-    @classmethod
-    def of(cls, work: Work) -> Pass:
-        """Run the committed tokens that have no KV row yet, and below the last of them the candidates."""
-        sequence, offer = work.sequence, work.offer
-        first, root_row = sequence.num_rows, len(sequence.token_ids) - 1
-        chain = sequence.token_ids[first:]
-        if sequence.is_prefilling:
-            chain = chain[: work.num_prompt_tokens]
-        parents = [first + i - 1 if first + i else NO_PARENT for i in range(len(chain))]
-        is_complete = first + len(chain) > root_row
-        parents += [root_row if parent == ROOT else root_row + 1 + parent for parent in offer.parents]
-        first_logits_idx = len(chain) - 1 if is_complete else len(chain)
-        draft, scores = sequence.self_draft, None
-        if draft is not None and not sequence.is_prefilling:
-            scores = draft.scores_for(len(sequence.token_ids))
-        token_ids = [*chain, *offer.tokens]
-        return cls(sequence, Extension(sequence.slot, token_ids, parents, first_logits_idx, scores=scores), offer)
-
-    def decide(self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None = None) -> None:
-        """Choose the target's tokens and let the verifier compare the candidates with them.
-
-        Args:
-            logits: [1 + candidates, V] of the model; [0, V] while more of the prompt follows.
-            num_top: how many of the likeliest tokens of each row the writers are shown.
-            features: [1 + candidates, F] of the same rows; None: the verifier wishes for none.
-        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
-        """
-        self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
-        if len(logits):
-            shaped = _shaped(self.sequence, [(), *_paths(self.offer)], logits)
-            self.chosen = _choose(self.sequence, self.offer, shaped)
-            seen = Verification(self.offer, shaped, self.chosen, features)
-            self.verdict = verifier.decide(seen)
-            if not verifier.is_exact:
-                self.num_lenient = seen.leniently_accepted(self.verdict)
-            self.details = _details(self.sequence, self.offer, self.verdict, logits)
-
-    def observation(self, verdict: Verdict, features: Tensor | None = None) -> Observation:
-        """Return what the writers are told of this pass; ``features`` [1 + candidates, D] as they wish for them."""
-        new_ids = (*(self.offer.tokens[i] for i in verdict.accepted), verdict.next_id)
-        chosen = tuple(self.chosen)
-        tree = self.offer.tokens, self.offer.parents
-        return Observation(new_ids, *tree, chosen, verdict.accepted, self.top_ids, features)
-
-
-@dataclass(slots=True)
-class DraftPass:
-    """Part of one sequence in one target pass in which it drafts for itself: a token, and candidates before it."""
-
-    sequence: Sequence
-    draft: SelfDraft
-    extension: Extension
-    candidates: list[int]
-
-    @classmethod
-    def of(cls, work: Work) -> DraftPass:
-        """Run the newest token, drafted or not, and what may follow it over the rows that were chosen."""
-        sequence, draft = work.sequence, work.sequence.self_draft
-        assert draft is not None, "of a request that drafts for itself"
-        candidates = draft.candidates(sequence.token_ids, sequence.deepest)
-        extension = draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows, candidates)
-        return cls(sequence, draft, extension, candidates)
-
-    def take(self, logits: Tensor) -> None:
-        """Add the tokens that the target would choose by these logits [1 + candidates, V], up to the first miss.
-
-        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
-        """
-        sequence, drafted = self.sequence, self.draft.token_ids
-        for row, candidate in zip(torch.split(logits, 1), [*self.candidates, None], strict=True):
-            shaped = _shaped(sequence, [tuple(drafted)], row)
-            (token_id,) = sequence.sampler.choose(shaped, [len(sequence.token_ids) + len(drafted)])
-            self.draft.take(token_id, row[0])
-            if token_id != candidate or token_id in sequence.request.end_ids:
-                break
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that stay: those of the text and of what was drafted, but for the newest token."""
-        return self.sequence.num_rows + len(self.draft.token_ids)
-
-
-def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Tensor) -> Tensor:
-    """Return logits [P, V] after P paths as penalties, grammar and the caller's processor leave them."""
-    processor, shaping = sequence.request.logits_processor, sequence.shaping
-    if shaping is not None:
-        logits = shaping.apply(logits, paths)
-    if processor is not None:
-        texts = [torch.tensor([[*sequence.token_ids, *path]], device=logits.device) for path in paths]
-        try:
-            processed = [processor(ids, row.clone()) for ids, row in zip(texts, torch.split(logits, 1), strict=True)]
-        except Exception as error:  # it is the caller's code
-            raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
-        logits = torch.cat(processed)
-    return logits
-
-
-def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
-    """Return the target's token after the root and after each candidate."""
-    after_root = len(sequence.token_ids)
-    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
-    return sequence.sampler.choose(logits, positions)
-
-
-def _paths(offer: Nodes) -> list[tuple[int, ...]]:
+def paths_of(offer: Nodes) -> list[tuple[int, ...]]:
     """Return the tokens of each candidate's path, its own included."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(offer.tokens, offer.parents, strict=True):
         paths.append((token,) if parent == ROOT else (*paths[parent], token))
     return paths
-
-
-def _details(sequence: Sequence, offer: Nodes, verdict: Verdict, logits: Tensor) -> TokenDetails:
-    """Return what is told of the tokens of a verdict. ``logits`` are the model's own, [1 + candidates, V]."""
-    params, names = sequence.request.params, sequence.offers.names
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    if params.logprobs is not None:
-        rows = [0, *(1 + idx for idx in verdict.accepted)]
-        new_ids = [*(offer.tokens[idx] for idx in verdict.accepted), verdict.next_id]
-        logprobs = token_logprobs(logits[rows], new_ids, params.logprobs)
-    alternatives = alternatives_to(offer, verdict, names) if params.shows_tree else ()
-    return TokenDetails(origins_of(offer, verdict, names), logprobs, alternatives)

@@ -15,10 +15,11 @@ from torch import Tensor
 from card.config.selection import SelfDrafting
 from card.errors import PromptError
 from card.models.pool import SequencePool
-from card.models.protocol import LanguageModel, Recurrent
+from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.models.row_store import RowStore
 from card.models.vision import Seeing
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
+from card.text.following import AtOnce, Lanes
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers
@@ -26,7 +27,8 @@ from card.workers.request import CheckedRequest, FinishReason, Request, StepResu
 from card.workers.row_moves import RowMoves
 from card.workers.self_draft import SELF, SelfDraft
 from card.workers.self_drafter import SelfDrafter
-from card.workers.sequence import DraftPass, Pass, Sequence, Work, longest_text
+from card.workers.sequence import Sequence, Work, longest_text
+from card.workers.target_pass import MASK_WAIT_S, DraftPass, Pass
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
 
@@ -49,6 +51,7 @@ class TargetWorker:
         watchers: Watchers | None = None,
         self_drafting: SelfDrafting | None = None,
         row_store: RowStore | None = None,
+        lanes: Lanes = AtOnce(),  # noqa: B008
     ) -> None:
         """Take over ``model``.
 
@@ -61,6 +64,7 @@ class TargetWorker:
             watchers: are shown hidden states after each pass; None: nobody wishes for any.
             self_drafting: how the target drafts for itself; None: it does not.
             row_store: takes the rows of paused requests; None: none is paused, nor given less than it may come to need.
+            lanes: where the masks of grammars are computed.
         Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows, or if rows are to be
             stored and cannot be moved.
         """
@@ -74,6 +78,7 @@ class TargetWorker:
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
         self.moves = None if row_store is None else RowMoves(model, self.pool, row_store)
         self._clock = clock
+        self._lanes = lanes
         self._running: dict[int, Sequence] = {}
         self._beam_width: int | None = None  # None: as each request's settings say
 
@@ -119,8 +124,17 @@ class TargetWorker:
         """
         request = checked.request
         opened = self.pool.open(request.pool_key(request.prompt_ids), num_rows or checked.num_rows)
+        try:
+            sequence = self._begin(request, opened.slot, opened.num_reused)
+        except BaseException:
+            self.pool.close(opened.slot, ())
+            raise
+        self._running[request.request_id] = sequence
+        return sequence
+
+    def _begin(self, request: Request, slot: int, num_reused: int) -> Sequence:
         if isinstance(self.model, Seeing):
-            self.model.show(opened.slot, request.images)
+            self.model.show(slot, request.images)
         sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
         writers = self._writers if request.params.speculates else {}
         openers: dict[str, Callable[[], WriterSequence]] = {}
@@ -129,11 +143,17 @@ class TargetWorker:
             openers[SELF] = partial(_itself, self_draft)
         openers.update({name: partial(begin, request) for name, begin in writers.items()})
         offers = Offers(openers, vocab_size=self.model.vocab_size)
-        place = opened.slot, opened.num_reused
-        switch_len = self.pool.switch_len
-        sequence = Sequence(request, *place, offers=offers, switch_len=switch_len, self_draft=self_draft, **sizes)
+        sequence = Sequence(
+            request,
+            slot,
+            num_reused,
+            offers=offers,
+            switch_len=self.pool.switch_len,
+            lanes=self._lanes,
+            self_draft=self_draft,
+            **sizes,
+        )
         sequence.replica.tune(beam_width=self._beam_width)
-        self._running[request.request_id] = sequence
         return sequence
 
     def remove(self, sequence: Sequence) -> list[TargetMessage]:
@@ -150,6 +170,8 @@ class TargetWorker:
                 self.model.show(sequence.slot, None)
             self.pool.close(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
         sequence.offers.close()
+        if sequence.masks is not None:
+            sequence.masks.close()
         return [Close(request_id)] if sequence.request.uses_drafter else []
 
     def find(self, request_id: int) -> Sequence | None:
@@ -220,44 +242,70 @@ class TargetWorker:
         return self.model.capacity(sequence.slot) - len(sequence.token_ids)
 
     def step(self, work: Iterable[Work]) -> StepResult:
-        """Run one round for these requests in one target pass. Nothing has changed if it raises."""
-        listed = list(work)
+        """Run one round for these requests in one target pass. Nothing has changed if it raises.
+
+        An error in one request's own part (its grammar, logits processor, stop check, whatever follows it) is among the
+        result's failures, and the others' parts are as ever. Raises: what the model raises.
+        """
+        listed, result = list(work), StepResult()
         passes = [Pass.of(one) for one in listed if not one.drafts]
         drafting = [DraftPass.of(one) for one in listed if one.drafts]
         extensions = [*(one.extension for one in passes), *(one.extension for one in drafting)]
         for one in passes:
+            one.begin_masks()
             if one.sequence.self_draft is not None:
                 self.model.keep(one.sequence.slot, one.sequence.num_rows)  # without the rows that drafting wrote
         started = self._clock()
         all_logits = self.model.forward(extensions)
+        wait_s = MASK_WAIT_S
+        for one in passes:
+            wait_s = one.settle_masks(wait_s)
         try:
             for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=False)):
                 features = self._watchers.for_verifier(idx) if self._watchers else None
-                one.decide(logits, self._top_k, self._verifier, features)
+                one.try_to_decide(logits, self._top_k, self._verifier, features, result.failures)
             for draft, logits in zip(drafting, all_logits[len(passes) :], strict=True):
-                draft.take(logits)
+                with result.failures.of(draft.sequence.request.request_id):
+                    draft.take(logits)
         except BaseException:
             for sequence in [*(one.sequence for one in passes), *(one.sequence for one in drafting)]:
-                self.model.keep(sequence.slot, sequence.num_rows)
-                if sequence.self_draft is not None:
-                    sequence.self_draft.forget()
+                self._take_back(sequence)
             raise
-        num_tokens = sum(len(one.token_ids) for one in extensions)
-        result = StepResult(num_tokens=num_tokens, busy_s=self._clock() - started)
+        result.num_tokens = sum(len(one.token_ids) for one in extensions)
+        result.busy_s = self._clock() - started
         if self._self_drafter is not None:
             self._self_drafter.count_reads([*passes, *drafting])
         for idx, one in enumerate(passes):
-            self._commit(idx, one, result)
-            if self._self_drafter is not None:
-                self._self_drafter.choose_rows(one)
+            with result.failures.of(one.sequence.request.request_id):
+                self._commit(idx, one, result)
+                if self._self_drafter is not None and one.verdict is not None:
+                    self._self_drafter.choose_rows(one)
         for draft in drafting:
             self.model.keep(draft.sequence.slot, draft.num_rows)
             draft.sequence.stats.target_busy_s += result.busy_s
         return result
 
+    def run_one_token(self) -> None:
+        """Run one token for nobody, to see whether passes work. Raises: CapacityError; what the model raises."""
+        opened = self.pool.open((), 1)
+        try:
+            self.model.forward([Extension(opened.slot, [0], [NO_PARENT])])
+            self.model.keep(opened.slot, 0)
+        finally:
+            self.pool.close(opened.slot, ())
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Drop what a pass has written of a text."""
+        self.model.keep(sequence.slot, sequence.num_rows)
+        if sequence.self_draft is not None:
+            sequence.self_draft.forget()
+
     def _commit(self, extension_idx: int, one: Pass, result: StepResult) -> None:
         """Take over what a pass has decided, and tell drafter, writers and watchers."""
         sequence, was_prefilling, first = one.sequence, one.sequence.is_prefilling, one.sequence.num_rows
+        if one.is_complete and one.verdict is None:  # it failed, or its mask is late
+            self._take_back(sequence)
+            return
         reason: FinishReason | None = None
         read, features = self._watchers.for_writers(extension_idx, one.extension) if self._watchers else (None, None)
         if read is not None and len(read):

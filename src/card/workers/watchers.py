@@ -15,7 +15,7 @@ from card.config.fields import require
 from card.errors import in_words
 from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, Rows, SeenRows
 from card.models.protocol import Extension
-from card.workers.sequence import Pass
+from card.workers.target_pass import Pass
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Watchers:
     def _seen(self, consumer: FeatureConsumer, extension_idx: int, one: Pass, first: int) -> SeenRows | None:
         """Return what a consumer wishes to see of the new rows; None if it is none of them."""
         sequence, wish = one.sequence, consumer.wish
-        num_chain = len(one.extension.token_ids) - len(one.offer)
+        num_chain = one.num_chain
         rows = list(range(num_chain))
         if one.verdict is not None:
             rows += [num_chain + idx for idx in one.verdict.accepted[: one.num_kept]]

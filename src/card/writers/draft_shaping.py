@@ -9,9 +9,12 @@ from torch import Tensor
 
 from card.config import Grammar, ShapingRule
 from card.errors import TargetError
-from card.tree.shaping import GrammarState, Path, Shaping
+from card.tree.masks import GrammarState, MasksAtOnce, Path
+from card.tree.shaping import Shaping
 
 logger = logging.getLogger(__name__)
+
+_LIMIT_S = 1.0  # of all steps of a text's grammar: then drafting without it is the better help
 
 FindGrammar = Callable[[Grammar], GrammarState | None]
 """Returns the beginning of a grammar; None if there is none here, or not yet."""
@@ -55,4 +58,5 @@ class DraftShaping:
         grammar = self._find(self._rule.grammar)
         if grammar is not None:
             self._find = None
-            self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size, grammar)
+            masks = MasksAtOnce(grammar, _LIMIT_S)
+            self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size, masks)

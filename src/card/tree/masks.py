@@ -1,0 +1,89 @@
+"""Masks of a grammar: which tokens may follow a text and each candidate path below it, and what that may cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from card.errors import TargetError
+
+Path = Sequence[int]
+"""Tokens that follow the committed text."""
+
+MaskRow = npt.NDArray[np.bool_]
+"""Which tokens may follow: [W], of ids 0 .. W - 1; none beyond."""
+
+TOKEN_LIMIT_S = 0.2  # of one step: some of them hold the whole process up, and an ordinary one takes milliseconds
+
+
+class GrammarState(Protocol):
+    """Progress of one text in its grammar. Its calls never run at once."""
+
+    def fork(self) -> GrammarState:
+        """Return a state at the beginning of the same grammar."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take committed tokens. If the grammar forbids one of them, `allowed` raises from then on."""
+
+    def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
+        """Return which tokens may follow the text and each path: [N, W], of ids 0 .. W - 1; none beyond.
+
+        A row whose path is forbidden itself, or has come to the end, allows everything: nobody goes on from there.
+        Raises: TargetError if the grammar is too costly to follow there; the state is as before.
+        """
+
+
+class Masks(Protocol):
+    """What shapes logits by a grammar: the masks of one text."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take committed tokens."""
+
+    def rows(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
+        """Return the masks after each path, as of `GrammarState.allowed`. Raises: TargetError if there are none."""
+
+
+class TimeSpent:
+    """Seconds that following one text's grammar has taken, and the most that it may take."""
+
+    def __init__(self, limit_s: float) -> None:
+        """Begin at nothing; ``limit_s``: most seconds of the whole text."""
+        self._limit_s = limit_s
+        self._total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a step. Raises: TargetError if it, or all of them together, took too long."""
+        self._total_s += seconds
+        if seconds > TOKEN_LIMIT_S:
+            raise TargetError(
+                f"the grammar took {seconds:.2f} s for one token, {TOKEN_LIMIT_S:g} s are allowed; use a simpler one"
+            )
+        if self._total_s > self._limit_s:
+            raise TargetError(
+                f"the grammar took more than {self._limit_s:g} s for one text; use a simpler one, or raise the limit "
+                "(--grammar-timeout)"
+            )
+
+
+class MasksAtOnce:
+    """Masks that are computed when they are asked for, by whoever can do without the grammar if it takes long."""
+
+    def __init__(self, state: GrammarState, limit_s: float, clock: Callable[[], float] = time.thread_time) -> None:
+        """Begin. ``clock``: seconds of work of the calling thread."""
+        self._state, self._clock = state, clock
+        self._spent = TimeSpent(limit_s)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take committed tokens; what that took counts when masks are asked for next."""
+        self._state.advance(token_ids)
+
+    def rows(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
+        """Return the masks after each path. Raises: TargetError, also if they took too long."""
+        started = self._clock()
+        rows = self._state.allowed(paths)
+        self._spent.add(self._clock() - started)
+        return rows
