@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from card import AsyncLLM as PUBLIC_ASYNC_LLM
+from card.api import driver
 from card.api.async_llm import AsyncLLM, RequestStream
 from card.api.llm import LLM
 from card.api.outputs import StreamChunk
+from card.api.text_stream import TextStream
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError, TargetError, WorkerError
 from card.models.loading import load_tokenizer
@@ -437,6 +439,51 @@ def test_a_request_that_the_model_fails_for_raises_its_error_and_the_others_go_o
         await all_is_free(own_llm)
 
     run(main())
+
+
+def test_a_text_that_cannot_be_written_ends_its_own_request_and_the_others_go_on(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = TextStream.take
+
+    def fail_for_those_with_stop_strings(text: TextStream, token_ids: Any, *, is_end: bool) -> str:
+        if text._is_fed:
+            raise UnicodeError("no such character")
+        return take(text, token_ids, is_end=is_end)
+
+    monkeypatch.setattr(TextStream, "take", fail_for_those_with_stop_strings)
+
+    async def main() -> None:
+        good = llm.generate("the mat", LONG)
+        await anext(good)
+        with pytest.raises(TargetError, match="the text of this request cannot be written: UnicodeError: no such"):
+            await read(llm.generate("the cat", LONG.replace(stop=("never",))))
+        await anext(good)
+        await good.aclose()
+        await all_is_free(llm)
+
+    run(main())
+
+
+def test_measuring_in_idle_time_that_fails_ends_nothing(
+    own_llm: AsyncLLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Iterator[None]:
+        yield
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(driver, "IDLE_LOOK_S", 0.01)
+    own_llm._driver._remeasuring = fail()
+
+    async def main() -> None:
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        assert (await read(own_llm.generate("the mat", GREEDY))).finish_reason is not None
+
+    run(main())
+    assert [record.message for record in caplog.records] == [
+        "latencies are not measured again: OSError: [Errno 24] Too many open files"
+    ]
 
 
 def test_when_the_engine_dies_every_waiter_and_every_later_call_is_told(own_llm: AsyncLLM) -> None:

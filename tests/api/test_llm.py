@@ -14,6 +14,7 @@ import torch
 
 from card import LLM as PUBLIC_LLM
 from card.api.llm import LLM, RequestOutput
+from card.api.text_stream import TextStream
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.loading import load_model, load_tokenizer
@@ -536,6 +537,25 @@ def test_a_batch_gives_each_prompt_the_text_that_it_has_alone(make, plain, metho
     for result, prompt, one in zip(results, prompts, params, strict=True):
         assert result.prompt == prompt
         assert result.outputs == plain(one, prompt).outputs
+
+
+def test_a_text_that_cannot_be_written_is_an_error_of_its_own_result_and_the_others_are_whole(make, plain, monkeypatch):
+    take = TextStream.take
+
+    def fail_for_those_with_stop_strings(text, token_ids, *, is_end):
+        if text._is_fed:
+            raise UnicodeError("no such character")
+        return take(text, token_ids, is_end=is_end)
+
+    monkeypatch.setattr(TextStream, "take", fail_for_those_with_stop_strings)
+    llm = make("card", placement="inline")
+    params = [GREEDY, GREEDY.replace(stop=("never",)), GREEDY]
+    results = llm.generate(PROMPTS, params)
+    assert [result.outputs[0].finish_reason for result in results] == ["length", "error", "length"]
+    assert [results[idx].outputs[0].token_ids for idx in (0, 2)] == [
+        plain(GREEDY, PROMPTS[idx]).outputs[0].token_ids for idx in (0, 2)
+    ]
+    assert llm.stats().num_running == 0
 
 
 def test_streams_that_are_open_at_once_share_the_rounds_and_each_has_its_own_text(make, plain):

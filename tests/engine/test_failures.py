@@ -17,6 +17,7 @@ from card.errors import TargetError, WorkerError
 from card.policy.rounds import Policy
 from card.text.following import Threads
 from card.tree import shaping as shaping_module
+from card.tree.nodes import Nodes
 from card.workers import sequence as sequence_module
 from card.workers import target_pass
 from card.workers.request import Request, Update
@@ -172,6 +173,33 @@ def test_a_policy_that_fails_costs_no_text(name: str, caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records].count(
         f"the policy fails ({name}), decoding goes on: KeyError: 'a bug'"
     ) == 1
+
+
+class Stubborn:
+    """A writer that proposes a chain which the grammar forbids from its first or second token on."""
+
+    def __init__(self, begin: int) -> None:
+        self._chain = [begin, begin + 3, begin, begin + 1]
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        return Nodes.chain(self._chain[:budget], [-0.1 * (1 + i) for i in range(len(self._chain))][:budget])
+
+    def observe(self, seen: object) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("begin", range(6))
+def test_what_hangs_below_a_forbidden_candidate_goes_with_it(begin: int) -> None:
+    target = toy_target()
+    worker = TargetWorker(target, clock=time.perf_counter, writers={"stubborn": lambda request: Stubborn(begin)})
+    request = make_request(1, params=PARAMS.replace(seed=4), draft=TREE, end_ids=ENDS, grammar=ToyGrammar(20))
+    found = run(Engine(worker, None), [replace(request, uses_drafter=False)])
+    assert (found[1][0], found[1][1].error) == (alone(request), None)
+    stats = found[1][1].stats
+    assert 0 < stats.verified_tokens < 4 * stats.target_passes, "what is known to be forbidden is not run"
 
 
 # ---- the target's own failures --------------------------------------------------------------------------------------

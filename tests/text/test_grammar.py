@@ -291,6 +291,17 @@ def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, ll
     assert sum(result.stats.drafter_passes for result in results) > 0
 
 
+def test_a_text_that_copies_what_its_grammar_forbids_is_that_of_plain_decoding() -> None:
+    sentence = r"es is [0-9]+\. The number of apples is [0-9]+\."
+    params = SamplingParams(temperature=0.0, max_tokens=40, grammar=Grammar("regex", sentence))
+    prompt, texts = "Tom has 3 apples and buys 4 more. The number of appl", []
+    for method in ("vanilla", "suffix"):
+        with LLM("demo-target", method=method, policy="fixed", dtype="float32") as llm:
+            texts.append(llm.generate(prompt, params)[0].outputs[0].text)
+    assert texts[0] == texts[1]
+    assert re.fullmatch(sentence, texts[0])
+
+
 # ---- what a schema holds --------------------------------------------------------------------------------------------
 
 
