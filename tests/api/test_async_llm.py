@@ -18,6 +18,7 @@ from card.api.async_llm import AsyncLLM, RequestStream
 from card.api.llm import LLM
 from card.api.outputs import StreamChunk
 from card.api.text_stream import TextStream
+from card.assembly.latencies import MeasuredLatencies
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError, TargetError, WorkerError
 from card.models.loading import load_tokenizer
@@ -446,18 +447,18 @@ def test_a_text_that_cannot_be_written_ends_its_own_request_and_the_others_go_on
 ) -> None:
     take = TextStream.take
 
-    def fail_for_those_with_stop_strings(text: TextStream, token_ids: Any, *, is_end: bool) -> str:
-        if text._is_fed:
+    def fail_at_the_end(text: TextStream, token_ids: Any, *, is_end: bool) -> str:
+        if is_end:
             raise UnicodeError("no such character")
         return take(text, token_ids, is_end=is_end)
 
-    monkeypatch.setattr(TextStream, "take", fail_for_those_with_stop_strings)
+    monkeypatch.setattr(TextStream, "take", fail_at_the_end)
 
     async def main() -> None:
         good = llm.generate("the mat", LONG)
         await anext(good)
         with pytest.raises(TargetError, match="the text of this request cannot be written: UnicodeError: no such"):
-            await read(llm.generate("the cat", LONG.replace(stop=("never",))))
+            await read(llm.generate("the cat", GREEDY))
         await anext(good)
         await good.aclose()
         await all_is_free(llm)
@@ -466,19 +467,21 @@ def test_a_text_that_cannot_be_written_ends_its_own_request_and_the_others_go_on
 
 
 def test_measuring_in_idle_time_that_fails_ends_nothing(
-    own_llm: AsyncLLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> Iterator[None]:
+    def fail(measuring: object) -> Iterator[None]:
         yield
         raise OSError(24, "Too many open files")
 
+    monkeypatch.setattr(MeasuredLatencies, "remeasure", fail)
     monkeypatch.setattr(driver, "IDLE_LOOK_S", 0.01)
-    own_llm._driver._remeasuring = fail()
+    llm = make_llm(pair, placement="inline")
 
     async def main() -> None:
         while not caplog.records:
             await asyncio.sleep(0.01)
-        assert (await read(own_llm.generate("the mat", GREEDY))).finish_reason is not None
+        assert (await read(llm.generate("the mat", GREEDY))).finish_reason is not None
+        await llm.shutdown()
 
     run(main())
     assert [record.message for record in caplog.records] == [

@@ -542,19 +542,20 @@ def test_a_batch_gives_each_prompt_the_text_that_it_has_alone(make, plain, metho
 def test_a_text_that_cannot_be_written_is_an_error_of_its_own_result_and_the_others_are_whole(make, plain, monkeypatch):
     take = TextStream.take
 
-    def fail_for_those_with_stop_strings(text, token_ids, *, is_end):
-        if text._is_fed:
+    wanted = [plain(GREEDY, PROMPTS[idx]).outputs[0].token_ids for idx in (0, 2)]
+    rare_id = next(token_id for token_id in range(5, 99) if token_id not in [*wanted[0], *wanted[1]])
+
+    def fail_at_a_rare_token(text, token_ids, *, is_end):
+        if rare_id in token_ids:
             raise UnicodeError("no such character")
         return take(text, token_ids, is_end=is_end)
 
-    monkeypatch.setattr(TextStream, "take", fail_for_those_with_stop_strings)
+    monkeypatch.setattr(TextStream, "take", fail_at_a_rare_token)
     llm = make("card", placement="inline")
-    params = [GREEDY, GREEDY.replace(stop=("never",)), GREEDY]
+    params = [GREEDY, GREEDY.replace(logit_bias={rare_id: 100.0}), GREEDY]
     results = llm.generate(PROMPTS, params)
     assert [result.outputs[0].finish_reason for result in results] == ["length", "error", "length"]
-    assert [results[idx].outputs[0].token_ids for idx in (0, 2)] == [
-        plain(GREEDY, PROMPTS[idx]).outputs[0].token_ids for idx in (0, 2)
-    ]
+    assert [results[idx].outputs[0].token_ids for idx in (0, 2)] == wanted
     assert llm.stats().num_running == 0
 
 

@@ -24,6 +24,7 @@ from card.workers.request import Request, Update
 from card.workers.target import TargetWorker
 from card.writers.local import find_writer
 from tests.decoding import PROMPT, inline, make_request, plain, toy_draft, toy_target
+from tests.inside import queue_of
 from tests.shaping import ToyGrammar
 from tests.text.test_following import ByHand
 from tests.toy import TableModel
@@ -265,7 +266,7 @@ def test_masks_are_computed_beside_the_targets_pass_and_not_before_it() -> None:
     grammar = ToyGrammar(20)
 
     def run_beside(extensions: Any) -> Any:
-        before.append(sum(one.sequence.masks.num_known([()]) for one in engine._queue.running.values()))
+        before.append(sum(one.sequence.masks.num_known([()]) for one in queue_of(engine).running.values()))
         begun.append(len(lanes.jobs))
         logits = forward(extensions)
         lanes.work()

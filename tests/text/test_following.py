@@ -49,12 +49,12 @@ class Costly(ToyGrammar):
 
     def __init__(self, lanes: ByHand, seconds_of: Callable[[Path], float]) -> None:
         super().__init__(30)
-        self._lanes, self._seconds_of = lanes, seconds_of
+        self._lanes, self.seconds_of = lanes, seconds_of
         self.asked: list[Path] = []
 
     def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
         self.asked += paths
-        self._lanes.now += sum(map(self._seconds_of, paths))
+        self._lanes.now += sum(map(self.seconds_of, paths))
         return super().allowed(paths)
 
 
@@ -107,7 +107,7 @@ def test_a_slow_grammar_has_a_lane_of_its_own_and_its_candidates_are_not_followe
     following.advance([1])
     assert lanes.work() == [True]
     assert following.num_known([()]) == 1
-    grammar._seconds_of = lambda path: 0.0
+    grammar.seconds_of = lambda path: 0.0
     following.advance([3])
     assert lanes.work() == [True]
     assert following.takes_candidates, "it is quick again"

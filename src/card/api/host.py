@@ -59,7 +59,7 @@ _FOLLOWING_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a round gave a request, with its text."""
+    """The gain of a request in one round, with its text."""
 
     text: str
     update: Update

@@ -28,7 +28,7 @@ _Key = tuple[int, ...]
 
 
 class Lanes(Protocol):
-    """Where masks are computed."""
+    """Places where masks are computed."""
 
     @property
     def limit_s(self) -> float:

@@ -15,7 +15,7 @@ Path = Sequence[int]
 """Tokens that follow the committed text."""
 
 MaskRow = npt.NDArray[np.bool_]
-"""Which tokens may follow: [W], of ids 0 .. W - 1; none beyond."""
+"""Flags of the tokens that may follow: [W], of ids 0 .. W - 1; none beyond."""
 
 TOKEN_LIMIT_S = 0.2  # of one step: some of them hold the whole process up, and an ordinary one takes milliseconds
 
@@ -38,7 +38,7 @@ class GrammarState(Protocol):
 
 
 class Masks(Protocol):
-    """What shapes logits by a grammar: the masks of one text."""
+    """The masks of one text, which shape its logits."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take committed tokens."""
