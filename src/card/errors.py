@@ -41,6 +41,10 @@ class TargetError(CardError):
     """The target's pass failed for this request; other requests go on."""
 
 
+class GrammarError(TargetError):
+    """The grammar of this request cannot be followed, or takes too long; other requests go on."""
+
+
 class ProtocolError(CardError):
     """A message between workers is malformed, of an unknown version or out of bounds."""
 

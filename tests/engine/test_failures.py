@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.engine.engine import Engine
-from card.errors import TargetError, WorkerError
+from card.errors import GrammarError, TargetError, WorkerError
 from card.policy.rounds import Policy
 from card.text.following import Threads
 from card.tree import shaping as shaping_module
@@ -241,7 +241,7 @@ def test_requests_that_no_pass_can_run_end_one_after_the_other_and_never_the_eng
 def test_grammars_that_cannot_be_followed_are_no_failures_of_the_target() -> None:
     class Lost(ToyGrammar):
         def allowed(self, paths: Any) -> Any:
-            raise TargetError("the grammar cannot be followed: too complex; use a simpler one")
+            raise GrammarError("the grammar cannot be followed: too complex; use a simpler one")
 
     target = toy_target()
     engine = make_engine(target, has_drafter=False)
@@ -252,6 +252,7 @@ def test_grammars_that_cannot_be_followed_are_no_failures_of_the_target() -> Non
         request = make_request(i, params=PARAMS.replace(seed=1), end_ids=ENDS, grammar=Lost(5), uses_drafter=False)
         ((tokens, last),) = run(engine, [request]).values()
         assert (tokens, last.finish_reason) == ([], "error")
+        assert isinstance(last.error, GrammarError)
         assert str(last.error) == "the grammar cannot be followed: too complex; use a simpler one"
     assert passes == [1] * 8, "no pass is made twice for it, nor one to try the target"
     assert run(engine, [make_request(9, uses_drafter=False)])[9][0] == plain(toy_target())[0]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from card.config import Grammar, SamplingParams, ShapingRule
-from card.errors import TargetError
-from card.tree.masks import MasksAtOnce
+from card.errors import GrammarError, TargetError
+from card.tree.masks import MasksAtOnce, TimeSpent
 from card.tree.shaping import Shaping
 from tests.shaping import TOY_VOCAB_SIZE, ToyGrammar, shapings, slowly_shaped
 
@@ -104,7 +104,7 @@ def test_tokens_beyond_the_vocabulary_are_of_no_consequence():
 def with_grammar(length: int, new_ids: list[int], **changes: object) -> Shaping:
     params = SamplingParams(grammar=Grammar("regex", "toy"), **changes)
     rule = ShapingRule.of(params, num_prompt_tokens=len(PROMPT), end_ids=frozenset({ToyGrammar.END}))
-    return Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE, MasksAtOnce(ToyGrammar(length), 10.0))
+    return Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE, MasksAtOnce(ToyGrammar(length), TimeSpent(10.0)))
 
 
 def test_the_grammar_rules_out_what_it_does_not_allow_after_each_path():
@@ -123,3 +123,23 @@ def test_the_end_of_the_grammar_comes_before_the_least_length():
 def test_a_text_that_breaks_the_grammar_is_refused():
     with pytest.raises(TargetError):
         with_grammar(3, [1, 4]).apply(random_logits(1, 1), [()])
+
+
+def test_masks_that_take_long_are_refused_whether_a_step_or_all_of_them_did():
+    now = [0.0]
+
+    class Costly(ToyGrammar):
+        def advance(self, token_ids):
+            now[0] += 0.3
+            super().advance(token_ids)
+
+    masks = MasksAtOnce(Costly(9), TimeSpent(1.0, 0.5), lambda: now[0])
+    masks.advance([1])
+    masks.rows([()])
+    masks.advance([2])
+    masks.advance([3])
+    with pytest.raises(GrammarError, match=r"took 0\.60 s for one token, and 0\.5 s are allowed"):
+        masks.rows([()])
+    masks.advance([4])
+    with pytest.raises(GrammarError, match="took more than 1 s for one text"):
+        masks.rows([()])

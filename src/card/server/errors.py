@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from card.config import SamplingParams
-from card.errors import CapacityError, CardError, PromptError, SettingsError, TargetError, WorkerError
+from card.errors import CapacityError, CardError, GrammarError, PromptError, SettingsError, TargetError, WorkerError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -90,6 +90,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="engine_down", retry_after_s=10)
     if isinstance(error, CapacityError):
         return ApiError(503, str(error), code="no_memory", retry_after_s=5)
+    if isinstance(error, GrammarError):
+        return bad_request(str(error), param="response_format", code="grammar_failed")
     if isinstance(error, TargetError):
         return ApiError(500, str(error), code="model_failed")
     return ApiError(500, "the server has failed; its log has the details under this request's id", code="internal")

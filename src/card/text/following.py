@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from card.errors import TargetError, in_words
+from card.errors import GrammarError, in_words
 from card.text.matcher import walk_order
 from card.tree.masks import GrammarState, MaskRow, Path, TimeSpent
 
@@ -90,7 +90,7 @@ class Following:
         self._is_working = False
         self._is_slow = False
         self._spent = TimeSpent(lanes.limit_s)
-        self._error: TargetError | None = None
+        self._error: GrammarError | None = None
         self._was_late = False  # a pass came to its end before the mask that it needed
         self._asked_at = time.monotonic()  # for the mask after the present text
         self._begin_work()
@@ -134,7 +134,7 @@ class Following:
     def num_known(self, paths: Sequence[Path]) -> int:
         """Return how many of the first of these paths have their masks.
 
-        Raises: TargetError if there will never be one after the text.
+        Raises: GrammarError if there will never be one after the text.
         """
         if () not in self._rows and self._error is not None:
             raise self._error
@@ -155,7 +155,7 @@ class Following:
         if not self._was_late or () in self._rows or self._error is not None:
             return False
         if time.monotonic() - self._asked_at > self._lanes.limit_s:
-            self._fail(TargetError(f"the grammar gave no mask within {self._lanes.limit_s:g} s; use a simpler one"))
+            self._fail(GrammarError(f"the grammar gave no mask within {self._lanes.limit_s:g} s; use a simpler one"))
         return self._error is None
 
     def sit_out(self) -> None:
@@ -168,7 +168,7 @@ class Following:
             self._wanted.clear()
             self._unread.clear()
 
-    def _fail(self, error: TargetError) -> None:
+    def _fail(self, error: GrammarError) -> None:
         with self._changed:
             self._error = self._error or error
             self._wanted.clear()
@@ -201,15 +201,15 @@ class Following:
     def _compute(self, path: _Key, new_ids: Sequence[int], rows: dict[_Key, MaskRow]) -> None:
         started = self._lanes.clock()
         row: MaskRow | None = None
-        error: TargetError | None = None
+        error: GrammarError | None = None
         try:
             if new_ids:
                 self._state.advance(new_ids)
             row = self._state.allowed([path])[0]
-        except TargetError as failure:
+        except GrammarError as failure:
             error = failure
         except BaseException as failure:  # whatever the library raises, it costs this text alone
-            error = TargetError(f"the grammar cannot be followed: {in_words(failure)}; use a simpler one")
+            error = GrammarError(f"the grammar cannot be followed: {in_words(failure)}; use a simpler one")
         seconds = self._lanes.clock() - started
         with self._changed:
             self._is_slow = seconds > _SLOW_S
@@ -223,10 +223,10 @@ class Following:
                 self._wanted = deque(one for one in self._wanted if not one)
             self._changed.notify_all()
 
-    def _over_limit(self, seconds: float) -> TargetError | None:
+    def _over_limit(self, seconds: float) -> GrammarError | None:
         """Count a step of the text itself: what candidates cost must not end what plain decoding would not."""
         try:
             self._spent.add(seconds)
-        except TargetError as error:
+        except GrammarError as error:
             return error
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from card.errors import TargetError
+from card.errors import GrammarError
 from card.tree.masks import Path
 
 _MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
@@ -52,7 +52,7 @@ class MatcherState:
         try:
             if not self._go(token_ids[:end]):
                 self._lost = self._lost or "the text does not keep to its grammar; leave grammar out, or report this"
-        except TargetError as error:
+        except GrammarError as error:
             self._lost = self._lost or str(error)
         self._text += self._path
         self._path = []
@@ -71,7 +71,7 @@ class MatcherState:
         A row can be narrower than what the matcher would take: text that is forced has its usual tokens and no others.
         """
         if self._lost is not None:
-            raise TargetError(self._lost)
+            raise GrammarError(self._lost)
         rows = np.full((len(paths), self._num_bytes), 0xFF, np.uint8)
         for idx in walk_order(paths):
             if self._go(paths[idx]):
@@ -83,7 +83,7 @@ class MatcherState:
 
         No path goes beyond an end token.
 
-        Raises: TargetError if the library gives up.
+        Raises: GrammarError if the library gives up.
         """
         if self._matcher is None:
             self._begin_anew()
@@ -107,12 +107,12 @@ class MatcherState:
             self._checked(self._matcher.try_consume_tokens([token_id]))
 
     def _checked(self, result: Any) -> Any:
-        """Return a result of the matcher. Raises: TargetError if it gave up, which it never recovers from."""
+        """Return a result of the matcher. Raises: GrammarError if it gave up, which it never recovers from."""
         if not self._matcher.is_error():
             return result
         reason = first_line(self._matcher.get_error())
         self._matcher, self._path = None, []
-        raise TargetError(f"the grammar cannot be followed: {reason}; use a simpler one")
+        raise GrammarError(f"the grammar cannot be followed: {reason}; use a simpler one")
 
 
 def walk_order(paths: Sequence[Path]) -> list[int]:

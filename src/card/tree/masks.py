@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from card.errors import TargetError
+from card.errors import GrammarError
 
 Path = Sequence[int]
 """Tokens that follow the committed text."""
@@ -33,7 +33,7 @@ class GrammarState(Protocol):
         """Return which tokens may follow the text and each path: [N, W], of ids 0 .. W - 1; none beyond.
 
         A row whose path is forbidden itself, or has come to the end, allows everything: nobody goes on from there.
-        Raises: TargetError if the grammar is too costly to follow there; the state is as before.
+        Raises: GrammarError if the grammar is too costly to follow there; the state is as before.
         """
 
 
@@ -44,26 +44,27 @@ class Masks(Protocol):
         """Take committed tokens."""
 
     def rows(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
-        """Return the masks after each path, as of `GrammarState.allowed`. Raises: TargetError if there are none."""
+        """Return the masks after each path, as of `GrammarState.allowed`. Raises: GrammarError if there are none."""
 
 
 class TimeSpent:
     """Seconds that following one text's grammar has taken, and the most that it may take."""
 
-    def __init__(self, limit_s: float) -> None:
-        """Begin at nothing; ``limit_s``: most seconds of the whole text."""
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, step_limit_s: float = TOKEN_LIMIT_S) -> None:
+        """Begin at nothing; ``limit_s``: most seconds of the whole text, ``step_limit_s`` of one step."""
+        self._limit_s, self._step_limit_s = limit_s, step_limit_s
         self._total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count a step. Raises: TargetError if it, or all of them together, took too long."""
+        """Count a step. Raises: GrammarError if it, or all of them together, took too long."""
         self._total_s += seconds
-        if seconds > TOKEN_LIMIT_S:
-            raise TargetError(
-                f"the grammar took {seconds:.2f} s for one token, {TOKEN_LIMIT_S:g} s are allowed; use a simpler one"
+        if seconds > self._step_limit_s:
+            raise GrammarError(
+                f"the grammar took {seconds:.2f} s for one token, and {self._step_limit_s:g} s are allowed; use a "
+                "simpler one"
             )
         if self._total_s > self._limit_s:
-            raise TargetError(
+            raise GrammarError(
                 f"the grammar took more than {self._limit_s:g} s for one text; use a simpler one, or raise the limit "
                 "(--grammar-timeout)"
             )
@@ -72,18 +73,21 @@ class TimeSpent:
 class MasksAtOnce:
     """Masks that are computed when they are asked for, by whoever can do without the grammar if it takes long."""
 
-    def __init__(self, state: GrammarState, limit_s: float, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, state: GrammarState, spent: TimeSpent, clock: Callable[[], float] = time.thread_time) -> None:
         """Begin. ``clock``: seconds of work of the calling thread."""
-        self._state, self._clock = state, clock
-        self._spent = TimeSpent(limit_s)
+        self._state, self._spent, self._clock = state, spent, clock
+        self._advancing_s = 0.0  # since masks were asked for last
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take committed tokens; what that took counts when masks are asked for next."""
+        started = self._clock()
         self._state.advance(token_ids)
+        self._advancing_s += self._clock() - started
 
     def rows(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
-        """Return the masks after each path. Raises: TargetError, also if they took too long."""
+        """Return the masks after each path. Raises: GrammarError, also if they took too long."""
         started = self._clock()
         rows = self._state.allowed(paths)
-        self._spent.add(self._clock() - started)
+        seconds, self._advancing_s = self._clock() - started + self._advancing_s, 0.0
+        self._spent.add(seconds)
         return rows

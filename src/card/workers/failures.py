@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
-from card.errors import CardError, TargetError, in_words
+from card.errors import CardError, GrammarError, TargetError, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Failures:
         if not isinstance(error, CardError):
             logger.error("a request failed: %s", what, exc_info=error)
             what = f"this request failed: {what}"
-        self.errors[request_id] = TargetError(what)
+        self.errors[request_id] = GrammarError(what) if isinstance(error, GrammarError) else TargetError(what)
 
     def take_in(self, other: Failures) -> None:
         """Note the errors of another part of the same round."""

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from card.config import Grammar, ShapingRule
 from card.errors import TargetError
-from card.tree.masks import GrammarState, MasksAtOnce, Path
+from card.tree.masks import GrammarState, MasksAtOnce, Path, TimeSpent
 from card.tree.shaping import Shaping
 
 logger = logging.getLogger(__name__)
 
-_LIMIT_S = 1.0  # of all steps of a text's grammar: then drafting without it is the better help
+_LIMIT_S, _STEP_LIMIT_S = 1.0, 0.1  # of all steps of a text's grammar, and of one: without it, drafting helps more
 
 FindGrammar = Callable[[Grammar], GrammarState | None]
 """Returns the beginning of a grammar; None if there is none here, or not yet."""
@@ -58,5 +58,5 @@ class DraftShaping:
         grammar = self._find(self._rule.grammar)
         if grammar is not None:
             self._find = None
-            masks = MasksAtOnce(grammar, _LIMIT_S)
+            masks = MasksAtOnce(grammar, TimeSpent(_LIMIT_S, _STEP_LIMIT_S))
             self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size, masks)
