@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
 from card.errors import SettingsError
 from card.judges.choosing import choose_verifier
-from card.machine.threads import CorePlan
+from card.machine.threads import CorePlan, CoreSet
 from card.methods import METHODS
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
@@ -207,3 +208,35 @@ def test_texts_and_memory_are_bounded_by_what_is_known():
 def test_contradictions_are_refused_before_anything_is_loaded(method, settings, facts, words):
     with pytest.raises(SettingsError, match=words):
         resolve(settings, facts, method=method)
+
+
+def test_a_quota_limits_threads_and_pins_nothing() -> None:
+    """A container may run on all cores of a machine; each would choose the same ones of them."""
+    eight = Facts(has_draft=True, cores=tuple(range(8)))
+
+    def shared_out(num_cores: int, **settings: Any) -> tuple[CoreSet, CoreSet, tuple[int, ...]]:
+        cores = resolve({"schedule": "beside", **settings}, replace(eight, num_cores=num_cores), method="card").cores
+        return cores.beside, cores.alone, cores.draft
+
+    assert shared_out(8) == (CoreSet(tuple(range(7)), 7), CoreSet((), 8), (7,))
+    assert shared_out(3) == (CoreSet((), 2), CoreSet((), 3), ())
+    assert shared_out(3, draft_threads=2) == (CoreSet((), 1), CoreSet((), 3), ())
+    assert shared_out(1) == (CoreSet((), 1), CoreSet((), 1), ())
+    assert shared_out(3, threads=5) == (CoreSet((), 5), CoreSet((), 5), ()), "as was asked for"
+    assert shared_out(2, cores=(1, 2, 3)) == (CoreSet((1, 2, 3), 1), CoreSet((1, 2, 3), 2), ())
+    assert shared_out(3, cores=(1, 2, 3)) == (CoreSet((1, 2, 3), 3), CoreSet((1, 2, 3), 3), (7,))
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "placements"), [(1, {"turns"}), (2, {"beside", "turns"}), (None, {"beside", "turns"})]
+)
+def test_a_drafter_gets_a_process_where_there_is_time_for_one(num_cores: int | None, placements: set[str]) -> None:
+    facts = Facts(has_draft=True, cores=tuple(range(8)), num_cores=num_cores)
+    assert resolve({}, facts, method="card").placements.keys() == placements
+
+
+def test_kv_takes_its_share_of_what_is_free_and_no_more() -> None:
+    free = 700 << 20  # as in a container of 1,024 MiB with the weights in it
+    facts = replace(TWO_CORES, row_bytes=24 << 10, free_bytes=free)
+    kv_bytes = resolve({"max_num_seqs": 64}, facts, method="card").max_kv_bytes
+    assert kv_bytes is not None and kv_bytes == free // 4

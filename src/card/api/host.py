@@ -7,7 +7,6 @@ decided in `card.assembly`.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,9 @@ from card.engine.scoring import Scorer
 from card.errors import SettingsError, TargetError, in_words
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
-from card.machine.memory import give_back_memory
-from card.machine.threads import pinned, usable_cores
+from card.machine.container import num_usable_cores
+from card.machine.memory import free_memory, give_back_memory
+from card.machine.threads import CoreSet, pinned, usable_cores
 from card.models.facts import context_limit, end_token_ids
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
@@ -120,6 +120,7 @@ class Host:
             is_draft_loaded=draft is not None and not isinstance(draft, str),
             wants_states=draft is not None and wants_states(draft),
             cores=usable_cores(),
+            num_cores=num_usable_cores(),
             verifier=verifier,
         )
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
@@ -128,7 +129,8 @@ class Host:
         if spare is not None and plan.has_drafter_process and isinstance(draft, str):
             tell_ahead(spare, self.settings)
         say(f"loading {self.settings.target}")
-        loaded = load_target(target, draft, plan, tokenizer)
+        with pinned(CoreSet((), min(torch.get_num_threads(), num_usable_cores()))):  # torch takes all cores there are
+            loaded = load_target(target, draft, plan, tokenizer)
         facts = replace(facts, context_limit=context_limit(loaded.model), in_integers=is_exact(loaded.model))
         plan = resolve(asked, facts, method=method)
         self._take_target(loaded, plan, target)
@@ -154,6 +156,7 @@ class Host:
             free_bytes=_free_bytes(self.runner.device),
         )
         self._build(resolve(asked, facts, method=method), watchers, writers)
+        _warn_if_short(self.max_kv_bytes, facts.free_bytes)
 
     def _take_target(self, loaded: Target, plan: Plan, named: str | LoadedModel) -> None:
         """Make the runner, and read what the model and its tokenizer say about texts."""
@@ -282,7 +285,17 @@ def _name(model: str | LoadedModel) -> str:
     return model if isinstance(model, str) else model_name(model)
 
 
+def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:
+    """Say that one long text may need more memory than there is: that ends the process, not the text."""
+    if kv_bytes > free_bytes:
+        logger.warning(
+            "KV may take %.0f MiB, but %.0f MiB are free; lower max_model_len or kv_cache_memory, or give more memory",
+            kv_bytes / 2**20,
+            free_bytes / 2**20,
+        )
+
+
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_memory()

@@ -51,6 +51,7 @@ class Facts:
     is_draft_loaded: bool = False  # as an object of this process, which it cannot leave
     wants_states: bool = False  # the draft model reads the target's hidden states, which stay in this process
     cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: it is not told which
+    num_cores: int | None = None  # the time of so many of them it gets; None: of all
     in_integers: bool = False  # the target's passes are integer ones
     context_limit: int | None = None  # most tokens of a text that the target allows
     longest_text: int = 0  # tokens of the longest text that is known to come, answer included
@@ -133,7 +134,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
     target_tree_rows = shaped.budget + SPARE_ROWS
     has_process = "process" in placements.values()
-    cores = _plan_cores(engine, facts.cores, own_drafter_core=has_process, in_integers=facts.in_integers)
+    cores = _plan_cores(engine, facts, own_drafter_core=has_process)
     plan = Plan(
         method=chosen,
         settings=engine,
@@ -260,22 +261,22 @@ def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[
         return {"beside": "thread"} if settings.schedule == "beside" else {"turns": "inline"}
     if settings.schedule == "beside" or settings.policy == "fixed":
         return {"beside": "process"}
-    has_cores = facts.cores is None or len(facts.cores) > settings.draft_threads
+    has_cores = (
+        facts.cores is None or min(len(facts.cores), facts.num_cores or len(facts.cores)) > settings.draft_threads
+    )
     return {"beside": "process", "turns": "inline"} if has_cores else {"turns": "inline"}
 
 
-def _plan_cores(
-    settings: EngineSettings, allowed: Sequence[int] | None, *, own_drafter_core: bool, in_integers: bool = False
-) -> CorePlan:
+def _plan_cores(settings: EngineSettings, facts: Facts, *, own_drafter_core: bool) -> CorePlan:
     """Share out the cores that this process may use: the last ones go to the drafter, if it has a process of its own.
 
-    The target may have as many threads as cores, unless the settings say how many.
+    The target may have as many threads as cores, unless the settings say how many. Where the system does not tell which
+    cores these are, the scheduler decides, and nothing is shared out. So it does where the process gets the time of
+    fewer cores than it may run on: every container of the machine would choose the same ones.
 
-    Args:
-        allowed: those cores; None: the scheduler decides, and nothing is shared out.
-        in_integers: the target's passes are integer ones.
     Raises: SettingsError if a core is asked for that this process may not use.
     """
+    allowed, in_integers = facts.cores, facts.in_integers
     if allowed is None:
         core_set = CoreSet((), settings.threads, in_integers)
         return CorePlan(core_set, core_set, ())
@@ -283,11 +284,14 @@ def _plan_cores(
         for core in cores or ():
             if core not in allowed:
                 raise SettingsError(f"{name} must be among the cores of this process {list(allowed)}, got {core}")
-    all_cores = settings.cores or tuple(allowed)
-    alone = CoreSet(settings.cores or (), settings.threads or len(all_cores), in_integers)
+    all_cores, count = settings.cores or tuple(allowed), settings.draft_threads
+    limit = facts.num_cores if facts.num_cores is not None and facts.num_cores < len(all_cores) else None
+    alone = CoreSet(settings.cores or (), settings.threads or limit or len(all_cores), in_integers)
     if not own_drafter_core:
         return CorePlan(alone, alone, ())
-    count = settings.draft_threads
+    if limit is not None and not settings.draft_cores:
+        threads = settings.threads or max(1, limit - count)
+        return CorePlan(CoreSet(alone.cores, threads, in_integers), alone, ())
     free = [core for core in allowed if core not in (settings.cores or ())]
     draft = settings.draft_cores or (tuple(free[-count:]) if len(allowed) > count else ())
     target = settings.cores or tuple(core for core in allowed if core not in draft)

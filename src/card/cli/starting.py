@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from card.cli.interrupts import leaving_at_once
+from card.machine.container import cpu_quota, num_usable_cores
 from card.methods import find_method
 from card.transport.child import DrafterChild
 
@@ -63,8 +64,15 @@ def load(name: str, words: str = _WORDS) -> Any:
     """
     if name in sys.modules:
         return import_module(name)
+    _limit_threads()
     with leaving_at_once(), spinner(words) if words else nullcontext(), _garbage_left_alone():
         return import_module(name)
+
+
+def _limit_threads() -> None:
+    """Let libraries start no more threads than the container has time for: by themselves they take all cores."""
+    if (quota := cpu_quota()) is not None and quota < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_usable_cores()))
 
 
 @contextmanager
@@ -105,13 +113,12 @@ def _leads_to_a_process(method: str, options: Mapping[str, Any]) -> bool:
     chosen = find_method(method)
     placement = options.get("placement") or (None if chosen.is_tuned else chosen.placement)
     devices = {options.get("device") or "cpu", options.get("draft_device") or "cpu"}
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     writers = options.get("writers")
     return (
         placement in (None, "process")
         and options.get("schedule") != "turns"
         and options.get("draft_address") is None
         and devices == {"cpu"}
-        and num_cores > (options.get("draft_threads") or 1)
+        and num_usable_cores() > (options.get("draft_threads") or 1)
         and (writers is None or "beam" in writers)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -18,6 +17,7 @@ from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, kv_bytes_for, resolve
 from card.config import DraftSettings
 from card.hf.batch import Batch
+from card.machine.memory import whole_memory
 from card.models.facts import context_limit
 from card.models.pool import sequence_bytes
 from card.models.runners import plain_runner
@@ -218,8 +218,7 @@ def _has_hooks(model: PreTrainedModel) -> bool:
 def _may_be_packed(model: PreTrainedModel) -> bool:
     """Return whether the machine has room for a packed copy of a model beside it, as the exact pass makes one."""
     num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return model.device.type != "cpu" or num_bytes <= _MOST_PACKED * memory
+    return model.device.type != "cpu" or num_bytes <= _MOST_PACKED * whole_memory()
 
 
 def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:

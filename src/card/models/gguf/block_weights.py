@@ -16,7 +16,7 @@ from torch import Tensor
 
 from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
 from card.kernels.int8_linear import PANEL
-from card.machine.threads import usable_cores
+from card.machine.container import num_usable_cores
 from card.models.block_layers import BlockWeight
 from card.models.gguf.header import GgufError
 from card.models.gguf.model import GgufModel
@@ -122,7 +122,7 @@ def _num_bytes(part: _Part) -> int:
 def _read(model: GgufModel, parts: Sequence[_Part], put: _Put) -> None:
     """Read all parts from the file, some rows at a time on each core: what lies between stays in its cache."""
     chunks = [(part, *rows) for part in parts for rows in _chunks(part)]
-    with ThreadPoolExecutor(len(usable_cores() or (0,))) as threads:
+    with ThreadPoolExecutor(num_usable_cores()) as threads:
         for _ in threads.map(lambda chunk: _read_chunk(model, put, *chunk), chunks):
             pass  # the first error ends it
 
