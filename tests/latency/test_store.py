@@ -17,13 +17,15 @@ from card.machine.threads import CorePlan, CoreSet
 from card.models.loading import load_decoder
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
+from tests.damage import damages
 from tests.pair import Pair
+from tests.shortage import no_more_files
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
 CORES = CoreSet((0,), 1)
 
 
-def key(what: str = "pass", model: str = "demo-target", **changes: object) -> LatencyKey:
+def key(what: str = "pass", model: str = "demo-target", **changes: object) -> LatencyKey | None:
     return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "core_set": CORES, **changes})  # type: ignore[arg-type]
 
 
@@ -64,7 +66,8 @@ def test_a_folder_whose_weights_have_changed_is_another_model(pair: Pair, tmp_pa
         (tmp_path / file.name).write_bytes(file.read_bytes())
     before = key(model=str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"other")
-    assert key(model=str(tmp_path)).digest != before.digest
+    after = key(model=str(tmp_path))
+    assert before is not None and after is not None and after.digest != before.digest
 
 
 def test_a_hasty_measurement_serves_until_there_is_a_better_one(tmp_path: Path):
@@ -84,8 +87,57 @@ def test_an_old_measurement_is_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
     assert store.cost(key()) is None
 
 
+def test_a_file_that_was_damaged_holds_nothing(tmp_path: Path):
+    LatencyStore(tmp_path).keep_cost(key(), COST, is_quick=False)
+    file = tmp_path / "latencies.json"
+    whole = file.read_bytes()
+    for damage in [*damages(whole), whole.replace(b"0.001", b"9.001"), b"[" * 100_000]:
+        file.write_bytes(damage)
+        assert LatencyStore(tmp_path).cost(key()) in (None, COST), "half a number is a number too"
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_latencies_that_others_could_have_written_are_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_file: bool
+):
+    LatencyStore(tmp_path).keep_cost(key(), COST, is_quick=False)
+    file = tmp_path / "latencies.json"
+    assert file.stat().st_mode & 0o077 == 0
+    (file if is_file else tmp_path).chmod(0o777)
+    for _ in range(2):
+        assert LatencyStore(tmp_path).cost(key()) is None
+    if not is_file:
+        before = file.read_bytes()
+        LatencyStore(tmp_path).keep_cost(key("other"), COST, is_quick=False)
+        assert file.read_bytes() == before
+        (line,) = caplog.messages
+        assert line.startswith(f"{tmp_path} is not used for measured latencies: others can write to {tmp_path} (mode")
+
+
+def test_latencies_of_another_quota_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = LatencyStore(tmp_path)
+    store.keep_cost(key(), COST, is_quick=False)
+    for quota in (1.5, None):
+        kept_latencies._machine.cache_clear()
+        monkeypatch.setattr(kept_latencies, "cpu_quota", lambda quota=quota: quota)
+        assert (store.cost(key()) is None) == (quota is not None)
+
+
+def test_without_files_to_open_nothing_is_found_kept_or_lost(pair: Pair, tmp_path: Path):
+    store, known, other = LatencyStore(tmp_path), key(), key("other")
+    store.keep_cost(known, COST, is_quick=False)
+    with no_more_files():
+        assert key(model=pair.target) is None, "what its weights are is not known"
+        assert LatencyStore(tmp_path).cost(known) is None
+        store.keep_cost(other, COST, is_quick=False)
+        assert store.cost(known) == store.cost(other) == COST
+        store.clear()
+    assert LatencyStore(tmp_path).cost(known) == COST
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"a": 1}', b"\xff\xfe", b'{"a": {"about": {}, "pass_s": [[1]]}}']
+    "content",
+    [b"", b"{", b"[]", b'{"a": 1}', b"\xff\xfe", b'{"a": {"about": {}, "pass_s": [[1]]}}', b'{"digest": "\xf0\x28"}'],
 )
 def test_a_broken_file_is_replaced(tmp_path: Path, content: bytes):
     (tmp_path / "latencies.json").write_bytes(content)
@@ -185,6 +237,7 @@ def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(
     (of_threads,) = {name.digest: name for name in hasty._thread_keys(plan) if name is not None}.values()
     assert store.threads(of_threads) == found.alone.threads
     assert store.threads(of_threads, is_final=True) is None
-    assert len(list(hasty.remeasure())) == 1
-    assert store.threads(of_threads, is_final=True) in (1, 2)
+    with no_more_files():
+        assert len(list(hasty.remeasure())) == 1
+    assert store.threads(of_threads, is_final=True) in (1, 2), "it is known to this start"
     assert list(hasty.remeasure()) == []

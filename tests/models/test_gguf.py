@@ -32,8 +32,10 @@ from card.models.loading import check_pair, load_decoder, load_model, load_token
 from card.models.protocol import Extension
 from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
+from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.inside import say_why_not_int8
+from tests.shortage import no_more_files
 
 TEXT = "Anna has 25 apples,\n\n  she's got x=1234 of them: \tnaïve café 北京 <|end|> 7."
 
@@ -281,12 +283,65 @@ def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
     assert len(load_tokenizer(tiny, cache_dir=str(tmp_path / "cache"))) == len(demo_tokenizer())
 
 
-def test_damaged_converted_weights_are_named(tiny, cache):
+def kept_files(cache: str) -> dict[str, Path]:
+    """Return the files that are kept, by what they are of and their name."""
+    files = [one for one in Path(cache).rglob("*") if one.is_file()]
+    return {f"{one.parent.name.rpartition('-v4-')[2]}/{one.name}": one for one in files}
+
+
+def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
+    expected = logits(load_decoder(tiny, cache_dir=cache))
+    ids = load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?")
+    assert {"facts/facts.json", "float16/model.safetensors", "text/seal.json"} <= kept_files(cache).keys()
+    for name in kept_files(cache):
+        whole = kept_files(cache)[name].read_bytes()
+        for damage in damages(whole):
+            kept_files(cache)[name].write_bytes(damage)
+            assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), expected)
+            assert load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?") == ids
+        assert kept_files(cache)[name].read_bytes() == whole or name.endswith("seal.json")
+    kept_files(cache)["facts/seal.json"].write_bytes(b'{"\xf0\x28": 1}')
+    assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), expected)
+
+
+def test_weights_that_were_only_touched_are_read_and_taken(tiny, cache):
     load_decoder(tiny, cache_dir=cache)
-    (file,) = Path(cache).rglob("model.safetensors")
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"tiny.gguf has damaged converted weights; delete the folder .*-v4-float16$"):
-        load_decoder(tiny, cache_dir=cache)
+    file = kept_files(cache)["float16/model.safetensors"]
+    number, content = file.stat().st_ino, file.read_bytes()
+    file.write_bytes(content)
+    os.utime(file, (1, 1))
+    load_decoder(tiny, cache_dir=cache)
+    assert file.stat().st_ino == number, "they are as they were"
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(file, (1, 1))
+    load_decoder(tiny, cache_dir=cache)
+    assert file.stat().st_ino != number and file.read_bytes() == content
+
+
+@pytest.mark.parametrize("spoil", ["store", "entry", "file"])
+def test_weights_that_others_could_have_written_are_not_taken(tiny, cache, caplog, spoil):
+    expected = logits(load_decoder(tiny, cache_dir=cache))
+    file = kept_files(cache)["float16/model.safetensors"]
+    number = file.stat().st_ino
+    {"store": file.parent.parent, "entry": file.parent, "file": file}[spoil].chmod(0o777)
+    assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), expected)
+    if spoil == "store":
+        assert file.stat().st_ino == number, "nothing is kept there"
+        (line,) = caplog.messages
+        assert "is not used for converted weights: others can write to" in line
+    else:
+        assert file.stat().st_ino != number and not caplog.messages
+        assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
+
+
+def test_without_files_to_open_weights_are_converted_in_memory_and_kept_ones_stay(tiny, cache):
+    load_decoder(tiny, cache_dir=cache)
+    store, name = kept_weights.KeptWeights(Path(cache) / "gguf"), kept_files(cache)["facts/facts.json"].parent.name
+    number = (Path(cache) / "gguf" / name).stat().st_ino
+    with no_more_files():
+        assert store.find(name) is None
+        assert store.make(name, 0, lambda folder: (folder / "facts.json").touch()) is None
+    assert store.find(name) is not None and (Path(cache) / "gguf" / name).stat().st_ino == number
 
 
 def test_two_processes_at_once_make_one_entry(tiny, cache):

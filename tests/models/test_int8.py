@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -430,24 +428,6 @@ def test_without_llvmlite_the_reason_says_what_to_install(monkeypatch: pytest.Mo
         assert "pip install llvmlite" in str(why_not_int8())
     finally:
         why_not_int8.cache_clear()
-
-
-def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code_folder = int8_linear.machine_code("object_code").code_folder
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert code_folder() == tmp_path / "card" / "code"
-    assert code_folder().stat().st_mode & 0o077 == 0
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
-    fresh = code_folder()
-    assert fresh.stat().st_mode & 0o077 == 0, "a folder in a shared place might hold somebody else's code"
-    assert fresh == code_folder()
-    source = "from card.kernels.jit.object_code import code_folder; print(code_folder(), code_folder().is_dir())"
-    other, was_there = subprocess.check_output([sys.executable, "-c", source], text=True).split()
-    assert was_there == "True"
-    assert other != str(fresh) and not Path(other).exists(), "it goes with its process"
 
 
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:

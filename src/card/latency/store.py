@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import logging
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,10 @@ import torch
 from card import __version__
 from card.config import EngineSettings
 from card.kernels.int8_linear import kernels_identity
+from card.machine.container import cpu_quota, num_usable_cores
+from card.machine.folders import is_safe_folder, read_kept, write_kept
 from card.machine.processor import processor_name
-from card.machine.threads import CoreSet, usable_cores
+from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
 from card.policy.cost import PassCost
@@ -43,12 +43,20 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     per_context_row_s: float = 0.0
 
 
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of the file."""
+
+    digest: str  # of the entries: half a number is a number too
+    entries: dict[str, _Entry]
+
+
 class LatencyStore:
     """The file with the latencies of one machine's models. Whatever is wrong with it, decoding goes on without it."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Read the file in ``folder``; None keeps nothing."""
-        self._file = None if folder is None else folder / "latencies.json"
+        """Read the file in ``folder``; None keeps nothing, nor does a folder that others can write to."""
+        is_kept = folder is not None and is_safe_folder(folder, "measured latencies")
+        self._file = folder / "latencies.json" if folder is not None and is_kept else None
         self._entries: dict[str, _Entry] = _read(self._file)
 
     def cost(self, key: LatencyKey | None, *, is_final: bool = False) -> PassCost | None:
@@ -94,10 +102,11 @@ class LatencyStore:
     def _keep(self, key: LatencyKey | None, **found: Any) -> None:
         if key is None or self._file is None:
             return
-        self._entries = _read(self._file)  # other processes write there, too
+        self._entries |= _read(self._file)  # other processes write there, too
         self._entries[key.digest] = _Entry(about=key.about, measured_at=time.time(), **found)
         newest = sorted(self._entries.items(), key=lambda item: -item[1].measured_at)[:_MOST_ENTRIES]
-        _write(self._file, dict(newest))
+        self._entries = dict(newest)
+        _write(self._file, self._entries)
 
 
 class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,31 +120,38 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self.about, order="sorted")).hexdigest()[:32]
 
     @classmethod
-    def of(cls, what: str, model: str, *, dtype: str, device: str, core_set: CoreSet, more: str = "") -> LatencyKey:
-        """Return the key of a model's latency.
+    def of(
+        cls, what: str, model: str, *, dtype: str, device: str, core_set: CoreSet, more: str = ""
+    ) -> LatencyKey | None:
+        """Return the key of a model's latency; None if its files cannot be looked at now, so that it has none.
 
         Args:
             what: which of its latencies.
             model: a folder, a GGUF file, a hub name, or one of the demo pair.
             more: whatever else it depends on.
         """
+        try:
+            identity, kernels = _identity(model), kernels_identity() if device.startswith("cpu") else ""
+        except OSError as error:
+            logger.info("latencies of %s are not looked up: %s", model, error.strerror or error)
+            return None
         about = {
             "what": what,
-            "model": _identity(model),
+            "model": identity,
             "dtype": dtype,
             "device": device,
             "threads": str(core_set.threads),
             "cores": str(len(core_set.cores)),
             "more": more,
             "machine": _machine(),
-            "kernels": kernels_identity() if device.startswith("cpu") else "",
+            "kernels": kernels,
             "versions": f"card {__version__}, torch {torch.__version__}",
         }
         return cls(about=about)
 
 
-def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey:
-    """Return the key of a latency of the draft model that the settings name."""
+def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey | None:
+    """Return the key of a latency of the draft model that the settings name; None as of `LatencyKey.of`."""
     assert settings.draft is not None
     device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
     more = "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
@@ -143,29 +159,27 @@ def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> Laten
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:
+    """Return the entries of a file; none if it is not there, or not as it was written."""
     if file is None:
         return {}
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, _Entry])
-    except (OSError, msgspec.MsgspecError):
+        kept = msgspec.json.decode(read_kept(file), type=_Kept)
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):  # ValueError: words that are no UTF-8
         return {}
+    return kept.entries if kept.digest == _digest(kept.entries) else {}
 
 
 def _write(file: Path, entries: dict[str, _Entry]) -> None:
     """Replace the file as a whole, so that nobody reads half of it."""
+    kept = _Kept(digest=_digest(entries), entries=entries)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(entries)))
-            os.replace(name, file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_kept(file, msgspec.json.format(msgspec.json.encode(kept)))
     except OSError as error:
-        logger.info("measured latencies cannot be kept in %s: %s", file, error.strerror)
+        logger.info("measured latencies cannot be kept in %s: %s", file, error.strerror or error)
+
+
+def _digest(entries: dict[str, _Entry]) -> str:
+    return hashlib.sha256(msgspec.json.encode(entries, order="sorted")).hexdigest()
 
 
 def _identity(model: str) -> str:
@@ -184,6 +198,6 @@ def _identity(model: str) -> str:
 
 @functools.cache
 def _machine() -> str:
-    usable = usable_cores()
-    num_cores = os.cpu_count() if usable is None else len(usable)
-    return f"{processor_name()}, {num_cores} of {os.cpu_count()} cores"
+    quota = cpu_quota()
+    allowed = "" if quota is None else f", a quota of {quota:g}"
+    return f"{processor_name()}, {num_usable_cores()} of {os.cpu_count()} cores{allowed}"

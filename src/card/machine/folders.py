@@ -1,9 +1,28 @@
-"""Folders of this machine for what a later start can use again."""
+"""Folders of this machine for what a later start can use again, and whom else they would have to be trusted to.
+
+Whoever writes to a kept file changes what this process does: machine code is run, weights decide on texts. So nothing
+is kept in, or read from, a folder that others can write to, or that they can put another one in the place of.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import grp
+import logging
 import os
+import pwd
+import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+logger = logging.getLogger(__name__)
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600  # what is made here is its owner's alone
+_MOST_LINKS = 40  # as the system follows
+_MOST_BYTES = 64 << 20  # of a file that is read as a whole; none that was written here comes near
 
 
 def weights_folder(cache_dir: str | None) -> Path | None:
@@ -17,3 +36,134 @@ def cache_folder(given: str | None) -> Path:
         return Path(given).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "card"
+
+
+def is_safe_folder(folder: Path, what: str) -> bool:
+    """Return whether what lies in a folder can be trusted; why it cannot is logged, once.
+
+    Args:
+        folder: need not be there yet.
+        what: is kept there, in words for the log.
+    """
+    why = why_unsafe(folder)
+    if why is not None:
+        _warn_once(f"{folder} is not used for {what}: {why}")
+    return why is None
+
+
+def why_unsafe(path: Path) -> str | None:
+    """Return who else decides on what lies at a path, and what to do about it; None if nobody does.
+
+    All that leads there is looked at, links and what they lead to included. What is not there yet is safe if what it
+    would be made in is. A folder on the way that all may write to is safe if it keeps its entries to their owners, as
+    /tmp does; the last one is not, since others can add to it.
+    """
+    try:
+        way, is_there = list(_way_to(path)), path.exists()
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    for i, (place, facts) in enumerate(way):
+        if facts.st_uid not in (os.geteuid(), 0):
+            return f"{place} belongs to another user (uid {facts.st_uid}); give a folder of your own"
+        is_last = is_there and i == len(way) - 1
+        keeps_owners = bool(facts.st_mode & stat.S_ISVTX) and not is_last
+        if not stat.S_ISLNK(facts.st_mode) and _others_write(facts) and not keeps_owners:
+            mode = stat.S_IMODE(facts.st_mode)
+            return f"others can write to {place} (mode {mode:o}); run chmod go-w, or give a folder of your own"
+    return None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those that it lies in, for their owner alone. Raises: OSError."""
+    for one in [*reversed(folder.parents), folder]:
+        if not one.is_dir():
+            one.mkdir(PRIVATE_FOLDER, exist_ok=True)
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[BinaryIO]:
+    """Open a kept file to read what nobody else has written. Raises: OSError, PermissionError if others could have."""
+    # A link is none of ours. To open a pipe would wait for who writes to it.
+    number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(number)
+        if not stat.S_ISREG(facts.st_mode):
+            raise PermissionError(0, "it is no file")
+        if facts.st_uid not in (os.geteuid(), 0) or _others_write(facts):
+            raise PermissionError(0, "others could have written to it")
+    except BaseException:
+        os.close(number)
+        raise
+    with os.fdopen(number, "rb") as stream:
+        yield stream
+
+
+def read_kept(file: Path) -> bytes:
+    """Return what a kept file holds. Raises: OSError, also for one that others could have written to."""
+    with opened(file) as stream:
+        content = stream.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(0, f"it has more than {_MOST_BYTES} bytes")
+    return content
+
+
+def write_kept(file: Path, content: bytes) -> None:
+    """Replace a kept file as a whole, so that nobody reads half of it. Raises: OSError; nothing is left there then."""
+    make_private(file.parent)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # for its owner alone
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(name, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all that the system walks through to a path, as far as it is there: folders, and links. Raises: OSError."""
+    whole = path.absolute()
+    at, waiting, num_links = Path(whole.anchor), list(reversed(whole.parts[1:])), 0
+    yield at, os.lstat(at)
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            at = at.parent
+            continue
+        try:
+            facts = os.lstat(at / part)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield at / part, facts
+        if not stat.S_ISLNK(facts.st_mode):
+            at = at / part
+            continue
+        num_links += 1
+        if num_links > _MOST_LINKS:
+            raise OSError(0, "too many links")
+        target = Path(os.readlink(at / part))
+        if target.is_absolute():
+            at = Path(target.anchor)
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+def _others_write(facts: os.stat_result) -> bool:
+    """Return whether anybody besides owner and system may write; a group of the owner's alone is nobody else."""
+    if facts.st_mode & stat.S_IWOTH:
+        return True
+    return bool(facts.st_mode & stat.S_IWGRP) and not _is_own_group(facts.st_gid)
+
+
+@functools.cache
+def _is_own_group(group_id: int) -> bool:
+    """Return whether a group is the one that many systems make for each user, of which nobody else is a member."""
+    with contextlib.suppress(KeyError):
+        group, user = grp.getgrgid(group_id), pwd.getpwuid(os.geteuid())
+        return user.pw_gid == group_id and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+    return False
+
+
+@functools.cache
+def _warn_once(words: str) -> None:
+    logger.warning("%s", words)

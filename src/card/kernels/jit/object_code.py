@@ -11,15 +11,13 @@ import fcntl
 import functools
 import gc
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import binding, ir
 
-from card.machine.folders import cache_folder
+from card.machine.folders import cache_folder, is_safe_folder, make_private, read_kept, write_kept
 from card.machine.processor import kernel_kind, llvm_target
 
 if TYPE_CHECKING:
@@ -55,44 +53,37 @@ class ObjectCode:
 
 def is_made_elsewhere(name: str) -> bool:
     """Return whether another process compiles a function at this moment, so that this one may do something else."""
-    lock = _file_of(name).with_suffix(".lock")
-    with contextlib.suppress(OSError), lock.open("rb") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    file = _file_of(name)
+    if file is not None:
+        with contextlib.suppress(OSError), file.with_suffix(".lock").open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
     return False
 
 
-def kept_folder() -> Path:
-    """Return where the code of these sources and of this kind of kernels is kept."""
-    return code_folder() / kept_name()
+def kept_folder() -> Path | None:
+    """Return where the code of these sources and of this kind of kernels is kept; None if that can be trusted nowhere.
+
+    Each process compiles for itself then.
+    """
+    folder = cache_folder(None) / "code" / kept_name()
+    return folder if is_safe_folder(folder, "machine code") else None
 
 
 def kept_name() -> str:
-    """Return what tells these sources and this kind of kernels from others."""
+    """Return what tells these sources and this kind of kernels from others. Raises: OSError."""
     return f"{_source_digest()}-{kernel_kind()}"
 
 
-def code_folder() -> Path:
-    """Return where machine code is kept: the user's own cache folder, or a fresh one that this process removes."""
-    folder = cache_folder(None) / "code"
+def _file_of(name: str) -> Path | None:
+    """Return where the code of a function is kept; None: nowhere."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return Path(_own_folder().name)
-    return folder if os.access(folder, os.W_OK) else Path(_own_folder().name)
-
-
-def _file_of(name: str) -> Path:
-    """Return where the code of a function is kept."""
-    return kept_folder() / f"{name}-{_machine_digest()}.o"
-
-
-@functools.cache
-def _own_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder of this process, which nobody else can write to; it is removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="card-code-", ignore_cleanup_errors=True)
+        folder = kept_folder()
+    except (OSError, RuntimeError):  # the sources cannot be read, or there is no home
+        return None
+    return None if folder is None else folder / f"{name}-{_machine_digest()}.o"
 
 
 @functools.cache
@@ -149,35 +140,35 @@ def _instructions(name: str, write: Callable[[Builder, Value], None], machine: A
     return str(module)
 
 
-def _kept(file: Path) -> bytes | None:
+def _kept(file: Path | None) -> bytes | None:
     """Return code that is kept as it was written; None if there is none."""
-    with contextlib.suppress(OSError):
-        digest, code = (content := file.read_bytes())[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        if hashlib.sha256(code).digest() == digest:
-            return code
+    if file is not None:
+        with contextlib.suppress(OSError):
+            digest, code = (content := read_kept(file))[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if _digest(file, code) == digest:
+                return code
     return None
 
 
 @contextlib.contextmanager
-def _alone_at(file: Path) -> Iterator[None]:
+def _alone_at(file: Path | None) -> Iterator[None]:
     """Wait while another process makes a file: target and drafter begin at once, and need the same code."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # then both make it
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(file.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if file is not None:
+            with contextlib.suppress(OSError):  # then both make it
+                make_private(file.parent)
+                lock = stack.enter_context(file.with_suffix(".lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _keep(file: Path, code: bytes) -> None:
+def _keep(file: Path | None, code: bytes) -> None:
     """Keep code for later processes, whole or not at all; on a full disk they compile it again."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(hashlib.sha256(code).digest() + code)
-            os.replace(name, file)
-        except OSError:
-            os.unlink(name)
-            raise
+    if file is not None:
+        with contextlib.suppress(OSError):
+            write_kept(file, _digest(file, code) + code)
+
+
+def _digest(file: Path, code: bytes) -> bytes:
+    """Return the digest of code under its name: that of another function is none."""
+    return hashlib.sha256(file.name.encode() + b"\0" + code).digest()

@@ -1,5 +1,7 @@
 """A folder of converted models, kept between starts: bounded, shared by processes, and never with half of one in it.
 
+What was damaged is made anew. Where others can write, nothing is kept.
+
 Each entry is a folder. Who converts holds a lock beside it, writes under another name and renames. Who reads maps the
 files and so keeps what it reads, whoever removes the entry meanwhile.
 """
@@ -13,6 +15,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
+from card.models.gguf.sealed import is_whole, seal
 from card.models.said_once import say_once
 
 MOST_BYTES = 20 << 30  # of all entries; those that were not used for longest go first
@@ -28,11 +32,16 @@ class KeptWeights:
         self._most_bytes = most_bytes
 
     def find(self, name: str) -> Path | None:
-        """Return the folder of a finished entry, None if there is none."""
+        """Return the folder of a finished entry, None if there is none that is whole and of our own making."""
         folder = self._folder / name
+        try:
+            if not folder.is_dir() or not self._is_safe() or why_unsafe(folder) is not None or not is_whole(folder):
+                return None
+        except OSError:
+            return None
         with contextlib.suppress(OSError):
             os.utime(folder)
-        return folder if folder.is_dir() else None
+        return folder
 
     def make(self, name: str, num_bytes: int, write: Callable[[Path], None]) -> Path | None:
         """Return an entry, written by ``write`` into an empty folder if no other process has made it meanwhile.
@@ -44,8 +53,10 @@ class KeptWeights:
         """
         if (kept := self.find(name)) is not None:
             return kept
+        if not self._is_safe():
+            return None
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private(self._folder)
             with _alone_at(self._folder / f"{name}.lock"):
                 return self.find(name) or self._written(self._folder / name, num_bytes, write)
         except OSError as error:
@@ -55,14 +66,19 @@ class KeptWeights:
             )
             return None
 
+    def _is_safe(self) -> bool:
+        return is_safe_folder(self._folder, "converted weights")
+
     def _written(self, folder: Path, num_bytes: int, write: Callable[[Path], None]) -> Path:
         """Make an entry under another name, then rename it. Raises: OSError, also where there is no room."""
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         self._make_room(num_bytes)
         try:
-            unfinished.mkdir()
+            unfinished.mkdir(PRIVATE_FOLDER)
             write(unfinished)
+            seal(unfinished)
+            shutil.rmtree(folder, ignore_errors=True)  # what was damaged, or what others could write to
             return unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
