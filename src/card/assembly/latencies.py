@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import transformers
 from card.assembly.drafters import Drafter
 from card.assembly.plan import Plan
 from card.config import EngineSettings
+from card.errors import in_words
 from card.latency.measuring import Measuring
 from card.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.machine.folders import cache_folder
@@ -18,6 +20,8 @@ from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
+
+logger = logging.getLogger(__name__)
 
 
 class MeasuredLatencies:
@@ -86,8 +90,14 @@ class MeasuredLatencies:
         self._drafter = drafter
 
     def remeasure(self) -> Iterator[None]:
-        """Measure what was measured in haste once more, for the next start; pauses after each part."""
-        return self._measuring.remeasure()
+        """Measure what was measured in haste once more, for the next start; pauses after each part.
+
+        Whatever fails meanwhile is logged and ends it: upkeep is no reason for an engine to end.
+        """
+        try:
+            yield from self._measuring.remeasure()
+        except Exception as error:  # of files, of memory, of torch: the next request says whether passes still work
+            logger.warning("latencies are not measured again: %s", in_words(error))
 
     def remember_drafter(self) -> None:
         """Keep what a drafter in a process of its own said that its passes cost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -122,7 +123,8 @@ class StderrHandler(logging.Handler):
     """Log lines of the command: to standard error as it is at the moment, so that they do not tear a spinner."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or the disk is full: no reason to end
+            click.echo(self.format(record), err=True)
 
 
 def _set_verbose(_: click.Context, __: click.Parameter, is_verbose: bool) -> None:

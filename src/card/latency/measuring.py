@@ -45,6 +45,8 @@ class Measuring:
         self._is_quick = is_quick
         self._more = more
         self._core_sets: list[CoreSet] = []  # whose latencies were asked for
+        # As the files were when they were loaded. Later they may be others, or cannot be looked at.
+        self._keys: dict[tuple[str, CoreSet], LatencyKey | None] = {}
         self._plan: CorePlan | None = None  # whose useful threads were asked for
 
     def forget_if_wrong(self, plan: CorePlan) -> None:
@@ -117,6 +119,9 @@ class Measuring:
     def _key(self, what: str, core_set: CoreSet) -> LatencyKey | None:
         if self._model is None:
             return None
-        dtype, device = self._runner.precision, str(self._runner.device)
-        more = f"{self._more}, up to {self._max_sequences} sequences"
-        return LatencyKey.of(what, self._model, dtype=dtype, device=device, core_set=core_set, more=more)
+        if (what, core_set) not in self._keys:
+            dtype, device = self._runner.precision, str(self._runner.device)
+            more = f"{self._more}, up to {self._max_sequences} sequences"
+            key = LatencyKey.of(what, self._model, dtype=dtype, device=device, core_set=core_set, more=more)
+            self._keys[what, core_set] = key
+        return self._keys[what, core_set]
