@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from card import AsyncLLM as PUBLIC_ASYNC_LLM
-from card.api import driver
 from card.api.async_llm import AsyncLLM, RequestStream
 from card.api.llm import LLM
 from card.api.outputs import StreamChunk
 from card.api.text_stream import TextStream
-from card.assembly.latencies import MeasuredLatencies
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError, TargetError, WorkerError
 from card.models.loading import load_tokenizer
@@ -464,29 +462,6 @@ def test_a_text_that_cannot_be_written_ends_its_own_request_and_the_others_go_on
         await all_is_free(llm)
 
     run(main())
-
-
-def test_measuring_in_idle_time_that_fails_ends_nothing(
-    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(measuring: object) -> Iterator[None]:
-        yield
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(MeasuredLatencies, "remeasure", fail)
-    monkeypatch.setattr(driver, "IDLE_LOOK_S", 0.01)
-    llm = make_llm(pair, placement="inline")
-
-    async def main() -> None:
-        while not caplog.records:
-            await asyncio.sleep(0.01)
-        assert (await read(llm.generate("the mat", GREEDY))).finish_reason is not None
-        await llm.shutdown()
-
-    run(main())
-    assert [record.message for record in caplog.records] == [
-        "latencies are not measured again: OSError: [Errno 24] Too many open files"
-    ]
 
 
 def test_when_the_engine_dies_every_waiter_and_every_later_call_is_told(own_llm: AsyncLLM) -> None:

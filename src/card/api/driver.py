@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -57,7 +56,7 @@ class Driver:
         self.last_progress = time.monotonic()
         self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
         self._idle_looks = 0  # in a row
-        self._remeasuring: Iterator[None] = host.latencies.remeasure()
+        self._remeasuring = host.latencies.remeasure()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 
@@ -131,7 +130,7 @@ class Driver:
                     self._obey(command)
                 self._publish()
                 if self._idle_looks >= _IDLE_LOOKS:
-                    self._measure_again()
+                    next(self._remeasuring, None)
                 if self._host.scorer.has_work:
                     self._host.scorer.step(is_alone=not self._host.engine.has_work)
                     self.last_progress = time.monotonic()
@@ -143,14 +142,6 @@ class Driver:
         finally:
             self._die(death)
             self._host.close()
-
-    def _measure_again(self) -> None:
-        """Use idle time for what was measured in haste. Whatever fails there, requests are served as before."""
-        try:
-            next(self._remeasuring, None)
-        except Exception as error:
-            self._remeasuring = iter(())
-            logger.warning("latencies are not measured again: %s", in_words(error))
 
     def _next_commands(self) -> list[Command] | None:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
