@@ -13,6 +13,12 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
+def plain_words(text: str, most: int = 300) -> str:
+    """Return what somebody else said as one short line that is safe to print: without control characters."""
+    words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * most]).split())
+    return words if len(words) <= most and len(text) <= 4 * most else words[:most] + "..."
+
+
 class SettingsError(CardError, ValueError):
     """A setting or sampling parameter is out of range, unknown, or at odds with another one."""
 
@@ -46,7 +52,13 @@ class GrammarError(TargetError):
 
 
 class ProtocolError(CardError):
-    """A message between workers is malformed, of an unknown version or out of bounds."""
+    """A message between workers is malformed, of an unknown version or out of bounds.
+
+    Its text may quote the message, so it is cut short and has no control characters.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain_words(text))
 
 
 class BenchError(CardError):

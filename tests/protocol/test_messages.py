@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
 import re
 import typing
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import Grammar, Growth, SamplingRule, ShapingRule, TreeShape
-from card.errors import ProtocolError
+from card.errors import ProtocolError, plain_words
 from card.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -35,6 +38,7 @@ from card.protocol.messages import (
     Shutdown,
     TargetMessage,
     check_correction,
+    check_ready,
     check_spec,
     decode,
     encode,
@@ -104,8 +108,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         busy_s=floats,
     ),
     Resync: st.builds(Resync, integers, st.none() | integers),
-    Declined: st.builds(Declined, integers, st.text(max_size=30)),
-    Fault: st.builds(Fault, st.text(max_size=30)),
+    Declined: st.builds(Declined, integers, st.text(max_size=30).map(plain_words)),
+    Fault: st.builds(Fault, st.text(max_size=30).map(plain_words)),
 }
 messages = st.one_of(*MESSAGES.values())
 CORRECTION = {
@@ -137,6 +141,71 @@ def test_every_message_comes_out_as_it_went_in(kind: type) -> None:
         assert type(decode(encode(message, incarnation))[1]) is kind
 
     check()
+
+
+@pytest.mark.parametrize("said", [Fault, lambda reason: Declined(1, reason)], ids=["fault", "declined"])
+def test_what_the_other_side_says_is_one_short_line_that_is_safe_to_print(said: Callable[[str], Any]) -> None:
+    hostile = "full\x1b[2J\x07\r\nmind \u202e\x00\x9b31m" + "a" * 100_000
+    _, message = decode(encode(said(hostile), 1))
+    assert message.reason.startswith("full [2J mind 31m")
+    assert message.reason.isprintable()
+    assert len(message.reason) == 300 + len("...")
+
+
+def test_an_error_that_quotes_a_message_is_one_short_line_too() -> None:
+    biases = tuple((i, float("nan")) for i in range(10_000))
+    with pytest.raises(ProtocolError, match="shaping of a draft spec must be") as refused:
+        check_spec(draft_spec(shaping=ShapingRule(num_prompt_tokens=1, logit_bias=biases)))
+    assert len(str(refused.value)) <= 303
+    with pytest.raises(ProtocolError) as malformed:
+        decode(frame({"type": "\x1b[2J\n" + "x" * 5000}))
+    assert str(malformed.value).isprintable() and len(str(malformed.value)) <= 303
+
+
+_GOOD_READY = Ready(12, 128, 7, PassSeconds(((1, 0.001), (8, 0.002)), 0.0, 0.0), "abc")
+
+
+def test_what_drafters_say_of_themselves_is_believed() -> None:
+    check_ready(_GOOD_READY)
+    check_ready(Ready(0, 0, 0))
+    check_ready(msgspec.structs.replace(_GOOD_READY, passes=PassSeconds((), 0.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        PassSeconds(((1, math.nan),), 0.0, 0.0),
+        PassSeconds(((1, math.inf),), 0.0, 0.0),
+        PassSeconds(((1, -0.1),), 0.0, 0.0),
+        PassSeconds(((2, 0.1), (2, 0.1)), 0.0, 0.0),
+        PassSeconds(((0, 0.1),), 0.0, 0.0),
+        PassSeconds(((2**63, 0.1),), 0.0, 0.0),
+        PassSeconds(tuple((i, 0.1) for i in range(1, 3001)), 0.0, 0.0),
+        PassSeconds((), math.nan, 0.0),
+        PassSeconds((), 0.0, 1e300),
+    ],
+    ids=["nan", "inf", "negative", "equal", "zero", "huge", "many", "per sequence", "per row"],
+)
+def test_times_that_no_passes_take_are_refused_in_one_short_line(passes: PassSeconds) -> None:
+    with pytest.raises(ProtocolError, match="the times of passes of a drafter must be") as refused:
+        check_ready(msgspec.structs.replace(_GOOD_READY, passes=passes))
+    assert len(str(refused.value)) <= 303
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocab_size", -1),
+        ("vocab_size", 10**9),
+        ("max_model_len", -5),
+        ("num_parameters", 2**63),
+        ("tokenizer", "x" * 300),
+        ("tokenizer", "\x1b[2J"),
+    ],
+)
+def test_other_nonsense_of_a_drafter_is_refused_by_the_name_of_the_field(name: str, value: object) -> None:
+    with pytest.raises(ProtocolError, match=f"{name} of a drafter must be"):
+        check_ready(msgspec.structs.replace(_GOOD_READY, **{name: value}))
 
 
 @given(message=messages, data=st.data())

@@ -120,7 +120,7 @@ def connected(address: str, *, vocab_size: int = 12, start: bool = True, **setti
 class RawClient:
     """A client that says whatever a test wants, byte by byte if need be."""
 
-    def __init__(self, address: str, *, incarnation: int = 1, options: dict[int, int] | None = None) -> None:
+    def __init__(self, address: str, *, incarnation: int = 1, options: dict[int, Any] | None = None) -> None:
         self.incarnation = incarnation
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

@@ -15,7 +15,7 @@ from benchmarks.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.protocol.messages import Open, PassSeconds, Ready, encode
+from card.protocol.messages import Declined, DrafterMessage, Open, PassSeconds, Pong, Ready, Resync, encode
 from card.transport import remote, zmq_link
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
@@ -130,8 +130,8 @@ def reach(link: RemoteLink) -> None:
 
 
 @contextlib.contextmanager
-def answering(frame: bytes) -> Iterator[str]:
-    """Answer every message with the same frame; yields the address."""
+def answering(*frames: bytes) -> Iterator[str]:
+    """Answer every message with the same frames; yields the address."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.LINGER, 0)
@@ -142,7 +142,8 @@ def answering(frame: bytes) -> Iterator[str]:
         while not is_over.is_set():
             if router.poll(20):
                 client, *_ = router.recv_multipart()
-                router.send_multipart([client, frame])
+                for frame in frames:
+                    router.send_multipart([client, frame])
         router.close()
 
     thread = threading.Thread(target=run)
@@ -169,6 +170,32 @@ def test_a_server_that_talks_otherwise_is_a_worker_error(frame: bytes, reason: s
         with pytest.raises(WorkerError, match=f"cannot be used: .*{reason}"):
             link.start()
         link.close()
+
+
+def test_a_server_that_says_nonsense_of_itself_is_down_and_the_target_starts(caplog: pytest.LogCaptureFixture) -> None:
+    times = tuple((i, float("nan")) for i in range(1, 3001))
+    with (
+        answering(encode(Ready(12, 128, 0, PassSeconds(times, 0.0, 0.0)), 1)) as address,
+        connected(address, start=False) as link,
+    ):
+        link.start()
+        assert link.status.state == "down"
+        assert link.status.reason == "the times of passes of a drafter must be 256 at most, got '3000 of them'"
+        assert [one.levelname for one in caplog.records] == ["WARNING"]
+        assert link.ready is None
+        assert decode(TARGET, link)[:2] == plain(TARGET)
+
+
+@pytest.mark.parametrize("message", [Pong(1), Declined(5, "no"), Resync(5, None)], ids=["pong", "declined", "resync"])
+def test_a_server_that_never_stops_talking_is_left(message: DrafterMessage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_link, "_FRAMES_PER_READ", 100)
+    monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 1000.0)
+    with answering(encode(Ready(12, 128, 0), 1), *[encode(message, 1)] * 2000) as address, connected(address) as link:
+        reads: list[int] = []
+        until(lambda: [reads.append(len(link.receive())), link.status.state == "down"][1])
+        assert link.status.reason == "it says more than can be heard"
+        assert max(reads) <= (1 if isinstance(message, Resync) else 100)
+        assert decode(TARGET, link)[:2] == plain(TARGET)
 
 
 @pytest.mark.parametrize("address", ["somewhere", "tcp://*:5555", "tcp://127.0.0.1:0", "tcp://0.0.0.0:5555"])

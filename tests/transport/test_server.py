@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -16,6 +17,7 @@ import zmq
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
 from card.protocol.messages import (
+    MAX_REQUEST_BYTES,
     PROTOCOL_VERSION,
     Close,
     Correction,
@@ -33,13 +35,15 @@ from card.protocol.messages import (
     TargetMessage,
     encode,
 )
+from card.transport import framing, front, zmq_link
 from card.transport import server as server_module
-from card.transport import zmq_link
-from card.transport.keys import load_server_keys, make_keys
+from card.transport.keys import load_client_keys, load_server_keys, make_keys
 from card.transport.server import DraftServer, ServerLimits
+from card.writers.beam import BeamWriter
 from tests.decoding import GREEDY, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.toy import TableModel
+from tests.transport.hostile import GREETING, MORE, connect, frame, is_ended, shake_hands
 from tests.transport.serving import (
     Clock,
     RawClient,
@@ -59,6 +63,10 @@ SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=40)
 
 def draft() -> TableModel:
     return toy_draft(TARGET, 0.9)
+
+
+def sessions(server: DraftServer) -> list[Any]:
+    return [session for _, session in server._serving()]
 
 
 def spin(server: DraftServer, num_clients: int) -> None:
@@ -99,8 +107,8 @@ def test_one_pass_serves_all_clients() -> None:
         spin(server, 2)
         one.say(*(Open(i, (i, 1, 2), draft_spec()) for i in (1, 2)))
         other.say(Open(1, (5, 6), draft_spec()))
-        while sum(len(session.worker.drafting) for session in server._sessions.values()) < 3:
-            server._socket.poll(20)
+        while sum(len(session.worker.drafting) for session in sessions(server)) < 3:
+            server._poller.poll(20)
             server._read()
         server._draft()
         assert model.num_forward_passes == 1
@@ -125,7 +133,7 @@ def test_requests_beyond_the_limit_get_no_candidates_and_the_others_do() -> None
         client.begin(1, 2, 3)
         client.say(Ping(5))
         until(lambda: client.hear(Pong).nonce == 5)  # one that nobody asked for may come before
-        (session,) = server._sessions.values()
+        (session,) = sessions(server)
         assert len(session.worker.drafting) == 2
 
 
@@ -191,7 +199,7 @@ def test_a_message_out_of_bounds_costs_its_client_the_session_and_frees_its_rows
 
 
 def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MAX_REQUEST_BYTES", 4096)
+    monkeypatch.setattr(framing, "MAX_REQUEST_BYTES", 4096)
     with running(make_server(draft())) as server, connected(server.address) as link:
         with RawClient(server.address) as client:
             client.begin(1)
@@ -207,10 +215,167 @@ def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: 
         assert link.status.num_restarts == 0
 
 
-def test_a_message_of_several_frames_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (frame(b"some", MORE), "a message has one frame, and more are announced"),
+        (bytes([0x08, 1, 0]), "a frame has the flags 0x8"),
+        (bytes([2]) + (MAX_REQUEST_BYTES + 65).to_bytes(8, "big"), "at most 4194304 are allowed"),
+        (bytes([6]) + (1 << 20).to_bytes(8, "big"), "a command has 1048576 bytes"),
+    ],
+    ids=["more", "flags", "size", "command"],
+)
+def test_frames_that_no_target_sends_end_the_connection_at_once_and_nobody_else_notices(
+    said: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(make_server(draft())) as server, connected(server.address) as link:
+        with connect(server.address) as hostile:
+            shake_hands(hostile)
+            hostile.sendall(frame(encode(Hello(), 1)))
+            until(lambda: server.num_sessions == 2)
+            hostile.sendall(said)
+            assert is_ended(hostile)
+        assert reason in caplog.text
+        until(lambda: server.num_sessions == 1)
+        decode_until_accepted(TARGET, link)
+        assert link.status.num_restarts == 0
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f\x01\x00", b"\x01\x00"])
+def test_who_speaks_another_protocol_is_sent_away(said: bytes) -> None:
+    with running(make_server(draft())) as server, connect(server.address) as stranger:
+        stranger.sendall(said)
+        assert is_ended(stranger)
+
+
+def test_with_a_key_a_message_of_many_frames_waits_outside_and_nobody_else_notices(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["ann", "mallory"])
+    keys = load_client_keys(tmp_path / "mallory")
+    server = make_server(draft(), keys=load_server_keys(tmp_path / "server"))
+    options = {
+        int(zmq.CURVE_PUBLICKEY): keys.public,
+        int(zmq.CURVE_SECRETKEY): keys.secret,
+        int(zmq.CURVE_SERVERKEY): keys.server,
+    }
+    with (
+        running(server),
+        connected(server.address, keys=tmp_path / "ann") as link,
+        RawClient(server.address, options=options) as mallory,
+    ):
+        mallory.say(Hello())
+        mallory.hear(Ready)
+        mallory.send(*[bytes(1 << 20)] * 40)
+        connection = server._clients[-1].connection
+        until(lambda: connection.is_waiting)
+        decode_until_accepted(TARGET, link)
+        assert connection.is_waiting
+        assert connection.framing._waiting_bytes < 10 << 20
+        assert link.status.num_restarts == 0
+
+
+def test_what_a_client_may_say_ahead_is_bounded_in_bytes_and_in_frames() -> None:
+    small, large = framing.Framing(), framing.Framing()
+    for one in (small, large):
+        assert one.feed(GREETING) == ""
+    for _ in range(128):
+        assert not small.is_full(0, is_stranger=False)
+        assert small.feed(frame(b"")) == ""
+    assert small.is_full(0, is_stranger=False)
+    assert not small.is_full(1, is_stranger=False)
+    assert large.feed(frame(bytes(MAX_REQUEST_BYTES))[:-1]) == ""
+    assert large.is_full(0, is_stranger=True), "who has only to say hello"
+    assert not large.is_full(0, is_stranger=False), "a frame that is allowed comes in whole"
+    assert large.feed(b"\0" + frame(bytes(MAX_REQUEST_BYTES))[:10]) == ""
+    assert large.is_full(0, is_stranger=False)
+    assert not large.is_full(1, is_stranger=False)
+
+
+def test_strangers_in_any_number_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_MOST_STRANGERS", 3)
+    with running(make_server(draft())) as server, contextlib.ExitStack() as stack:
+        link = stack.enter_context(connected(server.address))
+        strangers = [stack.enter_context(connect(server.address)) for _ in range(12)]
+        assert is_ended(strangers[0])
+        other = stack.enter_context(connected(server.address))
+        decode_until_accepted(TARGET, other)
+        decode_until_accepted(TARGET, link)
+        until(lambda: len(server._clients) <= 3 + 2)
+
+
+def test_a_stranger_that_says_nothing_is_sent_away_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(server_module, "time", clock)
+    with running(make_server(draft(), silence_timeout_s=1.0)) as server, connect(server.address) as stranger:
+        until(lambda: len(server._clients) == 1)
+        clock.now += 2.0
+        assert is_ended(stranger)
+        until(lambda: not server._clients)
+
+
+def test_a_client_takes_no_more_sessions_than_its_part_and_is_told_which_limit() -> None:
+    server = make_server(draft(), max_sessions=3, max_sessions_per_client=1)
+    with running(server), RawClient(server.address) as first, RawClient(server.address) as second:
+        first.begin(1)
+        first.hear(Ready)
+        second.begin(1)
+        reason = second.hear(Fault).reason
+        assert "1 clients from the same address at most (--max-sessions-per-client)" in reason
+        first.say(Shutdown())
+        until(lambda: server.num_sessions == 0)
+        second.begin(1)
+        second.hear(Ready)
+
+
+def test_one_key_leaves_places_to_the_others(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["ann", "bob"])
+    server = make_server(draft(), max_sessions=2, keys=load_server_keys(tmp_path / "server"))
+    with running(server), connected(server.address, keys=tmp_path / "ann"):
+        with (
+            pytest.raises(WorkerError, match=r"takes 1 clients with the same key at most"),
+            connected(server.address, keys=tmp_path / "ann"),
+        ):
+            pass
+        with connected(server.address, keys=tmp_path / "bob") as bob:
+            decode_until_accepted(TARGET, bob)
+
+
+@pytest.mark.parametrize(("num_keys", "most"), [(0, 16), (1, 16), (2, 8)])
+def test_a_client_alone_in_having_a_key_or_without_one_may_take_all_places(num_keys: int, most: int) -> None:
+    assert ServerLimits().sessions_per_client(num_keys) == most
+
+
+def test_a_long_prompt_of_one_client_holds_up_another_for_one_pass_only() -> None:
+    model = draft()
+    server = make_server(model, max_tokens_per_pass=8)
+    with RawClient(server.address) as slow, RawClient(server.address) as quick:
+        slow.say(Hello())
+        quick.say(Hello())
+        spin(server, 2)
+        slow.say(*(Open(i, tuple([i, *[1] * 100]), draft_spec()) for i in range(4)))
+        quick.say(Open(1, (5, 6), draft_spec()))
+        until(lambda: [server._read(), sum(len(one.worker.drafting) for one in sessions(server)) == 5][1])
+        before = model.num_forward_tokens
+        for _ in range(3):
+            server._draft()
+            quick.hear(Layer)
+        assert model.num_forward_tokens - before <= 3 * 8
+    server.close()
+
+
+def test_whatever_a_request_leads_to_costs_it_alone_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = BeamWriter.open
+
+    def fail(self: BeamWriter, token_ids: Any, spec: Any, *, epoch: int) -> Any:
+        if token_ids[0] == 9:
+            raise KeyError("nobody thought of\nthis")
+        return whole(self, token_ids, spec, epoch=epoch)
+
+    monkeypatch.setattr(BeamWriter, "open", fail)
     with running(make_server(draft())) as server, RawClient(server.address) as client:
-        client.send(encode(Hello(), 1), b"more")
-        assert "one frame, got 2" in client.hear(Fault).reason
+        client.begin(9, 1)
+        assert "it cannot be begun: KeyError" in client.hear(Declined).reason
+        until(lambda: client.hear(Layer).request_id == 1)
+        assert server.num_sessions == 1
 
 
 @pytest.mark.parametrize(
@@ -288,7 +453,7 @@ def test_a_silent_client_is_dropped_and_one_that_pings_is_not(monkeypatch: pytes
 
         def has_pinged() -> bool:
             link.receive()
-            return any(session.heard_at == clock.now for session in list(server._sessions.values()))
+            return any(client.heard_at == clock.now and client.session for client in list(server._clients))
 
         until(has_pinged)
         clock.now += 0.6
@@ -320,7 +485,7 @@ def test_the_rows_of_a_client_that_went_without_a_word_are_freed(monkeypatch: py
         with RawClient(server.address) as client:
             client.begin(1, 2)
             client.hear(Layer)
-            (session,) = server._sessions.values()
+            (session,) = sessions(server)
             worker = session.worker
         clock.now += 0.4
         until(lambda: server.num_sessions == 0)
@@ -361,12 +526,11 @@ def client_process(server: DraftServer, *request_ids: int) -> Iterator[subproces
 
 @pytest.mark.parametrize("request_ids", [(), (1, 2)], ids=["idle", "at work"])
 def test_the_place_of_a_client_that_was_killed_is_free_at_once(
-    request_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    request_ids: tuple[int, ...],
 ) -> None:
-    monkeypatch.setattr(server_module, "_PROBE_INTERVAL_S", 3600.0)
     with running(make_server(draft(), max_sessions=1, silence_timeout_s=3600.0)) as server:
         with client_process(server, *request_ids) as process:
-            (session,) = server._sessions.values()
+            (session,) = sessions(server)
             until(lambda: len(session.worker.drafting) == len(request_ids))
             with pytest.raises(WorkerError, match="the server is full"), connected(server.address):
                 pass
@@ -392,7 +556,7 @@ def test_a_client_that_does_not_read_loses_messages_and_holds_up_nobody(monkeypa
     with running(make_server(draft())) as server, RawClient(server.address, options=options) as deaf:
         deaf.begin(1, spec=spec)
         until(lambda: server.num_sessions == 1)
-        (session,) = server._sessions.values()
+        (session,) = sessions(server)
         until(lambda: len(session.worker.drafting) == 1 and session.worker.is_idle)
         for _ in range(num_snapshots):
             deaf.say(Correction(1, 0, 3, (), wants_snapshot=True))

@@ -570,6 +570,46 @@ def test_a_pass_that_fails_is_the_end_of_the_request_that_it_fails_for_alone() -
     assert len(worker.writer.model._sequences) == 4, "the rows of the failed one serve nobody"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["num_tokens_to_run", "grow", "commit"])
+def test_an_error_that_nobody_thought_of_is_the_end_of_its_request_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = getattr(BeamSequence, name)
+
+    def fail(self: BeamSequence, *args: Any) -> Any:
+        if self.token_ids[0] == 3:
+            raise IndexError("list index out of range\nand a long story")
+        return whole(self, *args)
+
+    workers = sharing(toy(), 8, 2)
+    for request_id in (1, 3):
+        workers[0].receive(Open(request_id, (request_id, *TEXT), draft_spec()))
+    workers[1].receive(Open(1, (4, *TEXT), draft_spec()))
+    monkeypatch.setattr(BeamSequence, name, fail)
+    said = workers[0].receive(Correction(3, 1, 1 + len(TEXT), (1,), wants_snapshot=False))
+    passed = step_together(workers)
+    declined = [message for message in [*said, *passed[0]] if isinstance(message, Declined)]
+    assert [message.request_id for message in declined] == [3]
+    assert declined[0].reason.endswith("IndexError: list index out of range")
+    assert [[m.request_id for m in one if isinstance(m, Layer)] for one in passed] == [[1], [1]]
+
+
+def test_a_model_that_fails_for_good_in_the_middle_of_a_pass_takes_no_layers_of_others_with_it() -> None:
+    model = Poisoned(0, V, 3, spread=1.0, num_tree_rows=512)
+    worker = worker_on(model)
+    for i in (1, 2):
+        worker.receive(Open(i, (V - 1 if i == 2 else i, *TEXT), draft_spec(beam_width=1, branch=1)))
+    model.bad_token = V - 1
+
+    def check() -> None:
+        raise RuntimeError("out of memory")
+
+    worker.writer.check = check  # type: ignore[method-assign]
+    said = worker.step()
+    assert [m.request_id for m in said if isinstance(m, Declined)] == [2]
+    assert [m.request_id for m in said if isinstance(m, Layer)] == [1]
+
+
 def test_a_model_that_runs_no_text_at_all_raises() -> None:
     model = Poisoned(0, V, 3, spread=1.0, num_tree_rows=512)
     model.bad_token = 0  # that of the trial, too

@@ -27,13 +27,14 @@ def run(
     cores: tuple[int, ...] | None,
     kv_cache_memory: str | None,
     max_sessions: int,
+    max_sessions_per_client: int | None,
     **model: Any,
 ) -> None:
     """Do what `card draft-server` was asked for."""
     kv_cache_bytes = parse_size(kv_cache_memory) if kv_cache_memory else None
     server_keys = load_server_keys(keys) if keys else None
     check_may_listen(listen, has_keys=server_keys is not None)  # before a large model is loaded
-    limits = ServerLimits(max_sessions=max_sessions)
+    limits = ServerLimits(max_sessions=max_sessions, max_sessions_per_client=max_sessions_per_client)
     if cores:
         _stay_on(cores)
     drafting = DraftModel.to_serve(draft, kv_cache_bytes=kv_cache_bytes, **model)

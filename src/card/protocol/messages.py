@@ -7,13 +7,14 @@ harm: corrections carry absolute positions, layers are numbered, and each side c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 from torch import Tensor
 
 from card.config import SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.config.fields import Bounds, check, declared, require
-from card.errors import ProtocolError, SettingsError
+from card.errors import ProtocolError, SettingsError, plain_words
 from card.tree.nodes import NewNodes
 
 PROTOCOL_VERSION = 7
@@ -25,6 +26,13 @@ MAX_BRANCH = 256
 MAX_LEAD = 4096
 MAX_NODES = 1 << 16
 MAX_LEN = 1 << 20
+MAX_COUNT = 1 << 40  # of passes, nodes or tokens; more is a forgery
+# What a drafter may say of itself: far above any model, and little enough to reckon with.
+MAX_VOCAB_SIZE = 1 << 24
+_MAX_PARAMETERS = 1 << 50
+_MAX_POINTS = 256
+_MAX_PASS_S = 3600.0
+_MAX_FINGERPRINT = 256
 _MOST_GRANTED = {
     "beam_width": Bounds(least=1, most=MAX_BEAM_WIDTH),
     "branch": Bounds(least=1, most=MAX_BRANCH),
@@ -198,10 +206,40 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
         decoded = _decoder.decode(frame)
     except (msgspec.DecodeError, SettingsError, UnicodeDecodeError, RecursionError) as error:
         _check_version(_version_of(frame))  # another version may have other messages
-        reason = " ".join(str(error).split())  # which may quote what was sent
-        raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {reason}") from error
+        raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {error}") from error
     _check_version(decoded.version)
-    return decoded.incarnation, decoded.body
+    body = decoded.body
+    if isinstance(body, Declined | Fault):
+        body = msgspec.structs.replace(body, reason=plain_words(body.reason))
+    return decoded.incarnation, body
+
+
+def check_ready(message: Ready) -> None:
+    """Refuse an account of itself that no drafter gives. Raises: ProtocolError."""
+    of = " of a drafter"
+    for name, most in (
+        ("vocab_size", MAX_VOCAB_SIZE),
+        ("max_model_len", MAX_VOCAB_SIZE),
+        ("num_parameters", _MAX_PARAMETERS),
+    ):
+        value = getattr(message, name)
+        require(0 <= value <= most, name + of, f"from 0 to {most}", value, ProtocolError)
+    fingerprint = message.tokenizer or ""
+    is_one = len(fingerprint) <= _MAX_FINGERPRINT and fingerprint.isprintable()
+    require(
+        is_one, f"tokenizer{of}", f"a fingerprint of {_MAX_FINGERPRINT} characters at most", fingerprint, ProtocolError
+    )
+    if message.passes is None:
+        return
+    points = message.passes.points
+    name = f"the times of passes{of}"
+    require(len(points) <= _MAX_POINTS, name, f"{_MAX_POINTS} at most", f"{len(points)} of them", ProtocolError)
+    sizes = [0, *(num_tokens for num_tokens, _ in points)]
+    is_rising = all(least < more <= MAX_LEN for least, more in pairwise(sizes))
+    require(is_rising, name, f"those of rising numbers of tokens from 1 to {MAX_LEN}", sizes[1:], ProtocolError)
+    seconds = [*(one for _, one in points), message.passes.per_sequence_s, message.passes.per_context_row_s]
+    is_time = all(0.0 <= one <= _MAX_PASS_S for one in seconds)  # which no NaN is
+    require(is_time, name, f"seconds from 0 to {_MAX_PASS_S:g}", seconds, ProtocolError)
 
 
 def check_spec(spec: DraftSpec) -> None:
@@ -214,8 +252,8 @@ def check_spec(spec: DraftSpec) -> None:
     check(spec.shape, of=of, bounds=_MOST_GRANTED, error=ProtocolError)
     require(1 <= spec.max_len <= MAX_LEN, f"max_len{of}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
     require(0 <= spec.num_hidden <= MAX_LEN, f"num_hidden{of}", f"from 0 to {MAX_LEN}", spec.num_hidden, ProtocolError)
-    has_tokens = spec.vocab_size is None or spec.vocab_size >= 1
-    require(has_tokens, f"vocab_size{of}", "1 or more", spec.vocab_size, ProtocolError)
+    has_tokens = spec.vocab_size is None or 1 <= spec.vocab_size <= MAX_VOCAB_SIZE
+    require(has_tokens, f"vocab_size{of}", f"from 1 to {MAX_VOCAB_SIZE}", spec.vocab_size, ProtocolError)
     is_sound = spec.shaping is None or _is_sound(spec.shaping)
     require(is_sound, f"shaping{of}", "one that sampling parameters stand for", spec.shaping, ProtocolError)
 
@@ -236,8 +274,10 @@ def _is_sound(rule: ShapingRule) -> bool:
     ids = (*rule.end_ids, *(token_id for token_id, _ in rule.logit_bias))
     params = declared(SamplingParams)
     return (
-        rule.num_prompt_tokens >= 0
+        0 <= rule.num_prompt_tokens <= MAX_LEN
+        and 0 <= rule.min_tokens <= MAX_COUNT
         and min(ids, default=0) >= 0
+        and max(ids, default=0) < MAX_COUNT
         and not any(params[name].fault(getattr(rule, name)) for name in _PENALTIES)
         and all(abs(value) <= 100.0 for _, value in rule.logit_bias)
     )

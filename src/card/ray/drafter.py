@@ -99,7 +99,8 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
         threads=engine.draft_threads,
     )
     assert ready.tokenizer is not None  # a model to serve tells of it
-    limits = ServerLimits(max_sessions=pool.max_targets_per_drafter)
+    most = pool.max_targets_per_drafter
+    limits = ServerLimits(max_sessions=most, max_sessions_per_client=most)  # the desk sees to who comes here
     server = DraftServer(
         f"tcp://{host if keys else '127.0.0.1'}:0", partial(make_worker, writer), ready, keys=keys, limits=limits
     )

@@ -47,6 +47,14 @@ def check_address(address: str, *, binds: bool = False) -> str:
     return address
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of a checked address; a host that stands for all is 0.0.0.0, a free port is 0."""
+    found = _TCP.fullmatch(address)
+    assert found is not None
+    host = found[1].strip("[]")
+    return "0.0.0.0" if host == "*" else host, 0 if found[2] == "*" else int(found[2])
+
+
 def check_may_listen(address: str, *, has_keys: bool) -> None:
     """Refuse an address that is none, or that others can reach while there are no keys. Raises: SettingsError."""
     check_address(address, binds=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from card.errors import SettingsError
+from card.errors import SettingsError, plain_words
 from card.protocol.messages import Close, DrafterMessage, Open, TargetMessage
 from card.transport.keys import check_address
 from card.transport.remote import RemoteLink
@@ -172,10 +172,11 @@ class LeasedLink(RemoteLink):
         answer = NoLease(_SILENT_POOL) if asked.exception() is not None else asked.result()
         if isinstance(answer, Lease):
             return not self._use(answer, now)
-        if answer.reason != self._refused_for:
-            logger.info("no drafter from the pool: %s", answer.reason)
-        self._refused_for = answer.reason
-        self._watch.fail(now, answer.reason, MOST_PAUSE_S)
+        reason = plain_words(answer.reason)
+        if reason != self._refused_for:
+            logger.info("no drafter from the pool: %s", reason)
+        self._refused_for = reason
+        self._watch.fail(now, reason, MOST_PAUSE_S)
         return True
 
     def _is_replaced(self, lease: Lease, now: float) -> bool:
@@ -193,7 +194,7 @@ class LeasedLink(RemoteLink):
         answer = renewal.result()
         if isinstance(answer, NoLease):
             self.lease = None
-            self._fail(f"the pool has ended the lease: {answer.reason}")
+            self._fail(f"the pool has ended the lease: {plain_words(answer.reason)}")
             return True
         if answer != lease:
             self._take_leave()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from socket import gaierror
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from card.config.fields import check, setting
-from card.errors import CardError, ProtocolError, SettingsError, in_words
+from card.errors import ProtocolError, SettingsError, in_words, plain_words
 from card.protocol.messages import (
-    MAX_REQUEST_BYTES,
     DrafterMessage,
     Fault,
     Hello,
@@ -25,16 +24,17 @@ from card.protocol.messages import (
     decode,
     encode,
 )
+from card.transport.front import Connection, Front
 from card.transport.keys import ServerKeys, check_may_listen
 from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker
 from card.workers.drafter_pass import step_together
 
 logger = logging.getLogger(__name__)
 _IDLE_POLL_MS = 200
-_PROBE_INTERVAL_S = 1.0  # between looks whether clients are still there
-_FRAMES_PER_LOOP = 256  # then a pass is made, whoever still has something to say
+# What is taken of each client before a pass is made, whoever still has something to say.
+_MESSAGES_PER_LOOP = 32
+_BYTES_PER_LOOP = 1 << 20  # with the answers
 _QUEUED_FRAMES = 128  # per client and direction; more are dropped on the way out, and wait on the way in
-_FAILURES = (CardError, RuntimeError, MemoryError)  # out of memory is a RuntimeError in torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class ServerLimits:
     """Limits of what the server grants its clients."""
 
     max_sessions: int = setting(16, least=1)
+    max_sessions_per_client: int | None = setting(None, least=1, allowed="1 or more, or None")
     max_requests: int = setting(MAX_REQUESTS, least=1)  # open at once, per session
     max_tokens_per_pass: int = setting(MAX_TOKENS_PER_PASS, least=1)  # of all sessions together
     silence_timeout_s: float = setting(30.0, above=0, unit="seconds")  # after which a session is dropped
@@ -49,14 +50,38 @@ class ServerLimits:
     def __post_init__(self) -> None:
         check(self)
 
+    def sessions_per_client(self, num_keys: int) -> int:
+        """Return the most sessions of one key, or of one address where there are no keys.
+
+        Unless it is set, half of all where several clients have keys. Without keys all clients are on this machine
+        and have one address, and with a single key they are one client.
+        """
+        if self.max_sessions_per_client is not None:
+            return self.max_sessions_per_client
+        return self.max_sessions if num_keys < 2 else (self.max_sessions + 1) // 2
+
 
 @dataclass(slots=True)
 class _Session:
-    """One client: its requests, under ids of its own, and when it was heard last."""
+    """A client's requests, under ids of its own."""
 
     worker: DrafterWorker
     incarnation: int
-    heard_at: float
+
+
+@dataclass(slots=True)
+class _Client:
+    """One connection, with or without a session."""
+
+    connection: Connection
+    heard_at: float  # when its session was heard last; when it had none, since when
+    key: str = ""  # its public key; empty without keys, and until its first message
+    session: _Session | None = None
+
+    @property
+    def who(self) -> str:
+        """Its key, or its address if there are no keys."""
+        return self.key or self.connection.host
 
 
 class DraftServer:
@@ -86,62 +111,44 @@ class DraftServer:
         check_may_listen(address, has_keys=keys is not None)
         self._open_worker, self._ready = open_worker, ready
         self._limits = limits or ServerLimits()
-        self._sessions: dict[bytes, _Session] = {}
-        self._is_stopping = False
-        self._probed_at = 0.0
-        self._context = zmq.Context()
-        self._authenticator: ThreadAuthenticator | None = None
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        num_keys = len(list(keys.clients.glob("*.key"))) if keys is not None else 0
+        self._most_per_client = self._limits.sessions_per_client(num_keys)
+        self._clients: list[_Client] = []
+        self._is_stopping = self._is_closed = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._bind(address, keys)
-        except zmq.ZMQError as error:
-            self.close()
-            raise SettingsError(
-                f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}; choose another address"
-            ) from error
-
-    def _bind(self, address: str, keys: ServerKeys | None) -> None:
-        options: dict[int, Any] = {
-            zmq.LINGER: 0,
-            zmq.ROUTER_MANDATORY: 1,  # a client that is gone is an error instead of silence
-            zmq.MAXMSGSIZE: MAX_REQUEST_BYTES,
-            zmq.SNDHWM: _QUEUED_FRAMES,
-            zmq.RCVHWM: _QUEUED_FRAMES,
-            zmq.TCP_KEEPALIVE: 1,  # ZeroMQ's own heartbeats abort the process when a peer leaves a full queue behind
-            zmq.IPV6: 1 if "[" in address else 0,
-        }
-        if keys is not None:
-            self._authenticator = ThreadAuthenticator(self._context)
-            self._authenticator.start()
-            self._authenticator.configure_curve(domain="*", location=keys.clients)
-            options |= {zmq.CURVE_SERVER: 1, zmq.CURVE_PUBLICKEY: keys.public, zmq.CURVE_SECRETKEY: keys.secret}
-        for option, value in options.items():
-            self._socket.setsockopt(option, value)
-        self._socket.bind(address)
+            self._front = Front(address, self._context, keys, _QUEUED_FRAMES)
+        except OSError as error:
+            self._context.term()
+            reason = error.strerror if isinstance(error, gaierror) else os.strerror(error.errno or 0)
+            raise SettingsError(f"cannot listen on {address}: {reason}; choose another address") from error
+        except SettingsError:
+            self._context.term()
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._front.ear, zmq.POLLIN)
 
     @property
     def address(self) -> str:
         """Address that clients connect to, with the port that was chosen."""
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._front.address
 
     @property
     def num_sessions(self) -> int:
         """Clients that are served."""
-        return len(self._sessions)
+        return len(self._serving())
 
     def run(self) -> None:
         """Serve until `stop` is called."""
         while not self._is_stopping:
-            is_idle = all(session.worker.is_idle for session in self._sessions.values())
+            is_idle = all(session.worker.is_idle for _, session in self._serving())
             self.serve_once(_IDLE_POLL_MS if is_idle else 0)
 
     def serve_once(self, wait_ms: int) -> None:
         """Wait so long for something to come, take what has come, and make one pass for all who want one."""
-        if self._socket.poll(wait_ms):
+        if self._poller.poll(wait_ms):
             self._read()
         self._drop_silent()
-        if time.monotonic() - self._probed_at > _PROBE_INTERVAL_S:
-            self._drop_vanished()
         self._draft()
 
     def stop(self) -> None:
@@ -150,119 +157,176 @@ class DraftServer:
 
     def close(self) -> None:
         """Free the address. To be called after `run` has returned; may be called twice."""
-        self._socket.close()
-        if self._authenticator is not None:
-            self._authenticator.stop()
-            self._authenticator = None
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._front.close()
+        for client in self._clients:
+            client.connection.messages.close()
         self._context.term()
 
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _serving(self) -> list[tuple[_Client, _Session]]:
+        """Return the clients that have sessions."""
+        return [(client, client.session) for client in self._clients if client.session is not None]
+
     def _read(self) -> None:
-        for _ in range(_FRAMES_PER_LOOP):
+        """Meet new clients, take what each one has said, and part from those that are gone."""
+        self._meet()
+        for client in list(self._clients):
+            was_waiting = self._hear(client)
+            if was_waiting:
+                self._front.wake()
+        self._part()
+
+    def _meet(self) -> None:
+        for connection in self._front.arrivals():
+            self._clients.append(_Client(connection, time.monotonic()))
+            self._poller.register(connection.messages, zmq.POLLIN)
+
+    def _part(self) -> None:
+        """Free the places of clients whose connection has ended, with or without a word."""
+        for client in [client for client in self._clients if client.connection.is_over]:
+            self._hear(client)
+            if client.session is not None:
+                logger.info("a client has gone; there are %d", self.num_sessions - 1)
+            self._forget(client)
+            self._clients.remove(client)
+            self._poller.unregister(client.connection.messages)
+            client.connection.messages.close()
+
+    def _hear(self, client: _Client) -> bool:
+        """Take some of what a client has said. Returns: whether it waits to say more."""
+        num_bytes = 0
+        for _ in range(_MESSAGES_PER_LOOP):
+            if num_bytes >= _BYTES_PER_LOOP:
+                break
             try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = client.connection.messages.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             try:
                 if len(frames) != 1:
                     raise ProtocolError(f"a message has one frame, got {len(frames)}")
-                self._take(client, frames[0])
+                client.key = client.key or _key_of(frames[0])
+                num_bytes += len(frames[0]) + self._take(client, frames[0].bytes)
             except ProtocolError as error:
                 self._end(client, str(error))
-            except _FAILURES as error:
+            except Exception as error:  # whatever a client's message leads to, the others must not notice
+                logger.warning("a client's message failed", exc_info=error)
                 self._end(client, in_words(error))
+            client.connection.num_taken += len(frames)
+        return client.connection.is_waiting
 
-    def _take(self, client: bytes, frame: bytes) -> None:
-        """Take one frame. Raises: ProtocolError if the client may not send it."""
+    def _take(self, client: _Client, frame: bytes) -> int:
+        """Take one frame. Returns: bytes of the answers. Raises: ProtocolError if the client may not send it."""
         incarnation, message = decode(frame)
-        session = self._sessions.get(client)
+        session = client.session
         if isinstance(message, Hello):
             self._welcome(client, incarnation)
-            return
+            return 0
         if session is None or session.incarnation != incarnation:
-            self._send(client, incarnation, [Fault("the server knows of no such session; begin a new one")])
-            return
-        session.heard_at = time.monotonic()
+            fault = Fault("the server knows of no such session; begin a new one")
+            return self._send(client, incarnation, [fault])
+        client.heard_at = time.monotonic()
         if isinstance(message, Ping):  # is no reason to look for work
-            self._send(client, incarnation, [Pong(message.nonce)])
-            return
-        self._send(client, incarnation, session.worker.receive(message))  # type: ignore[arg-type]
+            return self._send(client, incarnation, [Pong(message.nonce)])
+        num_bytes = self._send(client, incarnation, session.worker.receive(message))  # type: ignore[arg-type]
         if session.worker.is_shut_down:
             self._forget(client)
+        return num_bytes
 
-    def _welcome(self, client: bytes, incarnation: int) -> None:
-        known = self._sessions.get(client)
-        if known is not None and known.incarnation != incarnation:
+    def _welcome(self, client: _Client, incarnation: int) -> None:
+        if client.session is not None and client.session.incarnation != incarnation:
             self._forget(client)
-            known = None
-        if known is None:
-            if len(self._sessions) >= self._limits.max_sessions:
-                self._drop_vanished()
-            if len(self._sessions) >= self._limits.max_sessions:
-                reason = f"the server is full: it takes {self._limits.max_sessions} clients (--max-sessions)"
+        if client.session is None:
+            if reason := self._no_place(client):
+                logger.warning("a client is refused: %s", reason)
                 self._send(client, incarnation, [Fault(reason)])
                 return
             worker = self._open_worker(
                 max_requests=self._limits.max_requests,
-                peers=lambda: [session.worker for session in self._sessions.values()],
+                peers=lambda: [session.worker for _, session in self._serving()],
             )
-            self._sessions[client] = _Session(worker, incarnation, time.monotonic())
-            logger.info("a client has come; there are %d", len(self._sessions))
+            client.session = _Session(worker, incarnation)
+            client.connection.has_session = True
+            client.heard_at = time.monotonic()
+            logger.info("a client has come; there are %d", self.num_sessions)
         self._send(client, incarnation, [self._ready])
+
+    def _no_place(self, client: _Client) -> str:
+        """Return which limit a further session of this client would break; empty if none."""
+        serving = [other for other, _ in self._serving() if not other.connection.is_over]
+        if len(serving) >= self._limits.max_sessions:
+            return f"the server is full: it takes {self._limits.max_sessions} clients (--max-sessions)"
+        if sum(other.who == client.who for other in serving) >= self._most_per_client:
+            whose = "with the same key" if client.key else "from the same address"
+            return (
+                f"the server takes {self._most_per_client} clients {whose} at most (--max-sessions-per-client), "
+                "and they are there already"
+            )
+        return ""
 
     def _draft(self) -> None:
         """Make one pass for all sessions."""
-        clients = list(self._sessions)
-        if not clients:
+        serving = self._serving()
+        if not serving:
             return
-        workers = [self._sessions[client].worker for client in clients]
+        workers = [session.worker for _, session in serving]
         try:
             results = step_together(workers, max_tokens=self._limits.max_tokens_per_pass)
-        except _FAILURES as error:
-            logger.warning("a pass failed, all sessions are dropped: %s", error)
-            for client in clients:
+        except Exception as error:  # the model runs no text at all, for now
+            logger.warning("the draft model fails at everything, all sessions are dropped: %s", in_words(error))
+            for client, _ in serving:
                 self._end(client, in_words(error))
             return
-        for client, result in zip(clients, results, strict=True):
-            self._send(client, self._sessions[client].incarnation, result)
+        for (client, session), result in zip(serving, results, strict=True):
+            self._send(client, session.incarnation, result)
 
     def _drop_silent(self) -> None:
-        oldest = time.monotonic() - self._limits.silence_timeout_s
-        for client in [client for client, session in self._sessions.items() if session.heard_at < oldest]:
-            self._end(client, f"nothing heard for {self._limits.silence_timeout_s:g} s")
+        """End sessions that say nothing, and connections that begin none."""
+        now = time.monotonic()
+        oldest = now - self._limits.silence_timeout_s
+        for client in [client for client in self._clients if client.heard_at < oldest]:
+            if client.session is not None:
+                self._end(client, f"nothing heard for {self._limits.silence_timeout_s:g} s")
+                client.heard_at = now
+            elif not client.connection.is_unwanted:
+                client.connection.is_unwanted = True
+                self._front.wake()
 
-    def _drop_vanished(self) -> None:
-        """Free the places of clients whose connection has ended, with or without a word.
-
-        ZeroMQ says so only to those who send something. A client takes a `Pong` that it did not ask for as a sign of
-        life, which it is.
-        """
-        self._probed_at = time.monotonic()
-        for client, session in list(self._sessions.items()):
-            self._send(client, session.incarnation, [Pong(0)])
-
-    def _end(self, client: bytes, reason: str) -> None:
+    def _end(self, client: _Client, reason: str) -> None:
         """Drop a session, if there is one, and tell the client why."""
-        session = self._sessions.get(client)
+        reason = plain_words(reason)
         logger.info("a client is refused: %s", reason)
+        incarnation = client.session.incarnation if client.session else 0
         self._forget(client)
-        self._send(client, session.incarnation if session else 0, [Fault(reason)])
+        self._send(client, incarnation, [Fault(reason)])
 
-    def _forget(self, client: bytes) -> None:
+    def _forget(self, client: _Client) -> None:
         """Free what the requests of a client hold."""
-        session = self._sessions.pop(client, None)
+        session, client.session = client.session, None
+        client.connection.has_session = False
         if session is not None:
             session.worker.receive(Shutdown())
 
-    def _send(self, client: bytes, incarnation: int, messages: list[DrafterMessage]) -> None:
+    def _send(self, client: _Client, incarnation: int, messages: list[DrafterMessage]) -> int:
+        """Send what goes into the client's queue. Returns: bytes of that."""
+        num_bytes = 0
         for message in messages:
+            frame = encode(message, incarnation)
+            num_bytes += len(frame)
             try:
-                self._socket.send_multipart([client, encode(message, incarnation)], zmq.NOBLOCK)
+                client.connection.messages.send(frame, zmq.NOBLOCK)
             except zmq.Again:
-                return  # its queue is full; a gap in the numbers of its layers makes it ask again
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                if client in self._sessions:
-                    logger.info("a client has vanished; there are %d", len(self._sessions) - 1)
-                self._forget(client)
-                return
+                break  # its queue is full, or it has gone; a gap in the numbers of its layers makes it ask again
+        return num_bytes
+
+
+def _key_of(frame: zmq.Frame) -> str:
+    """Return the public key that a frame came with; empty if there are no keys."""
+    try:
+        return str(frame.get("User-Id"))
+    except (KeyError, zmq.ZMQError):
+        return ""

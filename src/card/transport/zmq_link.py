@@ -22,6 +22,7 @@ from card.protocol.messages import (
     Ready,
     Resync,
     TargetMessage,
+    check_ready,
     decode,
     encode,
 )
@@ -34,6 +35,10 @@ FIRST_BACKOFF_S = 0.25  # before a lost drafter is replaced; twice as long each 
 MAX_BACKOFF_S = 30.0
 PING_AFTER_S = 10.0  # of silence at the latest: a server forgets clients that say nothing for longer
 STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a longer back-off
+
+_FRAMES_PER_READ = 4096  # layers of many requests, made during one long pass of the target
+_BYTES_PER_READ = 32 * 1024 * 1024
+_MOST_FLOODS = 3  # reads in a row that found no end: then the drafter is given up
 
 Advice = Literal["nothing", "start", "ping", "give up"]
 
@@ -137,6 +142,8 @@ class ZmqLink(DrafterLink, ABC):
         self._checked_at = 0.0
         self._is_awaited = False  # by `start`, whose caller is told of a failure
         self._is_closed = False
+        self._said_nonsense = False  # a drafter, of itself
+        self._num_floods = 0  # reads in a row that found no end
 
     @property
     def status(self) -> LinkStatus:
@@ -155,14 +162,17 @@ class ZmqLink(DrafterLink, ABC):
             self._open()
 
     def start(self) -> None:
-        """Reach for the drafter and wait until it is ready. Raises: WorkerError if it fails or takes too long."""
+        """Reach for the drafter and wait until it is ready. One that says nonsense of itself is down, and no more.
+
+        Raises: WorkerError if it fails or takes too long.
+        """
         self._is_awaited = True
         self.begin()
         while self._watch.state == "starting":
             self.wait(0.05)
             self._read()
             self._supervise(time.monotonic())
-        if self._watch.state != "up":
+        if self._watch.state != "up" and not self._said_nonsense:
             reason = self._watch.reason
             self.close()
             raise WorkerError(self._not_started(reason))
@@ -254,32 +264,61 @@ class ZmqLink(DrafterLink, ABC):
                 logger.debug("the drafter's queue is full: a message is dropped")
 
     def _read(self) -> list[DrafterMessage]:
-        """Return the frames that are here; a bad one ends the incarnation."""
+        """Return the frames that are here; a bad one ends the incarnation, and so does a flood of them."""
         messages: list[DrafterMessage] = []
+        asked: set[int] = set()  # requests that the drafter asks more of: one answer each will do
+        num_frames = num_bytes = 0
         while self._socket is not None:
+            if num_frames >= _FRAMES_PER_READ or num_bytes >= _BYTES_PER_READ:
+                self._num_floods += 1
+                if self._num_floods >= _MOST_FLOODS:
+                    self._fail("it says more than can be heard")
+                return messages
             try:
-                incarnation, message = decode(self._socket.recv(zmq.NOBLOCK))
+                frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            except ProtocolError as error:
-                self._fail(str(error))
-                break
-            if incarnation != self._watch.incarnation:
+            num_frames, num_bytes = num_frames + 1, num_bytes + len(frame)
+            message = self._understood(frame)
+            if isinstance(message, Resync) and message.request_id in asked:
                 continue
-            if isinstance(message, Fault):
-                self._fail(message.reason)
-                break
-            if isinstance(message, Ready):
-                if mismatch := self._mismatch(message):
-                    self._fail(mismatch)
-                    break
-                self._ready = message
-            elif self._watch.state == "starting":
-                continue
-            self._watch.hear(time.monotonic())
+            if isinstance(message, Resync):
+                asked.add(message.request_id)
             if isinstance(message, Ready | Layer | Resync | Declined):
                 messages.append(message)
+        self._num_floods = 0
         return messages
+
+    def _understood(self, frame: bytes) -> DrafterMessage | TargetMessage | None:
+        """Return what the present drafter says; None if there is nothing in it, or it has been given up for it."""
+        try:
+            incarnation, message = decode(frame)
+        except ProtocolError as error:
+            self._fail(str(error))
+            return None
+        if incarnation != self._watch.incarnation:
+            return None
+        if isinstance(message, Fault):
+            self._fail(message.reason)
+            return None
+        if isinstance(message, Ready):
+            if fault := self._fault_of(message):
+                self._fail(fault)
+                return None
+            self._ready = message
+        elif self._watch.state == "starting":
+            return None
+        self._watch.hear(time.monotonic())
+        return message
+
+    def _fault_of(self, ready: Ready) -> str:
+        """Return why a drafter is of no use by its own account; empty if it is of use."""
+        try:
+            check_ready(ready)
+        except ProtocolError as error:
+            self._said_nonsense = True
+            return str(error)
+        return self._mismatch(ready)
 
     def _supervise(self, now: float) -> None:
         """Notice a drafter that is lost, and start the next one when its back-off is over."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from card.errors import ProtocolError
+from card.errors import ProtocolError, in_words
 from card.protocol.messages import (
     MAX_LEN,
     Close,
@@ -114,10 +114,21 @@ class DrafterWorker:
         (messages,) = step_together([self], max_tokens=self._max_tokens_per_pass)
         return messages
 
-    def tasks(self) -> list[Task]:
-        """Return what there is to do, least recently served first."""
-        wanted = [(i, drafting, drafting.sequence.num_tokens_to_run()) for i, drafting in self.drafting.items()]
-        tasks = [Task(self, i, drafting, num_tokens) for i, drafting, num_tokens in wanted if num_tokens]
+    def tasks(self, said: list[DrafterMessage]) -> list[Task]:
+        """Return what there is to do, least recently served first.
+
+        Args:
+            said: takes what is to be sent of requests for which that cannot be found out.
+        """
+        tasks: list[Task] = []
+        for request_id, drafting in list(self.drafting.items()):
+            try:
+                num_tokens = drafting.sequence.num_tokens_to_run()
+            except Exception as error:  # of this request alone
+                said += self.decline(request_id, f"its candidates cannot be found: {in_words(error)}", has_failed=True)
+                continue
+            if num_tokens:
+                tasks.append(Task(self, request_id, drafting, num_tokens))
         self.is_idle = not tasks
         return sorted(tasks, key=lambda task: task.drafting.served_at)
 
@@ -135,7 +146,10 @@ class DrafterWorker:
             reason = f"the text may take {num_rows} KV rows, more than the drafter's memory holds"
         if reason:
             return self.decline(request_id, reason)
-        drafting = self._requests.begin(message)
+        try:
+            drafting = self._requests.begin(message)
+        except Exception as error:  # of this request alone: a grammar or a rule that nobody thought of
+            return self.decline(request_id, f"it cannot be begun: {in_words(error)}", has_failed=True)
         return [] if drafting is None else [drafting.layer(request_id, NewNodes.none(), is_reset=True)]
 
     def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
@@ -157,6 +171,14 @@ class DrafterWorker:
                 f"the text of request {request_id} has {known_len + len(new_ids)} tokens; its draft spec said that it "
                 f"gets {known.sequence.spec.max_len} at most"
             )
+        try:
+            return self._replies(message, known, new_ids)
+        except Exception as error:  # of this request alone
+            return self.decline(request_id, f"its text cannot be followed: {in_words(error)}", has_failed=True)
+
+    def _replies(self, message: Correction, known: Drafting, new_ids: Sequence[int]) -> list[DrafterMessage]:
+        """Take the new part of a text and return what is to be said of it."""
+        request_id = message.request_id
         replies: list[DrafterMessage] = []
         if new_ids:
             from_secondary = known.sequence.commit(new_ids)

@@ -42,12 +42,14 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
     """
     clock = workers[0].clock
     started = clock()
-    wanted = [worker.tasks() for worker in workers]
+    results: dict[int, list[DrafterMessage]] = {id(worker): [] for worker in workers}
+    wanted = [worker.tasks(results[id(worker)]) for worker in workers]
     active = sorted((tasks for tasks in wanted if tasks), key=lambda tasks: tasks[0].worker.served_at)
     chosen = [task for tasks in active for task in tasks] if max_tokens is None else _fair_part(active, max_tokens)
-    results: dict[int, list[DrafterMessage]] = {id(worker): [] for worker in workers}
     if chosen:
         grown = _grown(workers[0].writer, chosen)
+        if all(isinstance(nodes, _ModelFailure) for nodes in grown):
+            raise next(nodes.error for nodes in grown if isinstance(nodes, _ModelFailure))
         ended = clock()
         busy_s = (ended - started) / len(chosen)
         for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):
@@ -55,8 +57,9 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
             task.drafting.counters.num_passes += 1
             task.drafting.counters.busy_s += busy_s
             said = results[id(task.worker)]
-            if isinstance(nodes, CardError):
-                reason = f"the draft model failed at it: {in_words(nodes)}"
+            if isinstance(nodes, CardError | _ModelFailure):
+                error = nodes.error if isinstance(nodes, _ModelFailure) else nodes
+                reason = f"the draft model failed at it: {in_words(error)}"
                 said += task.worker.decline(task.request_id, reason, has_failed=True)
             elif nodes.ids:
                 layer = task.drafting.layer
@@ -64,17 +67,26 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
     return [results[id(worker)] for worker in workers]
 
 
-def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardError]:
+@dataclass(frozen=True, slots=True)
+class _ModelFailure:
+    """A request that the pass failed for, and at that moment every other text too."""
+
+    error: Exception
+
+
+def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardError | _ModelFailure]:
     """Make a pass; if it fails, find the requests that it fails for and run the others without them.
 
-    Returns: the new nodes of each task; the error of one that fails alone, while the model runs other text.
-    Raises: what the model raises, if it runs no text at all.
+    Returns: the new nodes of each task; the error of one that fails alone.
     """
     try:
-        return writer.step([(task.drafting.sequence, task.num_tokens) for task in tasks])
-    except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+        return list(writer.step([(task.drafting.sequence, task.num_tokens) for task in tasks]))
+    except Exception as error:  # whatever a request of one target leads to, the other targets must not notice
         if len(tasks) == 1:
-            writer.check()
+            try:
+                writer.check()
+            except Exception as failure:
+                return [_ModelFailure(failure)]
             logger.warning("a drafter pass failed for one request, which goes on without drafts: %s", in_words(error))
             return [error if isinstance(error, CardError) else ModelError(in_words(error))]
         logger.info("a drafter pass for %d requests failed: %s", len(tasks), in_words(error))

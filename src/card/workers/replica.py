@@ -5,17 +5,16 @@ One drafter is one replica: a request that two drafters write for has two.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from card.config import DraftSettings, SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
-from card.protocol.messages import MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
+from card.protocol.messages import MAX_COUNT, MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.tree.candidates import CandidateCache
 from card.workers.metrics import RequestStats
 
-_MAX_COUNT = 1 << 40  # of passes or nodes in a layer; more is a forgery
+_MAX_SECONDS = 1e12  # of clocks and sums of times; more is a forgery, and its sums may be infinite
 
 
 def draft_spec(
@@ -219,15 +218,15 @@ class Replica:
                 f"{self._vocab_size - 1}"
             )
         began_s, ended_s = layer.pass_span_s or (0.0, 0.0)
-        if not -math.inf < began_s <= ended_s < math.inf:
+        if not -_MAX_SECONDS <= began_s <= ended_s <= _MAX_SECONDS:
             raise ProtocolError(
                 f"layer of request {layer.request_id} comes of a pass from {began_s} to {ended_s} s; both must be "
                 "numbers in this order"
             )
-        counts = (layer.num_passes, layer.num_dropped, layer.num_rolled_back)
+        counts = (layer.seq, layer.epoch, layer.num_passes, layer.num_dropped, layer.num_rolled_back)
         if (
-            not all(0 <= count < _MAX_COUNT for count in counts)
-            or not 0 <= layer.busy_s < math.inf
+            not all(0 <= count < MAX_COUNT for count in counts)
+            or not 0 <= layer.busy_s <= _MAX_SECONDS
             or not 0 <= layer.num_reused <= text_len
         ):
             raise ProtocolError(

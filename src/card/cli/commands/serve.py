@@ -184,6 +184,10 @@ def _server(module: str, words: str = "") -> Any:
 @counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.")
 @click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 texts of full length]")
 @counted("--max-sessions", default=16, words="Most clients at once.")
+@counted(
+    "--max-sessions-per-client",
+    words="Most of them with one key, or without keys from one address.  [default: with several keys half, else all]",
+)
 def draft_server(**options: Any) -> int:
     """Load a draft model and draft for every target that connects, until interrupted.
 

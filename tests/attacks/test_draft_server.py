@@ -1,0 +1,161 @@
+"""Attacks on a draft server, which runs in a process of its own, while an honest target writes on with its help."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from card.api.llm import LLM
+from card.config import SamplingParams
+from card.protocol.messages import Hello, encode
+from card.transport.keys import make_keys
+from tests.attacks.conftest import Book
+from tests.transport.hostile import MORE, connect, frame, shake_hands
+
+pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
+
+_MOST_GROWTH_BYTES = 64 << 20
+_GIVE_UP_BYTES = 500 << 20  # of growth: then the attack has succeeded
+_PROMPT = [[{"role": "user", "content": "How many legs have 3 cats?"}]]
+_GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+
+
+@dataclass
+class Serving:
+    """A draft server and how to reach it."""
+
+    process: subprocess.Popen[str]
+    address: str
+    keys: Path | None
+
+    def rss_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
+
+
+@contextlib.contextmanager
+def serving(keys: Path | None = None) -> Iterator[Serving]:
+    options = ["--keys", str(keys / "server")] if keys else []
+    command = [sys.executable, "-m", "card", "draft-server", "--listen", "tcp://127.0.0.1:0", *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ}
+    )
+    try:
+        assert process.stdout is not None
+        address = re.search(r"tcp://\S+", process.stdout.readline())
+        assert address is not None
+        yield Serving(process, address[0], keys / "ann" if keys else None)
+        assert process.poll() is None, "the server has fallen over"
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[int, ...]:
+    with LLM("demo-target", method="vanilla") as llm:
+        return tuple(llm.generate(_PROMPT, _GREEDY)[0].outputs[0].token_ids)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder, ["ann", "mallory"])
+    return folder
+
+
+def attacked(server: Serving, attack: Callable[[], None], expected: tuple[int, ...]) -> tuple[int, int]:
+    """Attack the server while a target writes. Returns: texts written meanwhile, and bytes that the server grew by."""
+    draft_keys = str(server.keys) if server.keys else None
+    with LLM("demo-target", draft_address=server.address, draft_keys=draft_keys) as llm:
+        llm.generate(_PROMPT, _GREEDY)
+        before, most, num_texts = server.rss_bytes(), 0, 0
+        thread = threading.Thread(target=attack)
+        thread.start()
+        while thread.is_alive() or num_texts < 3:
+            output = llm.generate(_PROMPT, _GREEDY)[0]
+            assert tuple(output.outputs[0].token_ids) == expected
+            num_texts += 1
+            most = max(most, server.rss_bytes() - before)
+        thread.join()
+        accepted = [llm.generate(_PROMPT, _GREEDY)[0].stats for _ in range(2)]
+        assert [one.drafter_state for one in accepted] == ["up", "up"]
+        assert any(one.accepted_tokens for one in accepted)
+        assert not any(one.drafter_restarts for one in accepted)
+    return num_texts, most
+
+
+def frames_without_end(server: Serving, size: int, total_bytes: int) -> Callable[[], None]:
+    """Send frames that announce more, as bytes over a plain connection, until the server ends it."""
+
+    def attack() -> None:
+        before = server.rss_bytes()
+        many = frame(bytes(size), MORE) * max(1, (1 << 20) // (size + 2))
+        with connect(server.address) as connection, contextlib.suppress(OSError):
+            connection.settimeout(5.0)
+            shake_hands(connection)
+            connection.sendall(frame(encode(Hello(), 1)))
+            for _ in range(total_bytes // len(many)):
+                connection.sendall(many)
+                if server.rss_bytes() - before > _GIVE_UP_BYTES:
+                    return
+
+    return attack
+
+
+@pytest.mark.parametrize("size", [0, 1000, 1 << 20])
+def test_a_message_of_frames_without_end(expected: tuple[int, ...], book: Book, size: int) -> None:
+    with serving() as server:
+        num_texts, grown = attacked(server, frames_without_end(server, size, 2 << 30), expected)
+    assert grown < _MOST_GROWTH_BYTES
+    book(f"a message of endless frames of {size} bytes", 1, f"+{grown >> 20} MiB; {num_texts} texts of another")
+
+
+_WITH_A_KEY = """
+import sys, time, zmq
+from pathlib import Path
+from card.transport.keys import load_client_keys
+from card.protocol.messages import Hello, encode
+keys = load_client_keys(Path(sys.argv[2]))
+context = zmq.Context()
+with context.socket(zmq.DEALER) as dealer:
+    dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = keys.public, keys.secret, keys.server
+    dealer.linger = 0
+    dealer.connect(sys.argv[1])
+    dealer.send(encode(Hello(), 1))
+    dealer.recv()
+    size, number = int(sys.argv[3]), int(sys.argv[4])
+    body = bytes(size)
+    for _ in range(number - 1):
+        dealer.send(body, zmq.SNDMORE)
+    dealer.send(body)  # ZeroMQ lets a message go only when it is whole
+    time.sleep(8)
+"""
+
+
+@pytest.mark.parametrize(("size", "number"), [(0, 4_000_000), (4_000_000, 150)])
+def test_a_message_of_many_frames_from_someone_with_a_key(
+    expected: tuple[int, ...], keys: Path, book: Book, size: int, number: int
+) -> None:
+    with serving(keys) as server:
+
+        def attack() -> None:
+            arguments = [server.address, str(keys / "mallory"), str(size), str(number)]
+            subprocess.run([sys.executable, "-c", _WITH_A_KEY, *arguments], timeout=60, check=True)
+
+        num_texts, grown = attacked(server, attack, expected)
+    assert grown < _MOST_GROWTH_BYTES
+    book(
+        f"with a key, a message of {number:,} frames of {size:,} bytes",
+        1,
+        f"+{grown >> 20} MiB; {num_texts} texts of another",
+    )
