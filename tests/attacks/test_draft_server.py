@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import zmq
 
 from card.api.llm import LLM
-from card.config import SamplingParams
-from card.protocol.messages import Hello, encode
-from card.transport.keys import make_keys
+from card.config import Grammar, SamplingParams, ShapingRule
+from card.protocol.messages import Correction, DrafterMessage, Fault, Hello, Open, Ping, Ready, TargetMessage, encode
+from card.transport.keys import load_client_keys, make_keys
 from tests.attacks.conftest import Book
+from tests.drafting import draft_spec
 from tests.transport.hostile import MORE, connect, frame, shake_hands
+from tests.transport.serving import RawClient, correction
+from tests.waiting import until
 
 pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
 
@@ -159,3 +165,70 @@ def test_a_message_of_many_frames_from_someone_with_a_key(
         1,
         f"+{grown >> 20} MiB; {num_texts} texts of another",
     )
+
+
+def heavy_messages(server: Serving) -> Callable[[], None]:
+    """Say much that is allowed and much that is not, under one name after the other."""
+    rule = ShapingRule(num_prompt_tokens=1, logit_bias=tuple((i, math.nan) for i in range(100_000)))
+    wide = draft_spec(beam_width=256, branch=256, lead=4096, max_nodes=1 << 16, max_len=1000)
+    floods: list[list[TargetMessage]] = [
+        [Open(1, tuple(range(500_000)), draft_spec(max_len=1 << 20))],
+        [Open(i, (1, 2, 3), draft_spec()) for i in range(3000)],
+        [Open(1, (1, 2, 3), wide), *[Correction(1, 0, 3, (), wants_snapshot=True)] * 500],
+        [Open(1, (1, 2, 3), draft_spec()), *[correction(1, 3, 10**9)] * 500],
+        [Open(1, (1, 2, 3), draft_spec(shaping=rule))],
+        [Open(1, (1, 2, 3), draft_spec(shaping=ShapingRule(num_prompt_tokens=1, grammar=Grammar("regex", "(a"))))],
+        [Ping(i) for i in range(20_000)],
+    ]
+
+    def attack() -> None:
+        for flood in floods:
+            with RawClient(server.address, options={int(zmq.SNDTIMEO): 2000}) as client:
+                client.say(Hello())
+                client.hear(Ready)
+                with contextlib.suppress(zmq.Again):
+                    client.say(*flood)
+                time.sleep(1.0)
+
+    return attack
+
+
+def test_messages_that_cost_much_or_make_no_sense(expected: tuple[int, ...], book: Book) -> None:
+    with serving() as server:
+        num_texts, grown = attacked(server, heavy_messages(server), expected)
+    assert grown < 4 * _MOST_GROWTH_BYTES
+    book("floods of pings, snapshots, long texts, nonsense", 7, f"+{grown >> 20} MiB; {num_texts} texts of another")
+
+
+def test_connections_that_say_nothing(expected: tuple[int, ...], book: Book) -> None:
+    count = 600
+
+    def attack() -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(connect(server.address))
+
+    with serving() as server:
+        num_texts, grown = attacked(server, attack, expected)
+    assert grown < _MOST_GROWTH_BYTES
+    book("connections that say nothing", count, f"+{grown >> 20} MiB; {num_texts} texts of another")
+
+
+def test_one_key_asks_for_all_places(expected: tuple[int, ...], keys: Path, book: Book) -> None:
+    own = load_client_keys(keys / "mallory")
+    options = {
+        int(zmq.CURVE_PUBLICKEY): own.public,
+        int(zmq.CURVE_SECRETKEY): own.secret,
+        int(zmq.CURVE_SERVERKEY): own.server,
+    }
+    with serving(keys) as server, contextlib.ExitStack() as stack:
+        greedy = [stack.enter_context(RawClient(server.address, options=options)) for _ in range(20)]
+        answers: list[DrafterMessage] = []
+        for client in greedy:
+            client.say(Hello())
+            until(lambda client=client: answers.extend(heard := client.heard()) or heard)
+        refused = [one for one in answers if isinstance(one, Fault)]
+        assert len(refused) == 12
+        assert all("--max-sessions-per-client" in one.reason for one in refused)
+        attacked(server, lambda: None, expected)
+    book("sessions under one key", 20, "8 begun, 12 refused in one line; another has its place")
