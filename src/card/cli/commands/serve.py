@@ -182,12 +182,9 @@ def _server(module: str, words: str = "") -> Any:
 @counted("--threads", default=1, words="CPU threads.")
 @click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
 @counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.")
-@click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 texts of full length]")
-@counted("--max-sessions", default=16, words="Most clients at once.")
-@counted(
-    "--max-sessions-per-client",
-    words="Most of them with one key, or without keys from one address.  [default: with several keys half, else all]",
-)
+@click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 full texts]")
+@counted("--max-sessions", default=16, words="Most clients.")
+@counted("--max-sessions-per-client", words="Most per key.  [default: half]")
 def draft_server(**options: Any) -> int:
     """Load a draft model and draft for every target that connects, until interrupted.
 
