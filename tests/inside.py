@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.transport.server import DraftServer
     from card.transport.zmq_link import Watch, ZmqLink
     from card.tree.sampling import GumbelNoise
+    from card.workers.drafter import DrafterWorker
     from card.workers.replica import Replica
     from card.workers.sequence import Sequence
     from card.workers.target import TargetWorker
@@ -60,8 +61,18 @@ def finish(grammars: BackgroundGrammars) -> None:
     grammars._executor.shutdown()
 
 
-def socket_of(end: DraftServer | ZmqLink) -> Any:
+def socket_of(end: ZmqLink) -> Any:
     return end._socket
+
+
+def sockets_of(server: DraftServer) -> list[Any]:
+    """Return the sockets of all clients."""
+    return [client.connection.messages for client in server._clients]
+
+
+def workers_of(server: DraftServer) -> list[DrafterWorker]:
+    """Return the workers of all sessions."""
+    return [client.session.worker for client in server._clients if client.session is not None]
 
 
 def cache_of(runner: TorchRunner) -> KVCache:

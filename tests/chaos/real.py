@@ -26,6 +26,7 @@ from card.transport.switch import SwitchLink
 from card.writers.beam import BeamWriter
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S
+from tests.inside import workers_of
 from tests.pair import Pair
 from tests.transport.serving import LOOPBACK, RawClient, make_server
 from tests.waiting import until
@@ -234,7 +235,7 @@ class ServerThread:
     def num_requests(self) -> int:
         """The requests and the open sequences of all clients."""
         assert self._server is not None
-        held = sum(len(session.worker.drafting) for session in self._server._sessions.values())
+        held = sum(len(worker.drafting) for worker in workers_of(self._server))
         return held + self._writer.pool.stats.num_open
 
     def _run(self, server: DraftServer) -> None:

@@ -47,7 +47,7 @@ from tests.chaos.soak import (
     check_nothing_is_left,
 )
 from tests.chaos.unreliable import VOCAB_SIZE, UnreliableWorld, sound_target
-from tests.inside import socket_of
+from tests.inside import socket_of, sockets_of
 from tests.pair import Pair
 from tests.transport.serving import RawClient, connected, make_server, running
 from tests.unreliable_link import Faults
@@ -271,5 +271,5 @@ def test_readers_who_come_and_go_while_drafter_processes_die_get_the_same_text(p
 
 def test_no_socket_uses_the_heartbeats_of_zeromq_which_abort_the_process_if_a_peer_leaves_behind_a_full_queue():
     with running(make_server(sound_target())) as server, connected(server.address, vocab_size=VOCAB_SIZE) as link:
-        for socket in (socket_of(server), socket_of(link)):
+        for socket in (*sockets_of(server), socket_of(link)):
             assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 0

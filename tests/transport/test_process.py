@@ -28,6 +28,7 @@ from card.transport.zmq_link import MAX_BACKOFF_S
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 from tests.processes import has_ended
+from tests.shortage import no_more_files
 from tests.transport.serving import Clock
 from tests.waiting import until
 
@@ -66,6 +67,17 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
         link.close()
     assert not os.listdir(folder), "a closed link leaves no socket behind"
     os.rmdir(folder)
+
+
+def test_a_drafter_that_no_file_is_left_for_is_down_and_tried_again(stub_link: Callable[..., ProcessLink]) -> None:
+    link = stub_link("silence")
+    with no_more_files():
+        link.begin()
+        for _ in range(3):
+            link.receive()
+        assert link.status.state == "down"
+        assert "open files" in link.status.reason
+    until(lambda: (link.receive(), link.status.state == "starting")[1])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from pathlib import Path
@@ -125,7 +126,8 @@ class RemoteLink(ZmqLink):
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
-            self._socket.disable_monitor()
+            with contextlib.suppress(zmq.ZMQError):  # there may be no file left for the socket that says so
+                self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
             self._socket.close(linger=linger_ms)

@@ -159,7 +159,7 @@ class ZmqLink(DrafterLink, ABC):
         """Reach for the drafter; it is up once it was heard of."""
         if self._watch.incarnation == 0:
             self._checked_at = time.monotonic()
-            self._open()
+            self._try_to_open()
 
     def start(self) -> None:
         """Reach for the drafter and wait until it is ready. One that says nonsense of itself is down, and no more.
@@ -326,11 +326,18 @@ class ZmqLink(DrafterLink, ABC):
             return
         match self._watch.advise(now):
             case "start":
-                self._open()
+                self._try_to_open()
             case "ping":
                 self._say(Ping(self._watch.incarnation))
             case "give up":
                 self._fail(self._complaint(now))
+
+    def _try_to_open(self) -> None:
+        """Reach for the next drafter; one that there are no files or memory for is tried again later."""
+        try:
+            self._open()
+        except (zmq.ZMQError, OSError) as error:
+            self._fail(f"it cannot be reached for: {error.strerror}; let this process have more open files")
 
     def _fail(self, reason: str) -> None:
         """Give this drafter up and plan the next one."""
