@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import options
-import uvicorn
 
 from card import AsyncLLM, SamplingParams
 from card.bench.environment import MEASURED_START
 from card.errors import CardError
+from card.server.accepting import Server
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
@@ -113,7 +113,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         settings = ServerSettings(port=0, served_model_names=(_NAME,))
         sock = bind(settings)
         config = ServerConfig(make_app(llm, settings), settings)
-        server = uvicorn.Server(config)
+        server = Server(config)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
             await asyncio.sleep(0.01)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import uvicorn
 
 from card.api.async_llm import AsyncLLM
+from card.server.accepting import Server
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
@@ -74,7 +74,7 @@ def serving(llm: AsyncLLM, **settings: Any) -> Iterator[Running]:
     own = ServerSettings(**{"port": 0, "served_model_names": ("demo-target",), **settings})
     sock = bind(own)
     app = make_app(llm, own)
-    server = uvicorn.Server(ServerConfig(app, own))
+    server = Server(ServerConfig(app, own))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server", daemon=True)
     thread.start()
     until(lambda: server.started)
@@ -161,9 +161,11 @@ class Command:
 
 
 @contextlib.contextmanager
-def command(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Command]:
-    """Run the command until it says that it is ready."""
-    code = "import sys; from card.cli import main; sys.argv[0] = 'card'; main()"
+def command(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None, before: str = "pass"
+) -> Iterator[Command]:
+    """Run the command until it says that it is ready; the process runs the code ``before`` it."""
+    code = f"import sys; from card.cli import main; sys.argv[0] = 'card'; {before}; main()"
     root = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     log = folder / "log"

@@ -229,6 +229,16 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_reason_usage_and_don
     assert all(event["object"] == "chat.completion.chunk" for event in read.events)
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_usage_of_a_stream_is_null_until_its_end_if_it_is_asked_for(server: Running, asks: bool) -> None:
+    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "stream_options": {"include_usage": asks}}
+    for path, words in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        (read,) = streams(server.url, path, [{**asked, **words}])
+        *pieces, last = read.events
+        assert all(("usage" in piece) == asks and not piece.get("usage") for piece in pieces)
+        assert bool(last.get("usage")) == asks
+
+
 def test_an_answer_may_be_held_to_json(client: openai.OpenAI) -> None:
     schema: Any = {"enum": ["forty", "two"]}
     answer = client.chat.completions.create(

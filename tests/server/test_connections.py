@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.server.raw import connected, read_all, request
 from tests.server.running import PROMPT, Running, serving
 from tests.waiting import until
 
@@ -25,22 +26,6 @@ def strict(shared_server: Running) -> Iterator[Running]:
     limits = {"head_timeout_s": _SHORT_S, "body_timeout_s": _SHORT_S, "max_connections": _MOST}
     with serving(shared_server.llm, **limits) as server:
         yield server
-
-
-@contextlib.contextmanager
-def connected(server: Running) -> Iterator[socket.socket]:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        yield connection
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Return what comes until the other side closes."""
-    read = b""
-    with contextlib.suppress(ConnectionResetError):
-        while data := connection.recv(65536):
-            read += data
-    return read
 
 
 def trickle(connection: socket.socket, piece: bytes) -> bytes:
@@ -68,15 +53,9 @@ def refusal(answer: bytes, status: int) -> str:
     return str(error["code"])
 
 
-def request(*, path: str = "/health", body: bytes = b"", more: str = "") -> bytes:
-    method = "POST" if more or body else "GET"
-    length = f"Content-Length: {len(body)}\r\n" if body else ""
-    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{length}{more}\r\n".encode() + body
-
-
 @pytest.mark.parametrize("start", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"GET /he", b"\r\n\r\n"])
 def test_a_head_that_does_not_come_ends_the_connection(strict: Running, start: bytes) -> None:
-    with connected(strict) as connection:
+    with connected(strict.url) as connection:
         connection.sendall(start)
         assert refusal(read_all(connection), 408) == "head_timeout"
 
@@ -86,7 +65,7 @@ def test_a_head_that_does_not_come_ends_the_connection(strict: Running, start: b
 def test_a_head_that_never_ends_is_not_waited_for_however_steadily_it_comes(
     strict: Running, begin: bytes, piece: bytes
 ) -> None:
-    with connected(strict) as connection:
+    with connected(strict.url) as connection:
         if begin:
             connection.sendall(begin)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -97,7 +76,7 @@ def test_a_head_that_never_ends_is_not_waited_for_however_steadily_it_comes(
 
 @pytest.mark.parametrize("piece", [b"A" * 8192, b"X: " + b"a" * 100 + b"\r\n"])
 def test_a_head_may_not_be_large(shared_server: Running, piece: bytes) -> None:
-    with serving(shared_server.llm) as server, connected(server) as connection:
+    with serving(shared_server.llm) as server, connected(server.url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: ")
         for _ in range(1_000_000 // len(piece)):
             try:
@@ -115,7 +94,7 @@ def test_a_body_that_does_not_come_ends_the_connection(strict: Running, is_chunk
     length = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 1000"
     head = request(path="/v1/completions", more=f"Content-Type: application/json\r\n{length}\r\n")
     for piece in (b"", b"1\r\n{\r\n" if is_chunked else b"{"):
-        with connected(strict) as connection:
+        with connected(strict.url) as connection:
             connection.sendall(head)
             answer = trickle(connection, piece) if piece else read_all(connection)
             assert refusal(answer, 408) == "body_timeout"
@@ -123,7 +102,7 @@ def test_a_body_that_does_not_come_ends_the_connection(strict: Running, is_chunk
 
 def test_an_answer_may_take_longer_than_a_head(strict: Running) -> None:
     body = json.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}).encode()
-    with connected(strict) as connection:
+    with connected(strict.url) as connection:
         connection.sendall(request(path="/v1/completions", body=body, more="Content-Type: application/json\r\n"))
         connection.sendall(b"GET /hea")  # the head of the next one, which can wait
         answer = read_all(connection)
@@ -132,7 +111,7 @@ def test_an_answer_may_take_longer_than_a_head(strict: Running) -> None:
 
 
 def test_who_is_not_http_is_told_in_our_own_shape(strict: Running) -> None:
-    with connected(strict) as connection:
+    with connected(strict.url) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert refusal(read_all(connection), 400) == "bad_http"
 
@@ -142,11 +121,11 @@ def test_there_are_only_so_many_connections_and_idle_ones_make_place(strict: Run
     until(lambda: not strict.connections)
     with contextlib.ExitStack() as stack:
         for _ in range(_MOST):
-            stack.enter_context(connected(strict))
-        with connected(strict) as connection:
+            stack.enter_context(connected(strict.url))
+        with connected(strict.url) as connection:
             assert refusal(read_all(connection), 503) == "too_many_connections"
         until(lambda: not strict.connections)  # though their clients hold on
-        with connected(strict) as connection:
+        with connected(strict.url) as connection:
             connection.sendall(request(more="Connection: close\r\n").replace(b"POST", b"GET"))
             assert read_all(connection).startswith(b"HTTP/1.1 200")
 

@@ -138,6 +138,13 @@ def test_a_method_that_a_path_does_not_have_is_refused_with_those_that_it_has(se
         assert set(response.json()) == {"error"}
 
 
+def test_liveness_and_readiness_are_described_apart(server: Running) -> None:
+    paths = server.client.get("/openapi.json").json()["paths"]
+    alive, ready = (paths[path]["get"]["responses"]["503"]["description"] for path in ("/health", "/health/ready"))
+    assert "start the process anew" in alive
+    assert "elsewhere" in ready
+
+
 def _operation(described: dict[str, Any], path: str) -> dict[str, Any]:
     name = "/v1/models/{model_name}" if path.startswith("/v1/models/") else path
     (operation,) = described["paths"][name].values()

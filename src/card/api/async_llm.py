@@ -125,6 +125,10 @@ class AsyncLLM(Hosted):
         """Return gauges and totals of the engine as of its last round. Raises: WorkerError if it is down."""
         return self._driver.stats()
 
+    async def ended(self) -> WorkerError:
+        """Wait until the engine is down, and return why; `__cause__` is what it died of if it was not shut down."""
+        return await asyncio.wrap_future(self._driver.ended)
+
     async def shutdown(self) -> None:
         """End engine and drafter; open streams raise WorkerError. May be called twice.
 

@@ -52,6 +52,8 @@ class Driver:
         self._number_of: dict[str, int] = {}  # names in use
         self._is_closing = False
         self._death: WorkerError | None = None
+        self.ended: Future[WorkerError] = Future()  # gets the reason
+        self.ended.set_running_or_notify_cancel()  # who waits for it cannot cancel it for the others
         self._latest = host.engine.stats()
         self.last_progress = time.monotonic()
         self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
@@ -225,6 +227,7 @@ class Driver:
         for done in unanswered:
             if done.set_running_or_notify_cancel():
                 done.set_exception(_copy_of(death))
+        self.ended.set_result(death)
 
 
 def _last_update(request: Request, death: WorkerError) -> Update:

@@ -15,7 +15,7 @@ from card.config import DraftSettings, EngineSettings, parse_size, split_setting
 from card.config.fields import check, declared, require, setting
 from card.errors import SettingsError
 from card.models.demo import DEMO_NAMES
-from card.server.config import ServerSettings
+from card.server.config import ServerSettings, known_as
 
 API_KEY_VARIABLE = "CARD_API_KEY"
 _BY_RAY = frozenset({"host", "port", "max_connections", "head_timeout_s", "shutdown_timeout_s", "api_keys"})
@@ -81,7 +81,7 @@ class AppSettings:
         draft = given.pop("draft", None) or (_DEMO_DRAFT if target in DEMO_NAMES else None)
         if draft is None:
             raise SettingsError("a pool needs a draft model: give draft")
-        served.setdefault("served_model_names", (target,))
+        served.setdefault("served_model_names", (known_as(target),))
         settings = cls(PoolSettings(**pool), given, served, str(draft))
         settings.check()
         return settings

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
 from card.server.answers import event, json_response
+from card.server.bodies import apart, read_body
 from card.server.generation import Choice, Generation
-from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
 from card.server.service import Service
@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, ChatRequest)
     service.check_model(fields.model)
-    plan = service.tools.plan(fields)
+    plan = await apart(request, service.tools.plan, fields)
     generation = await start_chat(request, service, fields, plan)
     if fields.stream:
         return EventStream(generation, _events(service, fields, plan, generation))
@@ -136,7 +136,7 @@ async def _events(
     service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events; what comes together is sent together."""
-    head = generation.head("chatcmpl", "chat.completion.chunk")
+    head = generation.stream_head("chatcmpl", "chat.completion.chunk")
     writers = [_Writer(service, fields, plan, head) for _ in generation.choices]
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:

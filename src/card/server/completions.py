@@ -14,8 +14,8 @@ from starlette.responses import Response
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.server.answers import event, json_response
+from card.server.bodies import read_body
 from card.server.generation import Choice, Generation
-from card.server.limits import read_body
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
@@ -145,7 +145,7 @@ async def _events(
     service: Service, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events, those of a prompt that is echoed first."""
-    head = generation.head("cmpl", "text_completion")
+    head = generation.stream_head("cmpl", "text_completion")
     scores = [_Scores(service, choice, echoes[choice.index // fields.n]) for choice in generation.choices]
 
     def piece(choice: Choice, text: str, reason: str | None, **more: Any) -> bytes:

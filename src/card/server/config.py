@@ -29,7 +29,7 @@ class ServerSettings:
         least=1,
         num_items=(1, 1024),
         allowed="a list of names that are not empty",
-        shown="MODEL as given",
+        shown="MODEL, without the folder that it lies in",
     )
     api_keys: tuple[str, ...] = setting(  # none: the door stands open
         (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"
@@ -88,6 +88,12 @@ def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a server that listens on ``host``."""
     address = as_address(host)
     return host == "localhost" if address is None else address.is_loopback
+
+
+def known_as(source: str) -> str:
+    """Return the name of a model that everyone may know: of one that is a file or a folder, not where it lies."""
+    path = Path(source).expanduser()
+    return path.absolute().name if path.is_absolute() or path.exists() else source
 
 
 def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Limits of a connection: how many there are, how long a request's head may take, how large it may be.
+"""Limits of a connection: how long a request's head may take, how large it may be, how long an answer may be taken.
 
 uvicorn has none of them. A reverse proxy has, but the server is also used without one. And no proxy helps against a
 reader of a stream who stops reading: the proxy then stops taking from us, so that bound has to be here.
@@ -10,15 +10,15 @@ import asyncio
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from card.server.answers import error_response
 from card.server.config import ServerSettings
 from card.server.errors import ApiError
+from card.server.protocol import Protocol
 
 _MOST_HEAD_BYTES = 64 * 1024  # of a request's line and headers; the parser itself has no bound
-_BACKLOG = 2048  # connections that wait to be accepted
 
 
 class ServerConfig(uvicorn.Config):
@@ -33,13 +33,12 @@ class ServerConfig(uvicorn.Config):
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
             timeout_graceful_shutdown=2,
         )
         self.limits = settings
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(Protocol):
     """One connection. It is closed if a request's head does not come in time, or the client takes no answer."""
 
     def __init__(
@@ -51,48 +50,62 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
-        self._is_in_head = False  # the parser has begun a request and not come to the end of its headers
-        self._num_head_bytes = 0
+        self._num_head_bytes = 0  # since the parser last made something of what came
         self._head_timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
 
     # ---- the head ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request, unless there are too many connections."""
+        """Begin to wait for the first request."""
         super().connection_made(transport)
-        most = self._limits.max_connections
-        if len(self.connections) > most:
-            reason = f"the server has {most} connections, as many as it takes; try again soon"
-            self._refuse(ApiError(503, reason, code="too_many_connections", retry_after_s=1))
-            return
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self._num_head_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._num_head_bytes > _MOST_HEAD_BYTES:
-            self._refuse(ApiError(431, f"the headers may have at most {_MOST_HEAD_BYTES} bytes", code="head_too_large"))
-        elif not self.transport.is_closing():
+        if not self.transport.is_closing():
             self._watch_head()
 
+    def parse(self, piece: memoryview) -> int:
+        """Give the parser a piece, unless it has had too much of one head or of what stands behind a body."""
+        self._num_head_bytes += len(piece)
+        num_taken = super().parse(piece)
+        if self._num_head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(ApiError(431, f"the headers may have at most {_MOST_HEAD_BYTES} bytes", code="head_too_large"))
+        return num_taken
+
     def on_message_begin(self) -> None:
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._num_head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
         super().on_headers_complete()
+        self._num_head_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """Begin a piece of a body, or what stands behind the last one."""
+        self._num_head_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if (
+            self.cycle is not None and self.cycle.response_complete
+        ):  # its body was thrown away; the next head may take its own time
+            self._cancel_head_timer()
 
     def _watch_head(self) -> None:
-        """Keep a time limit while nothing but the head of a request is waited for."""
+        """Keep a time limit while nothing but the head of a request is waited for, or a body that nobody reads."""
         is_answered = self.cycle is None or self.cycle.response_complete
-        if not (self._is_in_head or is_answered):
+        if not (self.is_in_head or is_answered):
             self._cancel_head_timer()
         elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._on_late_head)
+            is_in_body = self.cycle is not None and self.cycle.more_body and not self.is_in_head
+            limit_s = self._limits.body_timeout_s if is_in_body else self._limits.head_timeout_s
+            self._head_timer = self.loop.call_later(limit_s, self._on_late_head)
 
     def _on_late_head(self) -> None:
         self._head_timer = None
@@ -117,7 +130,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         if self.transport.is_closing():
             self._watch_taking()
-        elif self._is_in_head:
+        elif self.is_in_head:
             self._unset_keepalive_if_required()
             self._watch_head()
 
@@ -159,10 +172,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(ApiError(400, "the request is not valid HTTP", code="bad_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without asking the application, and close."""
+        """Answer without asking the application, unless an answer is on its way, and close."""
         self._cancel_head_timer()
-        response = error_response(error, Connection="close")
-        lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body]))
+        if self._answered is None or self._answered.response_complete or not self._answered.response_started:
+            self.transport.write(refusal(error))
         self.transport.close()
         self._watch_taking()
+
+
+def refusal(error: ApiError) -> bytes:
+    """Return a whole answer that ends its connection."""
+    response = error_response(error, Connection="close")
+    lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])

@@ -56,7 +56,7 @@ class Generation:
         service.running.add(self)
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
-        """Return what the answer, and every event of a stream, begins with."""
+        """Return what the answer begins with."""
         lossy = {} if self._service.llm.is_exact else {"exact": False}
         return {
             **lossy,
@@ -90,6 +90,10 @@ class Generation:
     def answer(self, prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Return an answer that is sent as a whole."""
         return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
+
+    def stream_head(self, prefix: str, kind: str) -> dict[str, Any]:
+        """Return what every event of a stream begins with; the usage is null until the last one has it."""
+        return {**self.head(prefix, kind), **({"usage": None} if self._fields.includes_usage else {})}
 
     def last_event(self, head: dict[str, Any]) -> bytes:
         """Return the event at the end of a stream that has usage and metrics; empty if neither is asked for."""

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from card import __version__
 from card.errors import WorkerError
 from card.server.answers import error_content, json_response
-from card.server.errors import ApiError, as_api_error
-from card.server.limits import read_body
+from card.server.bodies import apart, read_body
+from card.server.config import known_as
+from card.server.errors import ApiError, as_api_error, bad_request
 from card.server.params import check_id
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
 from card.server.scrape import CONTENT_TYPE, Scrape
@@ -40,7 +41,8 @@ async def tokenize(request: Request) -> Response:
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= LONG_CHARS
     if fields.messages is not None:
-        token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
+        conversation = await apart(request, service.tools.conversation, fields.messages)
+        token_ids = list(await service.encode(conversation, must_fit=False))
     elif fields.add_special_tokens and fields.prompt:
         token_ids = list(await service.encode(fields.prompt, must_fit=False))
     else:
@@ -61,6 +63,8 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
+    if len(fields.tokens) > (most := service.most_ids):
+        raise bad_request(f"tokens: at most {most} ids may be sent, got {len(fields.tokens)}", "tokens")
     text = await service.run_in_thread(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
     return json_response({"prompt": text})
 
@@ -88,7 +92,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.started_at,
         "owned_by": "card",
-        "root": service.llm.host.settings.target,
+        "root": known_as(service.llm.host.settings.target),
         "parent": None,
         "max_model_len": service.llm.max_model_len,
     }
@@ -128,8 +132,8 @@ async def version(request: Request) -> Response:
     engine = service.llm.host.settings
     answer = {
         "version": __version__,
-        "model": engine.target,
-        "draft_model": engine.draft,
+        "model": known_as(engine.target),
+        "draft_model": known_as(engine.draft) if engine.draft is not None else None,
         "method": service.llm.method.name,
         "exact": service.llm.is_exact,
         "target_cost": service.llm.target_cost,

@@ -1,103 +1,14 @@
-"""Limits of the server: size of a body, requests that wait, time of a request."""
+"""Limits of the server: requests that run and wait, time of a request."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import msgspec
-import pydantic
-from starlette.requests import ClientDisconnect, Request
-
-from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
 
-M = TypeVar("M", bound=pydantic.BaseModel)
-
-_MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads why it was refused
 _MOST_RETRY_AFTER_S = 60
-_MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
-
-
-async def read_body(request: Request, model: type[M]) -> M:
-    """Return the request's JSON body as a ``model``; a field that is null counts as left out.
-
-    Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not come, 400
-        for one that is no JSON or does not fit, with the field's name.
-    """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
-        raise ApiError(
-            415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
-        )
-    data = await _read_bytes(request)
-    try:
-        content = msgspec.json.decode(data)
-    except RecursionError:
-        raise bad_request("the body is nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise bad_request(f"the body is not valid UTF-8 at byte {error.start}") from None
-    except msgspec.DecodeError as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise bad_request(f"the body must be a JSON object, got {type(content).__name__}")
-    return fitted(content, model)
-
-
-def fitted(content: Mapping[str, Any], model: type[M]) -> M:
-    """Return decoded JSON as a ``model``. Raises: ApiError 400."""
-    try:
-        return model.model_validate(content)
-    except pydantic.ValidationError as error:
-        raise _first_of(error) from None
-    except RecursionError:
-        raise bad_request("the body is nested too deeply") from None
-
-
-async def _read_bytes(request: Request) -> bytes:
-    settings: ServerSettings = request.app.state.service.settings
-    limit_s, max_bytes = settings.body_timeout_s, settings.max_request_bytes
-    stated = request.headers.get("content-length", "")
-    num_stated = int(stated) if stated.isdecimal() else 0
-    too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", code="body_too_large")
-    if num_stated > _MOST_SWALLOWED_BYTES:
-        raise too_large
-    parts: list[bytes] = []
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(limit_s):
-            async for part in request.stream():
-                num_bytes += len(part)
-                if num_bytes > _MOST_SWALLOWED_BYTES:
-                    raise too_large
-                if num_bytes <= max_bytes and num_stated <= max_bytes:
-                    parts.append(part)
-                else:
-                    parts.clear()
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {limit_s:g} s", code="body_timeout") from None
-    except ClientDisconnect:
-        raise bad_request("the client hung up in the middle of its request") from None
-    if num_bytes > max_bytes or num_stated > max_bytes:
-        raise too_large
-    return b"".join(parts)
-
-
-def _first_of(errors: pydantic.ValidationError) -> ApiError:
-    """Return what is wrong first, in one line."""
-    listed = errors.errors(include_url=False, include_context=False)
-    unknown = [one for one in listed if one["type"] == "extra_forbidden"]
-    error = (unknown or listed)[0]
-    param = ".".join(str(part) for part in error["loc"])
-    if unknown:
-        return bad_request(f"{param} is not supported by this server; leave it out", param, "unsupported_parameter")
-    message = error["msg"].removeprefix("Value error, ")
-    given = error["input"]
-    if isinstance(given, bool | int | float | str) and len(repr(given)) <= _MOST_QUOTED_CHARS:
-        message += f", got {given!r}"
-    return bad_request(f"{param}: {message}" if param else message, param or None)
 
 
 class Gate:

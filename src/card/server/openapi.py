@@ -48,6 +48,7 @@ class Route:
     handler: Callable[[Request], Awaitable[Response]]
     errors: tuple[int, ...] = ()
     body: type[BaseModel] | None = None  # None: a GET
+    unavailable: str = _ERRORS[503]  # what status 503 means here
 
 
 def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
@@ -78,7 +79,8 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
         kinds["text/event-stream"] = _OBJECT  # of each event
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
     for status in route.errors:
-        found[status] = {"description": _ERRORS[status], "content": _content({"application/json": _ERROR})}
+        description = route.unavailable if status == 503 else _ERRORS[status]
+        found[status] = {"description": description, "content": _content({"application/json": _ERROR})}
         if status in (429, 503):
             found[status]["headers"] = _RETRY_AFTER
     return found
@@ -115,6 +117,8 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
 def _limit(fields: dict[str, Any], service: Service) -> None:
     """Say what this server takes on, which may be less than the fields allow."""
     room, settings = service.llm.max_model_len - 1, service.settings  # a prompt has a token at least
+    if "tokens" in fields:
+        fields["tokens"]["maxItems"] = service.most_ids
     num_choices = min(MAX_CHOICES, service.llm.host.settings.max_num_seqs + settings.max_num_queued_reqs)
     num_new_tokens = min(room, settings.max_request_tokens or room)
     fields["model"] = {"enum": [*settings.served_model_names, ""], "default": ""}

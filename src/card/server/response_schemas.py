@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
 
-from card.server.limits import fitted
-from card.server.schemas import KWARGS_SCHEMA, ChatRequest, CommonFields, Effort
+from card.server.bodies import fitted
+from card.server.schemas import KWARGS_SCHEMA, MAX_MESSAGES, ChatRequest, CommonFields, Effort
 from card.server.strict import NotDone, Strict, takes
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
-_MAX_ITEMS = 4096
 _AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls"} | {
     "chat_template_kwargs",
     "speculation",
@@ -108,7 +107,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[ContentPart] = Field(json_schema_extra=_or_text)
+    content: list[ContentPart] = Field(fail_fast=True, json_schema_extra=_or_text)
     id: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
 
@@ -131,7 +130,7 @@ class FunctionOutputItem(Strict):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: list[TextPart] = Field(json_schema_extra=_or_text)
+    output: list[TextPart] = Field(fail_fast=True, json_schema_extra=_or_text)
     id: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
 
@@ -204,11 +203,11 @@ class NamedChoice(Strict):
 class ResponsesRequest(CommonFields):
     """Body of `POST /v1/responses`."""
 
-    input: list[InputItem] = Field(min_length=1, max_length=_MAX_ITEMS, json_schema_extra=_or_text)
+    input: list[InputItem] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, json_schema_extra=_or_text)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     text: TextOptions = Field(default_factory=TextOptions)
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedChoice,
         takes('"none", "auto", "required" or {"type": "function", "name": ...}'),

@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.guided import GuidedFields
-from card.server.strict import NotDone, Strict, takes
+from card.server.shape import MAX_CONTAINERS, containers_in
+from card.server.strict import NotDone, Strict, at_most, takes
 from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
 
 MAX_CHOICES = 128
+MAX_MESSAGES = 10_000  # each is a token of the context at least
 _MAX_PROMPTS = 2048  # of one request; the queue's length bounds them further
 _MAX_STOPS = 64
 _MAX_BIASES = 1024
+_MAX_METADATA = 16
 _MAX_SEED = 2**63 - 1
 
 Prompts = list[str | list[int]]
@@ -88,7 +91,7 @@ class CommonFields(Strict):
     speculation: Literal["on", "off"] = "on"
     include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
     user: str = Field("", description="asks for nothing, like the fields down to prompt_cache_key")
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: Annotated[dict[str, str], at_most(_MAX_METADATA)] = Field(default_factory=dict, max_length=_MAX_METADATA)
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
     store: bool = Field(False, description="nothing is stored, whatever it says")
     safety_identifier: str = ""
@@ -102,11 +105,11 @@ class SamplingFields(CommonFields, GuidedFields):
     repetition_penalty: float | None = Field(None, gt=0.0, le=1e6)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: Annotated[dict[str, float], WithJsonSchema(_BIAS_SCHEMA)] = Field(
+    logit_bias: Annotated[dict[str, float], at_most(_MAX_BIASES), WithJsonSchema(_BIAS_SCHEMA)] = Field(
         default_factory=dict, max_length=_MAX_BIASES
     )
     stop: _Stop = Field(default_factory=list)
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024, fail_fast=True)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream_options: StreamOptions | None = None
@@ -147,7 +150,7 @@ class Message(Strict):
         str | list[dict[str, Any]], WithJsonSchema(_CONTENT_SCHEMA), takes("a string or a list of parts")
     ] = Field(None, validate_default=True)
     name: str | None = None
-    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
@@ -175,20 +178,23 @@ class Message(Strict):
         return self
 
 
+Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)] = Field(default_factory=dict)
     reasoning_effort: Effort | None = Field(None, description="goes to the chat template; most know nothing of it")
-    modalities: list[Literal["text"]] = Field(default_factory=list)
+    modalities: list[Literal["text"]] = Field(default_factory=list, max_length=8, fail_fast=True)
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -202,6 +208,13 @@ class ChatRequest(SamplingFields):
     def _top_needs_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @model_validator(mode="after")
+    def _arguments_keep_to_the_bounds_of_a_body(self) -> ChatRequest:
+        calls = [call for message in self.messages for call in message.tool_calls]
+        if sum(containers_in(call.function.arguments) for call in calls) > MAX_CONTAINERS:
+            raise ValueError(f"the arguments of all tool_calls may have at most {MAX_CONTAINERS} objects and lists")
         return self
 
     @model_validator(mode="after")
@@ -244,7 +257,7 @@ class TokenizeRequest(Strict):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -259,4 +272,4 @@ class DetokenizeRequest(Strict):
     """Body of `POST /detokenize`."""
 
     model: str = ""
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)

@@ -30,7 +30,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
+_NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
 _STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot hold it to"
+_LEAST_MOST_IDS = 100_000
 LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
@@ -52,6 +54,8 @@ class Service:
         names = {False: "card-short-text", True: "card-long-text"}
         self._threads = {is_long: ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, name) for is_long, name in names.items()}
 
+        self.body_threads = ThreadPoolExecutor(_NUM_BODY_THREADS, "card-body")
+
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's tokenizer."""
@@ -62,10 +66,15 @@ class Service:
         """Number of token ids of the target."""
         return self.llm.host.runner.vocab_size
 
+    @property
+    def most_ids(self) -> int:
+        """Most token ids that are turned into text at once: several times what the context holds."""
+        return max(_LEAST_MOST_IDS, 4 * self.llm.max_model_len)
+
     def check_model(self, name: str) -> str:
         """Return the name that the answer carries. Raises: ApiError 404 for a model that is not served."""
         names = self.settings.served_model_names
-        if name and name not in names:
+        if name and name not in names and name != self.llm.host.settings.target:
             raise ApiError(
                 404,
                 f"the model {name[:100]!r} is not served here; there is {', '.join(names)}",
@@ -192,7 +201,7 @@ class Service:
 
     def close(self) -> None:
         """Begin nothing more beside the event loop; what runs there is not waited for."""
-        for pool in self._threads.values():
+        for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

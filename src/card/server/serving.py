@@ -10,30 +10,24 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
-
-import uvicorn
-
-try:
-    import resource
-except ImportError:  # there is no such limit
-    resource = None  # type: ignore[assignment]
 
 from card.api.async_llm import AsyncLLM
 from card.errors import SettingsError, WorkerError
+from card.server.accepting import Server, room_for
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
-from card.server.logs import tell
+from card.server.logs import frames_of, tell
 from card.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-_OTHER_FILES = 256  # that the process has open besides its connections
 _CUT_OFF_S = 2.0  # for requests that are cut off to say so to their clients
 _CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
 _HASTY_CLOSING_S = 1.0  # the same after a second signal
+_DEAD_ENGINE = 1  # exit status
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -56,7 +50,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 def serve(
     make_llm: Callable[[], AsyncLLM], settings: ServerSettings, *, announce: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Load the model and serve it until a signal ends the process's work; return the exit status.
+    """Load the model and serve it until a signal or the engine's death ends the process's work; return the exit status.
 
     The first SIGTERM or SIGINT lets what runs go on for `shutdown_timeout_s` and takes nothing new, the second one ends
     at once. Must be called in the main thread.
@@ -66,7 +60,7 @@ def serve(
     Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
     """
     own = bind(settings)
-    _make_room(settings.max_connections)
+    settings = replace(settings, max_connections=room_for(settings.max_connections))
     try:
         llm = make_llm()
     except BaseException:
@@ -75,23 +69,10 @@ def serve(
     return _Run(llm, settings, own, announce).run()
 
 
-def _make_room(max_connections: int) -> None:
-    """Let the process have as many connections open as it may take, each of which is an open file."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + _OTHER_FILES
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        tell(logger, logging.WARNING, "few open files", allowed=most, wanted=wanted, advice="lower --max-connections")
+class _Server(Server):
+    """A server without uvicorn's handling of signals."""
 
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own handling of signals."""
-
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+    def __init__(self, config: ServerConfig, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_start = on_start
 
@@ -116,6 +97,7 @@ class _Run:
         self._config = ServerConfig(app, settings)
         self._server = _Server(self._config, self._started)
         self._num_signals = 0
+        self._status = 0
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> int:
@@ -125,16 +107,18 @@ class _Run:
         tell(logger, logging.INFO, "stopped")
         if self._llm.host.grammars.is_compiling:  # nothing but the end of this process ends that
             sys.stderr.flush()
-            os._exit(0)
-        return 0
+            os._exit(self._status)
+        return self._status
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
+        watch = loop.create_task(self._watch_engine())
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            watch.cancel()
             self._service.close()
             if not await self._close_engine(_CLOSING_S):
                 os._exit(1)
@@ -168,6 +152,17 @@ class _Run:
             self._service.cut_off()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(gate.until_empty(), _CUT_OFF_S)
+        self._server.should_exit = True
+
+    async def _watch_engine(self) -> None:
+        """End the process once the engine has died: whoever started it can start it anew, and nothing else helps."""
+        death = await self._llm.ended()
+        self._status = _DEAD_ENGINE
+        cause = death.__cause__
+        told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)} if cause else {}
+        tell(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
+        with contextlib.suppress(TimeoutError):  # those whose requests ran are told first
+            await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 
     async def _leave(self, status: int) -> None:

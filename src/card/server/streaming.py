@@ -15,9 +15,11 @@ from card.errors import CardError
 from card.server.answers import error_content, event
 from card.server.errors import ApiError, as_api_error
 from card.server.generation import Generation
+from card.server.protocol import PROBE
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+_COMMENT = b":\n\n"  # of a stream of events; readers pass over it
 _GONE = 499  # status in the log of a request whose client did not wait for the answer, as nginx has it
 
 
@@ -75,6 +77,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the answer. A client may have gone before it begins."""
+        scope["state"][PROBE] = _COMMENT
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -21,13 +22,26 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
+    _known: ClassVar[frozenset[str]] = frozenset()  # names of the fields as clients write them
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._known = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        """Count a field that is null as left out: clients send back what they were sent."""
-        if isinstance(value, dict):
-            return {name: one for name, one in value.items() if one is not None}
-        return value
+        """Count a field that is null as left out: clients send back what they were sent.
+
+        Of fields that it does not know the first one stays, to be refused: each would be an error of its own.
+        """
+        if not isinstance(value, dict):
+            return value
+        given = {name: one for name, one in value.items() if one is not None}
+        if given.keys() <= cls._known:
+            return given
+        first = next(name for name in given if name not in cls._known)
+        return {name: one for name, one in given.items() if name in cls._known or name == first}
 
 
 def takes(words: str) -> WrapValidator:
@@ -40,6 +54,17 @@ def takes(words: str) -> WrapValidator:
             raise ValueError(f"must be {words}") from None
 
     return WrapValidator(validate)
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuse an object with more names than ``count`` before it looks at any of them."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"may have at most {count} names, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _refuse_true(value: bool) -> bool:

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, WithJsonSchema, field_validator
 
+from card.server.shape import shape_of
 from card.server.strict import Strict, takes
 
 NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}
 ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object"}
@@ -83,8 +84,11 @@ class CalledFunction(Strict):
 
 def decoded_arguments(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call; an empty text counts as none. Raises: ValueError if they are no JSON object."""
+    data = (arguments.strip() or "{}").encode()
+    if excess := shape_of(data).excess():
+        raise ValueError(excess)
     try:
-        decoded = msgspec.json.decode(arguments.strip() or "{}")
+        decoded = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
         decoded = None
     if not isinstance(decoded, dict):

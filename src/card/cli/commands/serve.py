@@ -29,7 +29,7 @@ from card.cli.starting import load, run, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError
-from card.server.config import ServerSettings, read_config_file
+from card.server.config import ServerSettings, known_as, read_config_file
 
 if TYPE_CHECKING:
     from card.api.async_llm import AsyncLLM
@@ -125,7 +125,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
         options["model_argument"] = model_argument
         _take_alias(options, "model_argument", "target")
     chosen = choose_models(options)
-    changes["served_model_names"] = changes["served_model_names"] or (chosen.target,)
+    changes["served_model_names"] = changes["served_model_names"] or (known_as(chosen.target),)
     settings = ServerSettings(**{name: value for name, value in changes.items() if value not in (None, ())})
     _server("logs").set_up(settings.log_level)
     if chosen.note:

@@ -1,0 +1,137 @@
+"""Accepting connections: no more of them than the process has files for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+try:
+    import resource
+except ImportError:  # there is no such limit
+    resource = None  # type: ignore[assignment]
+
+from card.server.connections import LimitedProtocol, ServerConfig, refusal
+from card.server.errors import ApiError
+from card.server.logs import tell
+
+logger = logging.getLogger(__name__)
+
+OTHER_FILES = 256  # that the process may have open besides its connections: models, pipes, files of upkeep
+_BACKLOG = 2048  # connections that wait to be accepted
+_AT_ONCE = 16  # connections that are accepted before the event loop does something else
+_RETRY_S = 1.0  # after which a system without files, or without memory for a connection, is asked again
+_TELL_S = 60.0  # between two lines of the log about it
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def room_for(max_connections: int) -> int:
+    """Let the process have as many files open as so many connections need; return for how many there is room."""
+    if resource is None:
+        return max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most == wanted:
+        return max_connections
+    room = most - min(OTHER_FILES, most // 2)
+    advice = "raise the limit on open files, or lower --max-connections"
+    tell(logger, logging.WARNING, "few open files", allowed=most, wanted=wanted, connections=room, advice=advice)
+    return room
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our own way of accepting connections."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        super().__init__(config)
+        self._limits = config.limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on these sockets."""
+        await super().startup([])
+
+        def begin() -> LimitedProtocol:
+            return LimitedProtocol(self.config, self.server_state, self.lifespan.state)  # type: ignore[arg-type]
+
+        most = self._limits.max_connections
+        connections = self.server_state.connections
+        self.servers = [_Acceptor(own, begin, lambda: len(connections), most) for own in sockets or ()]  # type: ignore
+
+
+class _Acceptor:
+    """Accepts the connections of one socket; those above the bound are told so and closed at once."""
+
+    def __init__(
+        self, own: socket.socket, begin: Callable[[], LimitedProtocol], num_open: Callable[[], int], most: int
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket, self._begin, self._num_open, self._most = own, begin, num_open, most
+        self._beginning: set[asyncio.Task[None]] = set()  # accepted, and not among those that are open yet
+        reason = f"the server has {most} connections, as many as it takes; try again soon"
+        self._refusal = refusal(ApiError(503, reason, code="too_many_connections", retry_after_s=1))
+        self._told_at = float("-inf")
+        self._retry: asyncio.TimerHandle | None = None
+        own.setblocking(False)
+        own.listen(_BACKLOG)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._socket)
+
+    async def wait_closed(self) -> None:
+        """Wait for connections that are just beginning."""
+        await asyncio.gather(*self._beginning)
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._rest(error)
+                return
+            if self._num_open() + len(self._beginning) >= self._most:
+                self._refuse(accepted)
+                continue
+            task = self._loop.create_task(self._connect(accepted))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._begin, accepted)
+        except OSError:  # the client has gone already
+            accepted.close()
+
+    def _refuse(self, accepted: socket.socket) -> None:
+        with contextlib.closing(accepted), contextlib.suppress(OSError):
+            accepted.setblocking(False)
+            accepted.send(self._refusal)
+            accepted.shutdown(socket.SHUT_WR)
+            accepted.recv(65536)  # what is left unread would make the system reset the connection
+
+    def _rest(self, error: OSError) -> None:
+        """Accept nothing for a while: the socket stays ready, and asking again at once would only cost time."""
+        self._loop.remove_reader(self._socket)
+        self._retry = self._loop.call_later(_RETRY_S, self._listen)
+        if self._loop.time() - self._told_at >= _TELL_S:
+            self._told_at = self._loop.time()
+            tell(logger, logging.WARNING, "no connection can be accepted", reason=error.strerror)

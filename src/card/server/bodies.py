@@ -1,0 +1,129 @@
+"""Bodies of requests: from bytes to checked fields, where nobody else has to wait for it.
+
+Whatever a body holds, its cost stays in proportion to its size. Its shape is bounded before it is decoded, validation
+ends at the first error, and a large body is decoded and validated beside the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+import pydantic
+from starlette.requests import ClientDisconnect, Request
+
+from card.server.config import ServerSettings
+from card.server.errors import ApiError, bad_request
+from card.server.shape import shape_of
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LARGE_BYTES = 16 * 1024  # what is done with more of a body holds up no other request
+MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads why it was refused
+_MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
+_MOST_NAME_CHARS = 100  # of a field's name there
+
+
+async def read_body(request: Request, model: type[M]) -> M:
+    """Return the request's JSON body as a ``model``; a field that is null counts as left out.
+
+    Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not come, 400
+        for one that is no JSON or does not fit, with the field's name.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(
+            415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
+        )
+    data = await _read_bytes(request)
+    request.state.is_large = len(data) >= LARGE_BYTES
+    return await apart(request, _parsed, data, model)
+
+
+async def apart(request: Request, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what ``function`` makes of a request's body, beside the event loop if the body is large."""
+    if not request.state.is_large:
+        return function(*args, **options)
+    pool = request.app.state.service.body_threads
+    return await asyncio.wrap_future(pool.submit(function, *args, **options))
+
+
+def fitted(content: Mapping[str, Any], model: type[M]) -> M:
+    """Return decoded JSON as a ``model``. Raises: ApiError 400."""
+    try:
+        return model.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise _first_of(error) from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+
+
+def _parsed(data: bytearray, model: type[M]) -> M:
+    if excess := shape_of(data).excess():
+        raise bad_request(f"the body is {excess}", code="body_too_complex")
+    try:
+        content = msgspec.json.decode(data)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise bad_request(f"the body is not valid UTF-8 at byte {error.start}") from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+    data.clear()  # the fields are all that is needed from here on
+    if not isinstance(content, dict):
+        raise bad_request(f"the body must be a JSON object, got {type(content).__name__}")
+    return fitted(content, model)
+
+
+async def _read_bytes(request: Request) -> bytearray:
+    settings: ServerSettings = request.app.state.service.settings
+    limit_s, max_bytes = settings.body_timeout_s, settings.max_request_bytes
+    stated = request.headers.get("content-length", "")
+    num_stated = int(stated) if stated.isdecimal() else 0
+    too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", code="body_too_large")
+    if num_stated > MOST_SWALLOWED_BYTES:
+        raise too_large
+    data, num_bytes = bytearray(), 0
+    try:
+        async with asyncio.timeout(limit_s):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > MOST_SWALLOWED_BYTES:
+                    raise too_large
+                if num_bytes <= max_bytes and num_stated <= max_bytes:
+                    data += part
+                else:
+                    data.clear()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {limit_s:g} s", code="body_timeout") from None
+    except ClientDisconnect:
+        raise bad_request("the client hung up in the middle of its request") from None
+    if num_bytes > max_bytes or num_stated > max_bytes:
+        raise too_large
+    return data
+
+
+def _first_of(errors: pydantic.ValidationError) -> ApiError:
+    """Return what is wrong first, in one line."""
+    listed = errors.errors(include_url=False, include_context=False)
+    unknown = [one for one in listed if one["type"] == "extra_forbidden"]
+    error = (unknown or listed)[0]
+    param = _shown(".".join(str(part) for part in error["loc"]))
+    if unknown:
+        return bad_request(f"{param} is not supported by this server; leave it out", param, "unsupported_parameter")
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    is_short = not isinstance(given, str) or len(given) <= _MOST_QUOTED_CHARS
+    if isinstance(given, bool | int | float | str) and is_short and len(repr(given)) <= _MOST_QUOTED_CHARS:
+        message += f", got {given!r}"
+    return bad_request(f"{param}: {message}" if param else message, param or None)
+
+
+def _shown(name: str) -> str:
+    """Return a field's name as one short line; clients may name theirs as they like."""
+    short = name if len(name) <= _MOST_NAME_CHARS else name[:_MOST_NAME_CHARS] + "..."
+    return short if short.isprintable() else repr(short)[1:-1]
