@@ -76,7 +76,7 @@ def test_idle_connections_leave_files_to_everyone_else(pair: Pair, tmp_path: Pat
 def test_a_system_without_files_is_not_asked_again_and_again(
     shared_server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(accepting, "_RETRY_S", 0.05)
+    monkeypatch.setattr(accepting, "RETRY_S", 0.05)
     with serving(shared_server.llm) as server, contextlib.ExitStack() as waiting:
         asked: list[object] = []
 

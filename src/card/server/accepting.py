@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 OTHER_FILES = 256  # that the process may have open besides its connections: models, pipes, files of upkeep
 _BACKLOG = 2048  # connections that wait to be accepted
 _AT_ONCE = 16  # connections that are accepted before the event loop does something else
-_RETRY_S = 1.0  # after which a system without files, or without memory for a connection, is asked again
+RETRY_S = 1.0  # after which a system without files, or without memory for a connection, is asked again
 _TELL_S = 60.0  # between two lines of the log about it
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -131,7 +131,7 @@ class _Acceptor:
     def _rest(self, error: OSError) -> None:
         """Accept nothing for a while: the socket stays ready, and asking again at once would only cost time."""
         self._loop.remove_reader(self._socket)
-        self._retry = self._loop.call_later(_RETRY_S, self._listen)
+        self._retry = self._loop.call_later(RETRY_S, self._listen)
         if self._loop.time() - self._told_at >= _TELL_S:
             self._told_at = self._loop.time()
             tell(logger, logging.WARNING, "no connection can be accepted", reason=error.strerror)

@@ -41,10 +41,10 @@ async def read_body(request: Request, model: type[M]) -> M:
         )
     data = await _read_bytes(request)
     request.state.is_large = len(data) >= LARGE_BYTES
-    return await apart(request, _parsed, data, model)
+    return await run_apart(request, _parsed, data, model)
 
 
-async def apart(request: Request, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def run_apart(request: Request, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Return what ``function`` makes of a request's body, beside the event loop if the body is large."""
     if not request.state.is_large:
         return function(*args, **options)

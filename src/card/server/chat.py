@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
 from card.server.answers import event, json_response
-from card.server.bodies import apart, read_body
+from card.server.bodies import read_body, run_apart
 from card.server.generation import Choice, Generation
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, ChatRequest)
     service.check_model(fields.model)
-    plan = await apart(request, service.tools.plan, fields)
+    plan = await run_apart(request, service.tools.plan, fields)
     generation = await start_chat(request, service, fields, plan)
     if fields.stream:
         return EventStream(generation, _events(service, fields, plan, generation))

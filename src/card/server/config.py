@@ -29,7 +29,7 @@ class ServerSettings:
         least=1,
         num_items=(1, 1024),
         allowed="a list of names that are not empty",
-        shown="MODEL, without the folder that it lies in",
+        shown="MODEL's own name",
     )
     api_keys: tuple[str, ...] = setting(  # none: the door stands open
         (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"

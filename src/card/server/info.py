@@ -11,7 +11,7 @@ from starlette.responses import Response
 from card import __version__
 from card.errors import WorkerError
 from card.server.answers import error_content, json_response
-from card.server.bodies import apart, read_body
+from card.server.bodies import read_body, run_apart
 from card.server.config import known_as
 from card.server.errors import ApiError, as_api_error, bad_request
 from card.server.params import check_id
@@ -40,8 +40,10 @@ async def tokenize(request: Request) -> Response:
     fields = await read_body(request, TokenizeRequest)
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= LONG_CHARS
+    if is_long:
+        service.check_countable(fields.prompt or "")
     if fields.messages is not None:
-        conversation = await apart(request, service.tools.conversation, fields.messages)
+        conversation = await run_apart(request, service.tools.conversation, fields.messages)
         token_ids = list(await service.encode(conversation, must_fit=False))
     elif fields.add_special_tokens and fields.prompt:
         token_ids = list(await service.encode(fields.prompt, must_fit=False))

@@ -45,7 +45,7 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the client has begun a request and may still be sending it."""
+        """True if the client has begun a request and may still be sending it."""
         return self.is_in_head or bool(self.unread) or (self.cycle is not None and self.cycle.more_body)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -245,7 +245,7 @@ class Connection(asyncio.Transport):
             self._timer = None
 
     def is_closing(self) -> bool:
-        """Whether nothing more may be sent."""
+        """Return whether nothing more may be sent."""
         return self._is_closing or self._inner.is_closing()
 
     def abort(self) -> None:
@@ -263,11 +263,13 @@ class Connection(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Let the client wait."""
-        self._inner.pause_reading()
+        if not self._inner.is_closing():
+            self._inner.pause_reading()
 
     def resume_reading(self) -> None:
         """Read on."""
-        self._inner.resume_reading()
+        if not self._inner.is_closing():
+            self._inner.resume_reading()
 
 
 class _Flow(FlowControl):

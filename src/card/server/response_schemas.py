@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
 
 from card.server.bodies import fitted
-from card.server.schemas import KWARGS_SCHEMA, MAX_MESSAGES, ChatRequest, CommonFields, Effort
+from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
 from card.server.strict import NotDone, Strict, takes
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
@@ -219,7 +219,7 @@ class ResponsesRequest(CommonFields):
     truncation: Literal["disabled"] = "disabled"
     background: NotDone = False
     previous_response_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
-    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     @field_validator("input", mode="before")
     @classmethod

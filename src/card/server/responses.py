@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from card.errors import CardError
 from card.server.answers import event, json_response
-from card.server.bodies import apart, read_body
+from card.server.bodies import read_body, run_apart
 from card.server.chat import start_chat
 from card.server.errors import as_api_error
 from card.server.generation import Generation
@@ -42,8 +42,8 @@ async def responses(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, ResponsesRequest)
     model = service.check_model(fields.model)
-    chat = await apart(request, fields.as_chat)
-    plan = await apart(request, service.tools.plan, chat)
+    chat = await run_apart(request, fields.as_chat)
+    plan = await run_apart(request, service.tools.plan, chat)
     generation = await start_chat(request, service, chat, plan)
     answer = _Answer(fields, plan, generation, model)
     if fields.stream:

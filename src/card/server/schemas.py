@@ -66,7 +66,18 @@ RESERVED_KWARGS = frozenset(
     | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
     | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
 )
-KWARGS_SCHEMA = {"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}}}
+_MAX_KWARGS = 256
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    at_most(_MAX_KWARGS),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}},
+            "maxProperties": _MAX_KWARGS,
+        }
+    ),
+]
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -192,7 +203,7 @@ class ChatRequest(SamplingFields):
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     reasoning_effort: Effort | None = Field(None, description="goes to the chat template; most know nothing of it")
     modalities: list[Literal["text"]] = Field(default_factory=list, max_length=8, fail_fast=True)
 

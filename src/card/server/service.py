@@ -68,7 +68,7 @@ class Service:
 
     @property
     def most_ids(self) -> int:
-        """Most token ids that are turned into text at once: several times what the context holds."""
+        """Most tokens that are counted, or turned into text, at once: several times what the context holds."""
         return max(_LEAST_MOST_IDS, 4 * self.llm.max_model_len)
 
     def check_model(self, name: str) -> str:
@@ -90,11 +90,19 @@ class Service:
             must_fit: refuse a text that cannot fit into the context before it is tokenized.
         Raises: PromptError; ApiError 400 for one that cannot fit.
         """
-        parts = [prompt] if isinstance(prompt, str) else prompt
-        texts = [text for one in parts if not isinstance(one, int) for text in _texts_of(one)]
+        if must_fit and not isinstance(prompt, str) and len(prompt) > self.llm.max_model_len:
+            self.num_new_tokens(len(prompt), 1)  # which says that it is too long: each is a token at least
+        is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+        parts: Sequence[Any] = [prompt] if isinstance(prompt, str) else () if is_ids else prompt
+        texts = [text for one in parts for text in _texts_of(one)]
         has_images = any(isinstance(one, Mapping) and isinstance(one.get("content"), list) for one in parts)
         is_long = has_images or max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
         return await self.run_in_thread(is_long, self._encode, prompt, texts if must_fit else [])
+
+    def check_countable(self, text: str) -> None:
+        """Raise ApiError 400 for a text that has more tokens than are counted at once."""
+        if (least := self._token_bytes.least_tokens(text)) > self.most_ids:
+            raise bad_request(f"prompt: at most {self.most_ids} tokens are counted, got at least {least}", "prompt")
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""

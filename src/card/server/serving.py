@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -66,7 +67,10 @@ def serve(
     except BaseException:
         own.close()
         raise
-    return _Run(llm, settings, own, announce).run()
+    run = _Run(llm, settings, own, announce)
+    gc.collect()
+    gc.freeze()  # what is here stays: to look through it again and again would hold up every request
+    return run.run()
 
 
 class _Server(Server):
