@@ -541,6 +541,29 @@ def test_shutdown_ends_everything_and_tells_those_who_wait(pair: Pair, settings:
     run(main())
 
 
+def test_whoever_waits_for_the_end_of_an_engine_is_told_why_it_ended(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with make_llm(pair, placement="inline") as llm:
+            impatient = asyncio.create_task(llm.ended())
+            waiting = asyncio.create_task(llm.ended())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(impatient, 0.01)
+            monkeypatch.setattr(llm.host.engine, "step", lambda: 1 / 0)
+            with pytest.raises(WorkerError, match="has died"):
+                await read(llm.generate("the cat", GREEDY))
+            assert isinstance((await waiting).__cause__, ZeroDivisionError)
+        async with make_llm(pair, placement="inline") as llm:
+            waiting = asyncio.create_task(llm.ended())
+            await asyncio.sleep(0)
+            await llm.shutdown()
+            assert (await waiting).__cause__ is None
+            assert (await llm.ended()).__cause__ is None
+
+    run(main())
+
+
 def test_an_engine_that_nobody_holds_ends_by_itself(pair: Pair) -> None:
     async def main() -> tuple[Any, threading.Thread]:
         stream = make_llm(pair, placement="inline").generate("the cat", GREEDY)

@@ -61,7 +61,7 @@ def test_idle_connections_leave_files_to_everyone_else(pair: Pair, tmp_path: Pat
         with connected(server.url) as one:
             ((status, headers, _),) = answers_in(read_all(one))
         assert (status, headers["connection"]) == (503, "close")
-        assert files.num_fds() <= others + room + 1 < most_files - 50
+        assert files.num_fds() < most_files - 50, "the bound leaves more than the process needs"
         refused = [one for one in idle if read_all(one).startswith(b"HTTP/1.1 503 ")]
         assert len(refused) == len(idle) - room
         answer = httpx2.post(

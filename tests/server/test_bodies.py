@@ -216,3 +216,22 @@ def test_a_large_body_is_worked_on_beside_the_event_loop(
                 {name: [{"role": "user", "content": content}]})  # fmt: skip
     assert len(threads) >= 2
     assert {thread.startswith("card-body") for thread in threads} == {is_large}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("num_tokens", [10, 900])
+def test_an_answer_with_many_log_probabilities_is_put_together_beside_the_event_loop(
+    server: Running, monkeypatch: pytest.MonkeyPatch, num_tokens: int, is_streamed: bool
+) -> None:
+    threads: list[str] = []
+    names = server.service.names
+    told = names.completion_logprobs
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return told(*args)
+
+    monkeypatch.setattr(names, "completion_logprobs", noted)
+    asked = {"prompt": [5] * num_tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": is_streamed}
+    assert server.post("/v1/completions", asked).status_code == 200
+    assert threads[0].startswith("card-body") == (num_tokens == 900)

@@ -45,7 +45,7 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 
 async def run_apart(request: Request, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return what ``function`` makes of a request's body, beside the event loop if the body is large."""
+    """Return what ``function`` makes of a request's body, or of its answer, beside the event loop if that is large."""
     if not request.state.is_large:
         return function(*args, **options)
     pool = request.app.state.service.body_threads

@@ -35,8 +35,8 @@ async def chat_completions(request: Request) -> Response:
         await unless_gone(request, generation.collect())
     finally:
         await generation.close()
-    choices = [_choice(service, fields, plan, choice) for choice in generation.choices]
-    return json_response(generation.answer("chatcmpl", "chat.completion", choices))
+    request.state.is_large = generation.is_large((fields.top_logprobs or 0) if fields.logprobs else None)
+    return await run_apart(request, _answer, service, fields, plan, generation)
 
 
 async def start_chat(request: Request, service: Service, fields: ChatRequest, plan: ToolPlan) -> Generation:
@@ -58,6 +58,11 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
 def _finish_reason(reason: str | None, num_calls: int) -> str | None:
     """Return why an answer ends, as OpenAI has it: with calls, unless it was cut off."""
     return "tool_calls" if num_calls and reason == "stop" else reason
+
+
+def _answer(service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation) -> Response:
+    choices = [_choice(service, fields, plan, choice) for choice in generation.choices]
+    return json_response(generation.answer("chatcmpl", "chat.completion", choices))
 
 
 def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.server.answers import event, json_response
-from card.server.bodies import read_body
+from card.server.bodies import read_body, run_apart
 from card.server.generation import Choice, Generation
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
@@ -48,14 +48,15 @@ async def completions(request: Request) -> Response:
     try:
         echoes = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))
         if fields.stream:
-            return EventStream(generation, _events(service, fields, generation, echoes))
+            return EventStream(generation, _events(request, fields, generation, echoes))
         await unless_gone(request, generation.collect())
     except BaseException:
         await generation.close()
         raise
     await generation.close()
-    choices = [_choice(service, fields, choice, echoes) for choice in generation.choices]
-    return json_response(generation.answer("cmpl", "text_completion", choices))
+    num_echoed = fields.n * sum(len(echo.scores) for echo in echoes)
+    request.state.is_large = generation.is_large(fields.logprobs, num_echoed)
+    return await run_apart(request, _answer, service, fields, generation, echoes)
 
 
 async def _job(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
@@ -124,6 +125,11 @@ class _Scores:
         return self._names.completion_logprobs(told, [min(offset, self._num_chars) for offset in offsets])
 
 
+def _answer(service: Service, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]) -> Response:
+    choices = [_choice(service, fields, choice, echoes) for choice in generation.choices]
+    return json_response(generation.answer("cmpl", "text_completion", choices))
+
+
 def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes: Sequence[_Echo]) -> dict[str, Any]:
     echo = echoes[choice.index // fields.n]
     logprobs = None
@@ -142,9 +148,10 @@ def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes:
 
 
 async def _events(
-    service: Service, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]
+    request: Request, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events, those of a prompt that is echoed first."""
+    service: Service = request.app.state.service
     head = generation.stream_head("cmpl", "text_completion")
     scores = [_Scores(service, choice, echoes[choice.index // fields.n]) for choice in generation.choices]
 
@@ -154,7 +161,9 @@ async def _events(
         return event({**head, "choices": [content]})
 
     for choice in generation.choices if fields.echo else ():
-        yield piece(choice, echoes[choice.index // fields.n].text, "length" if choice.stream is None else None)
+        echo = echoes[choice.index // fields.n]
+        request.state.is_large = generation.is_large(fields.logprobs, len(echo.scores))
+        yield await run_apart(request, piece, choice, echo.text, "length" if choice.stream is None else None)
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
             scores[choice.index].take(chunk)

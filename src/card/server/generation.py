@@ -24,6 +24,8 @@ from card.workers.request import FinishReason
 if TYPE_CHECKING:
     from card.server.service import Service
 
+_MANY_LOGPROBS = 5000  # of an answer; each takes microseconds
+
 
 @dataclass(slots=True)
 class Choice:
@@ -90,6 +92,16 @@ class Generation:
     def answer(self, prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Return an answer that is sent as a whole."""
         return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
+
+    def is_large(self, num_top: int | None, num_echoed: int = 0) -> bool:
+        """Return whether an answer tells of so many tokens that others would wait while it is put together.
+
+        Args:
+            num_top: log-probabilities told beside that of each token; None: not even that one.
+            num_echoed: tokens of prompts that are told too, for all choices together.
+        """
+        num_told = num_echoed + sum(choice.record.stats.num_new_tokens for choice in self.choices)
+        return num_top is not None and num_told * (1 + num_top) >= _MANY_LOGPROBS
 
     def stream_head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return what every event of a stream begins with; the usage is null until the last one has it."""
