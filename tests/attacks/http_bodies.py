@@ -105,7 +105,7 @@ def bodies() -> list[Body]:
         Body("long numbers", COMPLETIONS, filled(in_text + '"stop":[', "9" * 4299, "]}")),
         Body("awkward fractions", COMPLETIONS, filled(in_text + '"stop":[', "1.7976931348623157e308", "]}")),
         Body("9,000 awkward fractions", COMPLETIONS, filled_to(9000, '{"prompt":[', "1.7976931348623157e308", "]}")),
-        Body("one long fraction", COMPLETIONS, filled(in_text + '"temperature":0.', "3", "}", b""), (200,)),
+        Body("one long fraction", COMPLETIONS, filled(in_text + '"temperature":0.', "3", "}", b"")),
         Body("a great exponent", COMPLETIONS, (in_text + '"temperature":1e' + "9" * 1_000_000 + "}").encode()),
         Body("a long name of a model", COMPLETIONS, filled('{"prompt":"a","model":"', "m", '"}', b""), (404,)),
         Body("a long name of a field", COMPLETIONS, filled('{"prompt":"a","', "m", '":1}', b"")),

@@ -70,8 +70,9 @@ def test_a_shape_is_seen_across_pieces() -> None:
         "[" + ",".join(["{}"] * MAX_CONTAINERS) + "]",
         "{" + ",".join(['"":1'] * (MAX_MEMBERS + 1)) + "}",
         "[" + ",".join(["1e5"] * (MAX_DECIMALS + 1)) + "]",
+        "[" + ",".join(["9" * 4299] * 10) + "]",
     ],
-    ids=["depth", "containers", "members", "decimals"],
+    ids=["depth", "containers", "members", "decimals", "digits"],
 )
 def test_what_becomes_far_more_than_it_is_written_in_is_never_decoded(
     server: Running, monkeypatch: pytest.MonkeyPatch, value: str

@@ -190,5 +190,18 @@ def test_headers_behind_a_body_are_bounded_too(plain: Running, piece: bytes) -> 
     assert b"HTTP/1.1 431 " in read
 
 
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_a_large_body_arrives_whole_also_if_its_client_closes_its_side_behind_it(plain: Running, size: int) -> None:
+    num_bytes = 300_000 if size == 1 else 3_000_000
+    whole = asking({**ASKED, "user": "x" * num_bytes})
+    for data in (whole, in_chunks(whole, size)):
+        with connected(plain.url) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            *_, (status, _, body) = answers_in(read_all(connection))
+        assert status == 200
+        assert text_in(body) == plain.text(**ASKED)
+
+
 def test_a_body_in_pieces_of_one_byte_is_a_body(plain: Running) -> None:
     assert answers_in(exchange(plain, in_chunks(asking(ASKED, more=CLOSE))))[0][0] == 200

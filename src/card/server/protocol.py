@@ -16,11 +16,12 @@ from typing import Any
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 PROBE = "probe"  # in the state of a request: bytes that may stand between two pieces of its answer and mean nothing
 _SLICE_BYTES = 4096  # given to the parser at once; so many short requests may be read ahead
+_MOST_AT_ONCE_BYTES = 64 * 1024  # read before the event loop does something else
 _MOST_UNREAD_BYTES = 64 * 1024  # that wait behind an unanswered request
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 30.0  # at a client that has closed its side; each look waits five times longer
@@ -58,6 +59,7 @@ class Protocol(HttpToolsProtocol):
         if self._look_timer is not None:
             self._look_timer.cancel()
         self.transport.forget()
+        self.unread = b""
         answered = self._answered
         if answered is not None and not answered.response_complete:
             answered.disconnected = True
@@ -76,14 +78,31 @@ class Protocol(HttpToolsProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
+        """Read some of what came; the rest when others have had their turn, or when a request is answered."""
         view, start = memoryview(self.unread), 0
-        while start < len(view) and not self.pipeline and not self.transport.is_closing():
-            start += self.parse(view[start : start + _SLICE_BYTES])
+        end = min(len(view), _MOST_AT_ONCE_BYTES)
+        while start < end and not self.pipeline and not self.transport.is_closing():
+            start += self.parse(view[start : min(end, start + _SLICE_BYTES)])
         self.unread = b"" if self.transport.is_closing() else bytes(view[start:])
+        if self.unread and not self.pipeline:
+            self.loop.call_soon(self._read_rest)
         if len(self.unread) >= _MOST_UNREAD_BYTES:
             self.flow.pause_reading()
         elif self.pipeline:  # so that it is seen if the client leaves
             self.flow.resume_reading()
+
+    def _read_rest(self) -> None:
+        if not self.unread or self.pipeline or self.transport.is_closing():
+            return
+        self._read_on()
+        if not self.unread and not self._is_body_full():
+            self.flow.resume_reading()
+        if self._has_eof:
+            self._end_behind_last()
+
+    def _is_body_full(self) -> bool:
+        """Return whether the application has to take some of the body first."""
+        return self.cycle is not None and not self.cycle.response_complete and len(self.cycle.body) > HIGH_WATER_LIMIT
 
     def parse(self, piece: memoryview) -> int:
         """Give the parser a piece; return how much of it was taken."""
@@ -142,8 +161,7 @@ class Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with what came meanwhile."""
         super().on_response_complete()
-        if not self.transport.is_closing() and self.unread:
-            self._read_on()
+        self._read_rest()
         if self._has_eof:
             self._end_behind_last()
 
@@ -153,6 +171,8 @@ class Protocol(HttpToolsProtocol):
         A client that is gone for good looks the same; what is sent to it is answered with a reset. An HTTP/1.0 client
         cannot be sent anything before its answer, so it counts as gone.
         """
+        while self.unread and not self.pipeline:
+            self._read_on()
         if self.transport.is_closing():
             self.transport.close_now()
             return False

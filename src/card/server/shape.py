@@ -14,9 +14,11 @@ MAX_CONTAINERS = 100_000  # objects and lists of one body; 2,000 messages with c
 MAX_MEMBERS = 200_000  # names with their values
 MAX_DECIMALS = 10_000  # numbers with a fraction or an exponent: the worst of them take 9 microseconds each to decode
 MAX_DEPTH = 128
+MAX_DIGITS = 400  # of one number in a row; the time for a whole number grows with their square
 _PIECE_BYTES = 64 * 1024  # looked at without a pause for other threads
 _DECIMAL = re.compile(rb"[0-9][.eE]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_DIGITS = bytes(ord("0") if one in b"0123456789" else ord(" ") for one in range(256))
 _STEPS = bytes.maketrans(b"[{]}", b"\2\2\0\0")  # one more than the change of depth
 
 
@@ -28,11 +30,14 @@ class Shape:
     members: int = 0
     decimals: int = 0
     depth: int = 0
+    has_long_number: bool = False  # seen surely if it is twice as long as may be
 
     def excess(self) -> str | None:
         """Return which bound it exceeds, in words for the client; None if it keeps to all of them."""
         if self.depth > MAX_DEPTH:
             return f"nested too deeply: at most {MAX_DEPTH} levels are allowed"
+        if self.has_long_number:
+            return f"too complex: a number may have at most {MAX_DIGITS} digits"
         counts = (
             (self.containers, MAX_CONTAINERS, "objects and lists"),
             (self.members, MAX_MEMBERS, "names with values"),
@@ -56,6 +61,7 @@ def shape_of(data: bytes | bytearray) -> Shape:
         is_inside ^= len(parts) % 2 == 0
         shape.members += outside.count(b":")
         shape.decimals += len(_DECIMAL.findall(outside))
+        shape.has_long_number |= b"0" * (MAX_DIGITS + 1) in outside.translate(_DIGITS)
         brackets = outside.translate(_STEPS, _NO_BRACKETS)
         shape.containers += brackets.count(2)
         levels = list(accumulate((step - 1 for step in brackets), initial=depth))
