@@ -20,8 +20,9 @@ from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draf
 from card.models.sources import quiet
 from card.models.state_input import StateInput
 from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
+from card.text.chat_template import render_chat
 from card.text.lines import numbered_lines
-from card.text.prompts import encode_chat, encode_prompt
+from card.text.prompts import encode_chat, encode_prompt, encode_rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -167,9 +168,7 @@ def _answered(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) ->
         return Document(encode_prompt(tokenizer, f"{question}\n{answer}"), len(asked))
     turns = [{"role": "user", "content": question}]
     asked = encode_chat(tokenizer, turns)
-    whole: Any = tokenizer.apply_chat_template(
-        [*turns, {"role": "assistant", "content": answer}], tokenize=True, return_dict=False
-    )
-    token_ids = [int(token_id) for token_id in whole]
+    whole = render_chat(tokenizer, [*turns, {"role": "assistant", "content": answer}])
+    token_ids = encode_rendered(tokenizer, whole)
     pairs = enumerate(zip(asked, token_ids, strict=False))
     return Document(token_ids, max(1, next((i for i, (one, other) in pairs if one != other), len(asked))))

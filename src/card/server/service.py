@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
 from card.config import Grammar, SamplingParams
-from card.errors import SettingsError
+from card.errors import PromptError, SettingsError
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
 from card.server.generation import Choice, Generation
@@ -24,6 +23,7 @@ from card.server.params import derived_seed, model_defaults
 from card.server.schemas import SamplingFields
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
+from card.text.chat_template import render_chat
 from card.text.token_bytes import token_bytes
 
 P = ParamSpec("P")
@@ -120,8 +120,8 @@ class Service:
 
     def _rendered(self, messages: Any) -> str:
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except (jinja2.TemplateError, ValueError):  # a template that refuses them, or none: tokenizing says it better
+            return render_chat(self.tokenizer, messages, add_generation_prompt=True)
+        except PromptError:  # a template that refuses them, or none: tokenizing says it better
             return ""
 
     async def run_in_thread(self, is_long: bool, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -7,22 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from card.errors import PromptError
+from card.text.chat_template import render_chat
+from card.text.work_meter import TemplateCostError
 
 _ANSWER = "An answer."  # stands in where only what a chat template puts behind it counts
-# What a template that is given odd values may end in.
-_TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -69,22 +60,18 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
             _check_text(part.get("text", ""), f"the content of message {idx}")
     if not tokenizer.chat_template:
         raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
-    extra: dict[str, Any] = {}
+    tools: list[Mapping[str, Any]] | None = None
+    variables: dict[str, Any] = {}
     if isinstance(messages, Conversation):
-        extra = {**messages.template_kwargs, "tools": [dict(tool) for tool in messages.tools] or None}
-    try:
-        ids = tokenizer.apply_chat_template(
-            [{**message, "content": _content(message)} for message in messages],
-            tokenize=True,
-            add_generation_prompt=True,
-            return_dict=False,
-            tokenizer_kwargs={"verbose": False},
-            **extra,
-        )
-    except _TEMPLATE_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise PromptError(f"the model's chat template refuses the messages: {reason}") from error
-    return _checked_ids(ids)
+        tools, variables = list(messages.tools) or None, dict(messages.template_kwargs)
+    told = [{**message, "content": _content(message)} for message in messages]
+    text = render_chat(tokenizer, told, tools=tools, add_generation_prompt=True, template_kwargs=variables)
+    return encode_rendered(tokenizer, text)
+
+
+def encode_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the token ids of what `render_chat` gave: the template has written the special tokens."""
+    return _checked_ids(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def split_images(messages: Messages) -> tuple[Messages, list[object]]:
@@ -140,13 +127,18 @@ def _check_messages(messages: Messages) -> None:
 
 
 def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the special token that closes an answer in the chat template; None if there is none."""
+    """Return the special token that closes an answer in the chat template; None if there is none.
+
+    Raises: TemplateCostError if the template takes more than any conversation of this size can need.
+    """
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": _ANSWER}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except _TEMPLATE_ERRORS:
+        text = render_chat(tokenizer, turns)
+    except TemplateCostError:
+        raise
+    except PromptError:
         return None
     rest = text.rpartition(_ANSWER)[2].lstrip()
     special = {str(token): idx for idx, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -43,6 +43,9 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     places = header.tensors
     if "token_embd.weight" not in places:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
+    num_layers = facts.whole("block_count")
+    if num_layers > len(places):  # before a list of them is made
+        raise DamagedError(f"damaged: it has {num_layers} layers, and {len(places)} tensors")
     ends = end_ids(metadata)
     stated = {
         "architectures": [architecture.model_class],
@@ -60,7 +63,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "intermediate_size": facts.whole("feed_forward_length"),
         "max_position_embeddings": facts.whole("context_length"),
         "num_attention_heads": heads,
-        "num_hidden_layers": facts.whole("block_count"),
+        "num_hidden_layers": num_layers,
         "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(path, header, facts, architecture, head_dim),

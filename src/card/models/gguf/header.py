@@ -1,13 +1,15 @@
 """The header of a GGUF file: metadata and the places of its tensors, read without mapping the file.
 
 A mapped file that is cut off while it is read ends the process; one that is read is only short. Everything is compared
-with the size of the file before it is believed.
+with the size of the file before it is believed, and what a header may take of memory is bounded: arrays that nobody
+reads are passed over, and there are bounds for those that are read, for texts, entries and tensors.
 Source of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +24,15 @@ _MOST_DIMENSIONS = 4
 _CUT_OFF = "cut off or damaged: it ends inside its header"
 _NO_UTF8 = "damaged: a name or text in its header is not valid UTF-8"
 _ALIGNMENT = 32  # of the tensors, unless the file says otherwise
+# Bounds far above what files have: some dozen entries, some thousand tensors, 1.5 million tokens, merges and types.
+_MOST_ENTRIES = 1 << 14
+_MOST_TENSORS = 1 << 17
+_MOST_LISTED = 1 << 23  # values of all arrays that are kept
+_MOST_NAME_BYTES = (1 << 16) - 1  # as the format has it
+_MOST_TEXT_BYTES = 1 << 24  # of one text; the longest are chat templates and licences
+_MOST_HEADER_TEXT_BYTES = 1 << 28  # of all texts together
+_SHORT_ARRAY = 1 << 12  # values; enough for one of each layer
+_LONG_ARRAYS = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
 
 
 class GgufError(ValueError):
@@ -34,6 +45,17 @@ class DamagedError(GgufError):
     def __init__(self, what: str) -> None:
         """Say what it is, and the next step."""
         super().__init__(f"is {what}; copy or download it again")
+
+
+@dataclass(frozen=True, slots=True)
+class LongArray:
+    """Stands for a long array that nobody reads."""
+
+    num_values: int
+
+    def __str__(self) -> str:
+        """Return what it is, for messages."""
+        return f"an array of {self.num_values} values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +94,20 @@ def read_header(path: Path) -> Header:
     """
     with path.open("rb") as stream:
         reader = _Reader(stream, path.stat().st_size)
-        if reader.bytes(4) != MAGIC:
+        if reader.taken(4) != MAGIC:
             raise GgufError("is no GGUF file: it does not begin with GGUF")
         (version,) = reader.numbers("I")
         if version not in _VERSIONS:
             raise GgufError(f"has version {version} of the GGUF format; versions 2 and 3 can be read")
         num_tensors, num_entries = reader.numbers("QQ")
+        _check_most(num_tensors, _MOST_TENSORS, "tensors")
+        _check_most(num_entries, _MOST_ENTRIES, "entries")
         metadata: dict[str, Any] = {}
         for _ in range(num_entries):
-            name = reader.string()
-            metadata[name] = reader.value(*reader.numbers("I"))
+            name = reader.string(_MOST_NAME_BYTES)
+            if name in metadata:
+                raise DamagedError(f"damaged: it has two entries {name[:100]}")
+            metadata[name] = reader.value(*reader.numbers("I"), may_be_long=name in _LONG_ARRAYS)
         tensors: dict[str, TensorPlace] = {}
         for _ in range(num_tensors):
             place = reader.place()
@@ -96,29 +122,32 @@ def read_header(path: Path) -> Header:
     return Header(metadata, moved, reader.num_bytes)
 
 
+def _check_most(number: int, most: int, what: str) -> None:
+    if number > most:
+        raise DamagedError(f"damaged: its header has {number} {what}, and at most {most} are possible")
+
+
 class _Reader:
     """Takes one thing after the other from a file of known size."""
 
     def __init__(self, stream: BinaryIO, num_bytes: int) -> None:
         self._stream = stream
+        self._num_listed = self._num_text_bytes = 0  # so far
         self.num_bytes = num_bytes
 
-    def bytes(self, length: int) -> bytes:
+    def taken(self, length: int) -> bytes:
         taken = self._stream.read(length) if length <= self.num_bytes else b""
         if len(taken) < length:
             raise DamagedError(_CUT_OFF)
         return taken
 
     def numbers(self, kinds: str) -> tuple[Any, ...]:
-        return struct.unpack(f"<{kinds}", self.bytes(struct.calcsize(f"<{kinds}")))
+        return struct.unpack(f"<{kinds}", self.taken(struct.calcsize(f"<{kinds}")))
 
-    def string(self) -> str:
-        try:
-            return self.bytes(*self.numbers("Q")).decode("utf-8")
-        except UnicodeDecodeError:
-            raise DamagedError(_NO_UTF8) from None
+    def string(self, most: int = _MOST_TEXT_BYTES) -> str:
+        return _text(self._text_bytes(most))
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, *, may_be_long: bool) -> Any:
         if kind in _NUMBERS:
             return self.numbers(_NUMBERS[kind])[0]
         if kind == _STRING:
@@ -128,33 +157,56 @@ class _Reader:
         of, count = self.numbers("IQ")
         if of == _ARRAY:
             raise DamagedError("damaged: its header has an array of arrays")
+        if of != _STRING and of not in _NUMBERS:
+            raise DamagedError(f"damaged: its header has a value of the unknown kind {of}")
         if count > self.num_bytes:
             raise DamagedError(_CUT_OFF)
-        if of in _NUMBERS:
-            return list(self.numbers(f"{count}{_NUMBERS[of]}"))
-        return self._strings(count) if of == _STRING else [self.value(of) for _ in range(count)]
-
-    def _strings(self, count: int) -> list[str]:
-        """Return as many texts: a vocabulary and its merges are some hundred thousand."""
-        read, size, found = self._stream.read, self.num_bytes, []
-        for _ in range(count):
-            length = int.from_bytes(read(8), "little")
-            text = read(length) if length <= size else b""
-            if len(text) < length:
-                raise DamagedError(_CUT_OFF)
-            found.append(text)
-        try:
-            return [text.decode("utf-8") for text in found]
-        except UnicodeDecodeError:
-            raise DamagedError(_NO_UTF8) from None
+        if count > _SHORT_ARRAY and not may_be_long:
+            self._pass_over(of, count)
+            return LongArray(count)
+        self._num_listed += count
+        _check_most(self._num_listed, _MOST_LISTED, "values in its arrays")
+        if of == _STRING:
+            return [_text(text) for text in [self._text_bytes(_MOST_TEXT_BYTES) for _ in range(count)]]
+        return list(self.numbers(f"{count}{_NUMBERS[of]}"))
 
     def place(self) -> TensorPlace:
-        name = self.string()
+        name = self.string(_MOST_NAME_BYTES)
         (num_dimensions,) = self.numbers("I")
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
-            raise DamagedError(f"damaged: its tensor {name} has {num_dimensions} dimensions")
+            raise DamagedError(f"damaged: its tensor {name[:100]} has {num_dimensions} dimensions")
         shape = self.numbers(f"{num_dimensions}Q")[::-1]
         type_id, offset = self.numbers("IQ")
         if not all(shape):
-            raise DamagedError(f"damaged: its tensor {name} has the shape {list(shape)}")
+            raise DamagedError(f"damaged: its tensor {name[:100]} has the shape {list(shape)}")
         return TensorPlace(name, shape, type_id, offset)
+
+    def _text_bytes(self, most: int) -> bytes:
+        """Return the bytes of a text: a vocabulary and its merges are some hundred thousand."""
+        length_bytes = self._stream.read(8)
+        length = int.from_bytes(length_bytes, "little")
+        if len(length_bytes) < 8 or length > self.num_bytes:
+            raise DamagedError(_CUT_OFF)
+        self._num_text_bytes += length
+        _check_most(length, most, "bytes in one text")
+        _check_most(self._num_text_bytes, _MOST_HEADER_TEXT_BYTES, "bytes of text")
+        text = self._stream.read(length)
+        if len(text) < length:
+            raise DamagedError(_CUT_OFF)
+        return text
+
+    def _pass_over(self, of: int, count: int) -> None:
+        """Go to the end of an array without keeping it; what lies behind the file is noticed by the next read."""
+        if of in _NUMBERS:
+            self._stream.seek(count * struct.calcsize(f"<{_NUMBERS[of]}"), os.SEEK_CUR)
+            return
+        _check_most(count, _MOST_LISTED, "values in its arrays")
+        for _ in range(count):
+            self._text_bytes(_MOST_TEXT_BYTES)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DamagedError(_NO_UTF8) from None

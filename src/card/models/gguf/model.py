@@ -76,7 +76,7 @@ def _architecture(header: Header) -> Architecture:
     known = {one.gguf_name: one for one in all_architectures() if one.gguf_name}
     if header.architecture not in known:
         raise GgufError(
-            f"holds a model of the architecture {header.architecture or 'unknown'}; of GGUF files those of "
+            f"holds a model of the architecture {header.architecture[:40] or 'unknown'}; of GGUF files those of "
             f"{', '.join(known)} can be read, others from a folder saved by transformers"
         )
     return known[header.architecture]

@@ -38,6 +38,8 @@ _END_NAMES = frozenset(
         *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "[e~["),
     }
 )
+_MOST_TOKEN_CHARS = 4096  # published ones have up to some hundred
+_MOST_COMPARED_CHARS = 1 << 28  # the sum of squares of all lengths; a vocabulary of 262,144 has some 20 million
 _MARKUP = "</s>"  # also how HTML ends a text that is struck out; only a control token ends an answer
 # With one of these sets of tokens <|end|> ends a part of an answer, not the answer.
 _PART_ENDS = tuple({one, other} for one in ("<|return|>", "<|flush|>") for other in ("<|call|>", "<|calls|>"))
@@ -50,15 +52,34 @@ def check_tokenizer(header: Header) -> None:
     if kind is None or not isinstance(tokens, list):
         raise GgufError("has no tokenizer; use a file that was made of a whole model folder")
     if kind not in (_BYTES, _SENTENCEPIECE):
-        raise GgufError(f"has a tokenizer of the kind {kind}, which is not known here; use the model's folder")
+        raise GgufError(
+            f"has a tokenizer of the kind {str(kind)[:40]}, which is not known here; use the model's folder"
+        )
     num_rows = header.tensors["token_embd.weight"].shape[0]
     if len(tokens) > num_rows:
         raise DamagedError(f"damaged: its tokenizer has {len(tokens)} tokens, its model {num_rows}")
-    named = [str(token) for token in tokens if token]
+    if not all(isinstance(token, str) for token in tokens):
+        raise DamagedError("damaged: the tokens of its tokenizer are no texts")
+    _check_lengths(tokens)
+    named = [token for token in tokens if token]
     if len(set(named)) < len(named):
         raise DamagedError("damaged: its tokenizer has a token twice")
     if kind == _BYTES and "tokenizer.ggml.merges" not in metadata:
         raise GgufError("has a tokenizer without merges; use a file that was made of a whole model folder")
+
+
+def _check_lengths(tokens: Sequence[str]) -> None:
+    """Check that no token is so long that finding its halves takes longer than reading a model."""
+    longest = max(map(len, tokens), default=0)
+    if longest > _MOST_TOKEN_CHARS:
+        raise DamagedError(
+            f"damaged: its tokenizer has a token of {longest} characters, and at most {_MOST_TOKEN_CHARS} are possible"
+        )
+    num_compared = sum(len(token) ** 2 for token in tokens)
+    if num_compared > _MOST_COMPARED_CHARS:
+        raise DamagedError(
+            f"damaged: too many of the {len(tokens)} tokens of its tokenizer have hundreds of characters"
+        )
 
 
 def special_id(metadata: Mapping[str, Any], name: str) -> int | None:
@@ -163,8 +184,10 @@ def _split_rule(metadata: Mapping[str, Any]) -> SplitRule:
     name = metadata.get("tokenizer.ggml.pre")
     if name is None:
         logger.warning("the file does not say how its tokenizer splits text: llama.cpp's default stands in")
-    elif name not in RULES:
-        logger.warning("the tokenizer splits text by the rule %s, which is not known here: GPT-2's stands in", name)
+    elif not isinstance(name, str) or name not in RULES:
+        logger.warning(
+            "the tokenizer splits text by the rule %s, which is not known here: GPT-2's stands in", str(name)[:40]
+        )
         return RULES["gpt-2"]
     return RULES[name or UNNAMED]
 

@@ -34,11 +34,12 @@ class Weight:
 
 
 def check_tensors(header: Header) -> None:
-    """Check that each tensor lies inside the file and can be dequantised."""
+    """Check that each tensor lies inside the file, in a place of its own, and can be dequantised."""
     library = _library()
-    sizes, types = library.GGML_QUANT_SIZES, library.GGMLQuantizationType
-    for place in header.tensors.values():
-        known = {one.value: one for one in types}.get(place.type_id)
+    sizes, types = library.GGML_QUANT_SIZES, {one.value: one for one in library.GGMLQuantizationType}
+    last, last_end = "", 0
+    for place in sorted(header.tensors.values(), key=lambda one: one.offset):
+        known = types.get(place.type_id)
         block, block_bytes = sizes[known] if known is not None else (0, 0)
         if known is None or not _can_dequantize(known, block_bytes, library.dequantize):
             name = f"type {place.type_id}" if known is None else known.name
@@ -48,6 +49,9 @@ def check_tensors(header: Header) -> None:
         end = place.offset + math.prod(place.shape) // block * block_bytes
         if end > header.num_bytes:
             raise DamagedError(f"cut off: {place.name} ends at byte {end}, the file at {header.num_bytes}")
+        if place.offset < last_end:  # a small file could stand for a model of any size
+            raise DamagedError(f"damaged: its tensors {last} and {place.name} overlap")
+        last, last_end = place.name, end
 
 
 def _can_dequantize(kind: Any, block_bytes: int, dequantize: Dequantize) -> bool:

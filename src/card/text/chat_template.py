@@ -1,0 +1,91 @@
+"""The one place where a conversation is put into a model's chat template, as transformers does it, but within bounds.
+
+Source: `apply_chat_template` and `render_jinja_template` of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
+
+from card.errors import PromptError
+from card.text.metered_templates import render
+
+# What a template that is given odd values may end in, or one that cannot be compiled.
+_TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+_MOST_REASON_CHARS = 300
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a conversation in the tokenizer's chat template.
+
+    Args:
+        messages: as they are given to the template, but for keys without a value.
+        tools: functions that the model may call; they may choose a template of their own.
+        template_kwargs: further variables of the template.
+    Raises: PromptError if there is no template or it refuses the messages; TemplateCostError, which is one, if it takes
+        more steps or text than a conversation of this size can need.
+    """
+    try:
+        template = tokenizer.get_chat_template(tools=None if tools is None else [dict(tool) for tool in tools])
+        chat = [_plain({key: value for key, value in one.items() if value is not None}) for one in messages]
+        variables = {
+            **_plain({**tokenizer.special_tokens_map, **(template_kwargs or {})}),
+            "messages": _with_older_names(chat),
+            "tools": _plain(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return render(template, variables)
+    except PromptError:
+        raise
+    except _TEMPLATE_ERRORS as error:
+        reason = " ".join(str(error)[:_MOST_REASON_CHARS].split()) or type(error).__name__
+        raise PromptError(f"the model's chat template refuses the messages: {reason}") from error
+
+
+def _with_older_names(chat: list[Any]) -> list[Any]:
+    """Return messages whose reasoning has all names that templates read it by, where transformers knows of them."""
+    known: Any = getattr(chat_template_utils, "_alias_reasoning_fields", list)
+    renamed: list[Any] = known(chat)
+    return renamed
+
+
+def _plain(value: Any) -> Any:
+    """Return a value made of what JSON has; anything else becomes a text with its type, as with transformers."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else list(map(_plain, value))
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
