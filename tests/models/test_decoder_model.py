@@ -147,14 +147,16 @@ def test_an_unusual_model_is_left_to_transformers(tmp_path: Path, changes: dict[
 
 
 @pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
-def test_a_model_with_other_biases_than_its_config_says_is_left_to_transformers(
+def test_a_model_with_other_biases_than_its_config_says_is_refused_by_their_name(
     tmp_path: Path, changes: dict[str, bool]
 ):
     save(tmp_path, "llama, biases")
     assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is not None
     change_config(tmp_path, **dict.fromkeys(("attention_bias", "mlp_bias"), False) | changes)
     assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
-    assert torch.equal(logits(load_decoder(tmp_path)), logits(load_model(tmp_path)))
+    for load in (load_decoder, load_model):
+        with pytest.raises(ModelError, match=r"does not take, the first is model\.layers\.0\..*\.bias"):
+            load(tmp_path)
 
 
 def test_angles_that_files_of_llama_2_hold_are_computed_instead(tmp_path: Path):

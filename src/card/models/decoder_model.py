@@ -28,6 +28,7 @@ from card.models.architectures.architecture import (
 from card.models.block_layers import BlockEmbedding, BlockLinear, BlockWeight
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.mapped_weights import MappedWeights
+from card.models.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.weight_files import raw_config, weight_files
 
 if TYPE_CHECKING:
@@ -251,9 +252,15 @@ def release_pages(model: LoadedModel) -> None:
         pages.release()
 
 
-def read_config(folder: Path) -> PreTrainedConfig | None:
-    """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about."""
+def read_config(folder: Path, *, is_scaled: bool = False) -> PreTrainedConfig | None:
+    """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about.
+
+    Args:
+        is_scaled: its weights are made of 8-bit floats when they are read, so that they are as any others then.
+    """
     raw = raw_config(folder)
+    if is_scaled and isinstance(raw, dict):
+        raw = unquantized(raw)
     return config_of({**raw, "_name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
@@ -281,21 +288,31 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
     Args:
         dtype: a string takes what the config names.
     """
-    config = read_config(folder)
+    try:
+        scaled = find_scaled(folder)
+    except Exception:  # as below
+        return None
+    config = read_config(folder, is_scaled=scaled is not None)
     architecture = None if config is None else find_architecture(config.model_type)
     if config is None or architecture is None:
         return None
     wanted = dtype if isinstance(dtype, torch.dtype) else cast(torch.dtype, config.dtype)
     try:
-        files = [MappedWeights(file) for file in weight_files(folder)]
-        stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        files = [] if scaled is not None else [MappedWeights(file) for file in weight_files(folder)]
+        stored = (
+            scaled.read(wanted)
+            if scaled is not None
+            else {name: tensor for file in files for name, tensor in file.tensors.items()}
+        )
         weights = {
             name: tensor.to(device=device, dtype=wanted)
             for name, tensor in stored.items()
             if not name.endswith(_OLD_ANGLES)
         }
         model = DecoderModel(architecture, config, _generation_config(folder, config), weights)
-        if any(tensor is stored[name] for name, tensor in weights.items()):
+        if scaled is not None:
+            say_scaled(folder, scaled, wanted)
+        elif any(tensor is stored[name] for name, tensor in weights.items()):
             model.pages = tuple(files)
     except Exception:  # safetensors and transformers' settings raise almost anything; transformers tells what is wrong
         return None

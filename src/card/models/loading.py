@@ -22,6 +22,7 @@ from card.models.layer_kinds import keeps_state
 from card.models.parallel_draft import read_parallel_draft
 from card.models.sources import Source, explained, find_source, quiet
 from card.models.states import least_state_bytes
+from card.models.stray_tensors import check_taken
 from card.models.transformers_models import check_folder, read_model, read_transformers_config
 from card.models.vision import VisionTower, read_tower
 from card.text.fit import check_tokenizers_fit
@@ -64,6 +65,7 @@ def load_model(
                 f"the weights of {source.name} are incomplete: {len(missing)} tensors are missing, the first is "
                 f"{missing[0]}; copy or download the model again"
             )
+        check_taken(source, model, report["unexpected_keys"])
         with explained(source, "{} cannot be moved to " + str(wanted_device)):
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
@@ -196,7 +198,15 @@ def _vocab_size_of(model: str | Path | LoadedModel, cache_dir: str | None) -> in
     if not isinstance(model, str | Path):
         return vocab_size(model)
     config = _named_config(model, cache_dir)
-    return int(config["vocab_size"] if isinstance(config, dict) else config.get_text_config().vocab_size)
+    size: Any = config["vocab_size"] if isinstance(config, dict) else _text_field(config, "vocab_size")
+    if not isinstance(size, int):
+        raise ModelError(f"the config of {model} cannot be used: its vocab_size is {str(size)[:40]}; download it again")
+    return size
+
+
+def _text_field(config: Any, name: str) -> Any:
+    """Return a field of a config's text model; None if there is none."""
+    return getattr(config.get_text_config(), name, None)
 
 
 def _named_config(name: str | Path, cache_dir: str | None) -> Any:
@@ -215,7 +225,9 @@ def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
     Raises: ModelError if the model cannot be found or its config not be used.
     """
     config = _named_config(name, cache_dir)
-    if isinstance(config, dict) or not keeps_state(config.get_text_config()):
+    if isinstance(config, dict) or _text_field(config, "vocab_size") is None:
+        return 0  # or no config of a text model, which is told when it is loaded
+    if not keeps_state(config.get_text_config()):
         return 0
     loader: Any = transformers.AutoModelForCausalLM
     try:

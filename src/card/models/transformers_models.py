@@ -14,8 +14,11 @@ from card.errors import ModelError
 from card.models.gguf.source import GgufSource
 from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.layer_kinds import check_kinds
+from card.models.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
 from card.models.sources import Source, explained
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
+
+_PLAIN_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
@@ -24,9 +27,12 @@ def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str,
         with explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
     shapes = check_folder(source) if source.is_folder else None
-    config, names = read_transformers_config(source), None
+    scaled = _find_scaled(source)
+    config, names = read_transformers_config(source, is_scaled=scaled is not None), None
     with explained(source, "the config of {} cannot be used"):
         inner = text_config(config)
+    if shapes is not None and scaled is not None:
+        shapes = scaled.shapes(shapes)
     if inner is not None:
         config, names = inner, dict(WEIGHT_NAMES)
         if shapes is not None:
@@ -35,11 +41,43 @@ def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str,
     if shapes is not None:
         _check_sizes(source, config, shapes)
     with explained(source, "the weights of {} cannot be read"):
+        if scaled is not None:
+            return _read_scaled(Path(source.path), scaled, config, dtype, names)
         loader: Any = transformers.AutoModelForCausalLM
         read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
             source.path, config=config, dtype=dtype, key_mapping=names, output_loading_info=True, **source.options
         )
     return read
+
+
+def _find_scaled(source: Source) -> ScaledWeights | None:
+    if not source.is_folder:
+        return None
+    with explained(source, "the weights of {} cannot be read"):
+        return find_scaled(Path(source.path))
+
+
+def _read_scaled(
+    folder: Path, scaled: ScaledWeights, config: Any, dtype: str | torch.dtype, names: dict[str, str] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Do the same for weights in 8-bit floats, which are multiplied by their scales."""
+    stated = config.get_text_config().dtype
+    auto = stated if isinstance(stated, torch.dtype) and stated in _PLAIN_DTYPES else torch.bfloat16
+    wanted = auto if isinstance(dtype, str) else dtype
+    say_scaled(folder, scaled, wanted)
+    loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, report = loader.from_pretrained(
+        None,
+        config=config,
+        state_dict=scaled.read(wanted),
+        dtype=wanted,
+        key_mapping=names,
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model, report
 
 
 def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
@@ -59,12 +97,22 @@ def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[st
     return read
 
 
-def read_transformers_config(source: Source) -> PreTrainedConfig:
-    """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model."""
+def read_transformers_config(source: Source, *, is_scaled: bool = False) -> PreTrainedConfig:
+    """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model.
+
+    Args:
+        is_scaled: the weights are made of 8-bit floats when they are read, so that they are as any others then.
+    """
     with explained(source, "the config of {} cannot be used"):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
+        for one in (config, config.get_text_config()) if is_scaled else ():
+            for name in QUANTIZED:
+                one.__dict__.pop(name, None)
         architectures = [str(one) for one in config.architectures or []]
         known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        inner: Any = config.get_text_config()
+        if not isinstance(inner, PreTrainedConfig):  # a stray text_config in the config of a plain model
+            raise ValueError(f"its text_config is {str(inner)[:40]}, which this family does not have")
         if text_config(config) is not None:
             return config
         is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(

@@ -74,6 +74,13 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
         shapes: of the weights, if they are known: there is a tensor of each layer.
     Raises: FolderError that names the field.
     """
+    inner = config.get("text_config") if isinstance(config, dict) else None
+    if inner is not None and not isinstance(inner, dict):
+        raise FolderError(f"its text_config is {str(inner)[:40]}, it must be an object; download it again")
+    for one in (config, inner):
+        num_layers = one.get("num_hidden_layers") if isinstance(one, dict) else None
+        if isinstance(num_layers, int | float) and num_layers < 1:
+            raise FolderError(f"its num_hidden_layers is {num_layers}, it must be a number above 0; download it again")
     for name, value in _numbers(config):
         if (name in _LAYER_COUNTS or name.endswith(_LISTS)) and value > _MOST_PARTS:
             raise FolderError(f"its {name} is {value}, and at most {_MOST_PARTS} are possible; download it again")

@@ -1,4 +1,4 @@
-"""What operators, calls and filters of chat templates cost: above all those that make much of little."""
+"""Costs of operators, calls and filters in chat templates, above all of those that make much of little."""
 
 from __future__ import annotations
 
@@ -103,10 +103,9 @@ def count_call(meter: WorkMeter, called: Any, args: Sequence[Any], others: Itera
     elif name == "replace":
         count_replacing(meter, owner, given)
     elif name == "join" and given and isinstance(given[0], (str, dict, *LISTS)):
-        meter.take(0, (len(owner) if isinstance(owner, str | bytes) else 0) * len(given[0]) + num_chars)
+        meter.take(0, (len(owner) if isinstance(owner, str | bytes) else 0) * len(cast(Any, given[0])) + num_chars)
     elif name == "translate" and given and isinstance(owner, str | bytes):
-        longest = max((len(one) for one in _values(given[0]) if isinstance(one, str)), default=1)
-        meter.take(0, len(owner) * longest)
+        meter.take(0, len(owner) * max(1, _longest(_values(given[0]))))
 
 
 def count_replacing(meter: WorkMeter, text: Any, given: Sequence[Any]) -> None:

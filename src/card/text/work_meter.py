@@ -26,7 +26,7 @@ ITEM_CHARS = 8  # what a place in a list takes
 _SIGN_CHARS = 8  # that a value inside another is written with, besides texts
 _MANY = 1 << 20  # values
 _MOST_DEPTH = 500  # of values inside values
-LISTS: tuple[type[Any], ...] = (
+LISTS: Any = (
     list,
     tuple,
     set,
@@ -36,7 +36,7 @@ LISTS: tuple[type[Any], ...] = (
     type({}.values()),
     type({}.items()),
 )
-HOLDING = (*LISTS, dict, Namespace)
+HOLDING: Any = (*LISTS, dict, Namespace)
 
 T = TypeVar("T")
 

@@ -1,0 +1,47 @@
+"""Tensors of a model's files that the model does not take: a few kinds are harmless, any other changes what it is.
+
+A scale, a bias or a layer that is left out does not stop a model from writing; what it writes is nonsense.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from card.errors import ModelError
+from card.models.inner_text import inner_name
+from card.models.scaled_weights import is_left_aside
+from card.models.sources import Source
+
+# Buffers that are computed, and what drafters inside a checkpoint are called, which no pass here runs.
+_HARMLESS = re.compile(
+    r"(^|\.)(rotary_emb|rope)\.\w*(inv_freq|cos_cached|sin_cached)$|inv_freq$|(^|\.)position_ids$"
+    r"|(^|\.)attn(ention)?\.(masked_)?bias$|(^|\.)masked_bias$|(^|\.)(mtp|nextn|eagle|medusa)\w*\."
+)
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_HEAD = "lm_head.weight"
+
+
+def check_taken(source: Source, model: Any, unexpected: Iterable[str]) -> None:
+    """Raise ModelError that names the first tensor which the model does not take and should.
+
+    Args:
+        unexpected: names of tensors that were not taken.
+    """
+    config = model.config.get_text_config()
+    num_layers = getattr(config, "num_hidden_layers", None)
+    is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    stray = [name for name in sorted(unexpected) if not _is_harmless(name, num_layers, is_tied=is_tied)]
+    if stray:
+        raise ModelError(
+            f"the weights of {source.name} have {len(stray)} tensors that a {type(model).__name__} does not take, the "
+            f"first is {stray[0][:150]}; use the model's original folder, or a GGUF file"
+        )
+
+
+def _is_harmless(name: str, num_layers: object, *, is_tied: bool) -> bool:
+    layer = _LAYER.search(name)
+    is_behind_the_last = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
+    is_other_part = inner_name(name) is None or is_behind_the_last  # a tower for images; a layer that drafts
+    return is_other_part or (is_tied and name.endswith(_HEAD)) or is_left_aside(name) or bool(_HARMLESS.search(name))
