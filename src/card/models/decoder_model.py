@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _ROPE_TYPES = ("default", "linear", "llama3")
 _STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_UNUSUAL = frozenset({"quantization_config", "auto_map"})  # fields of what is not built here
+_UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed

@@ -35,8 +35,8 @@ def check_taken(source: Source, model: Any, unexpected: Iterable[str]) -> None:
     stray = [name for name in sorted(unexpected) if not _is_harmless(name, num_layers, is_tied=is_tied)]
     if stray:
         raise ModelError(
-            f"the weights of {source.name} have {len(stray)} tensors that a {type(model).__name__} does not take, the "
-            f"first is {stray[0][:150]}; use the model's original folder, or a GGUF file"
+            f"the weights of {source.name} have {len(stray)} tensors that a {config.model_type} model does not take, "
+            f"the first is {stray[0][:150]}; use the model's original folder, or a GGUF file"
         )
 
 
