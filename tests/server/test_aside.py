@@ -14,9 +14,10 @@ import pytest
 
 from card.api.host import Prompt
 from card.config import Grammar
-from card.text.grammar import GrammarCompiler
+from card.text.canary import GivenUpError
+from card.text.grammar import Compilation, GrammarCompiler
 from card.text.matcher import MatcherState
-from tests.server.running import PROMPT, Running, serving
+from tests.server.running import PATIENCE_S, PROMPT, Running, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -94,10 +95,10 @@ def held(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading
     """Let the compiling of grammars that name "slow" never come to an end, until the event is set."""
     is_free, build = threading.Event(), GrammarCompiler.build
 
-    def slow(self: GrammarCompiler, grammar: Grammar) -> MatcherState:
+    def slow(self: GrammarCompiler, grammar: Grammar, num_bytes: int) -> MatcherState:
         if "slow" in grammar.source:
             assert is_free.wait(60)
-        return build(self, grammar)
+        return build(self, grammar, num_bytes)
 
     monkeypatch.setattr(GrammarCompiler, "build", slow)
     yield is_free
@@ -105,24 +106,96 @@ def held(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading
 
 
 def test_a_grammar_that_takes_for_ever_is_given_up_and_holds_nobody_up(server: Running, held: threading.Event) -> None:
-    with serving(server.llm, grammar_timeout_s=0.5) as hasty, ThreadPoolExecutor(8) as pool:
-        slow = [kept_to({"enum": [f"slow {idx}"]}) for idx in (0, 0, 1, 2)]
-        asked = [pool.submit(hasty.post, _COMPLETIONS, body) for body in slow]
-        until(lambda: hasty.llm.host.grammars.is_compiling)
+    with serving(server.llm, grammar_timeout_s=2.0) as hasty, ThreadPoolExecutor(8) as pool:
+        grammars = hasty.llm.host.grammars
+        slow = [kept_to({"enum": [f"slow {idx}"]}) for idx in (0, 0, 1)]
+        asked = [pool.submit(hasty.post, _COMPLETIONS, body) for body in slow[:2]]
+        until(lambda: grammars.is_compiling)
         assert hasty.client.get("/health").status_code == 200
         assert hasty.post(_COMPLETIONS, {"prompt": PROMPT, "max_tokens": 2}).status_code == 200
-        quick = server.post(_COMPLETIONS, kept_to({"enum": ["quick"]}))  # the same compiler, and more patience
-        assert quick.status_code == 200
+        assert hasty.post(_COMPLETIONS, kept_to({"enum": ["quick"]})).status_code == 200
         assert hasty.post("/tokenize", {"prompt": "a" * 20_000}).status_code == 200
-        for answer in asked:
+        for answer in [*asked, pool.submit(hasty.post, _COMPLETIONS, slow[2])]:
             error = refused(answer.result())
             assert (error["code"], error["param"]) == ("grammar_timeout", "response_format")
-        refused(hasty.post(_COMPLETIONS, kept_to({"enum": ["slow 3"]})))
         waiting = refused(hasty.post(_COMPLETIONS, kept_to({"enum": ["quicker"]})), 503)
-        assert waiting["code"] == "grammar_queue"
+        assert waiting["code"] == "grammar_queue", "a client's own grammars may keep it waiting"
+        elsewhere = httpx2.HTTPTransport(local_address="127.0.0.2")
+        with httpx2.Client(base_url=hasty.url, transport=elsewhere, timeout=PATIENCE_S) as other:
+            assert other.post(_COMPLETIONS, json=kept_to({"enum": ["another one's"]})).status_code == 200
         held.set()
-        until(lambda: not hasty.llm.host.grammars.is_compiling)
+        until(lambda: not grammars.is_compiling)
         assert hasty.post(_COMPLETIONS, slow[0]).status_code == 200
+
+
+_CHAIN = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        f"d{idx}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{idx + 1}"}}} for idx in range(1200)
+    }
+    | {"d1200": {"type": "integer"}},
+}
+_RULES = 'r6000 ::= "b"\n' + "".join(f'r{idx} ::= "a" r{idx + 1}\n' for idx in reversed(range(6000))) + "root ::= r0"
+_TAKES_MINUTES = {
+    "allOf": [{"type": "object", "properties": {"a": {"type": "string", "pattern": f"a{idx}"}}} for idx in range(26)]
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "form"),
+    [
+        (_COMPLETIONS, "guided_json", _CHAIN),
+        (_COMPLETIONS, "guided_grammar", _RULES),
+        (_COMPLETIONS, "response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": _CHAIN}}),
+        ("/v1/responses", "text", {"format": {"type": "json_schema", "name": "x", "schema": _CHAIN}}),
+    ],
+)
+def test_a_chain_too_long_for_the_compiler_s_stack_is_refused_and_ends_no_server(
+    server: Running, path: str, field: str, form: object
+) -> None:
+    asked = {"input": PROMPT} if path == "/v1/responses" else {"prompt": PROMPT, "max_tokens": 2}
+    error = refused(server.post(path, {**asked, field: form}))
+    assert "more than the compiler takes (ended by SIGSEGV); use a simpler one" in error["message"]
+    assert server.complete(prompt=PROMPT, max_tokens=2)
+    assert server.post(_COMPLETIONS, kept_to({"enum": [f"after {path} {field}"]})).status_code == 200
+
+
+def test_a_grammar_whose_client_has_hung_up_is_given_up(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Compilation] = []
+    leave = GrammarCompiler.leave
+
+    def note(self: GrammarCompiler, work: Compilation) -> None:
+        leave(self, work)
+        left.append(work)
+
+    monkeypatch.setattr(GrammarCompiler, "leave", note)
+    with serving(server.llm, grammar_timeout_s=60.0) as patient:
+        hasty = httpx2.Client(base_url=patient.url, timeout=httpx2.Timeout(PATIENCE_S, read=1.0))
+        with hasty, pytest.raises(httpx2.ReadTimeout):
+            hasty.post(_COMPLETIONS, json=kept_to(_TAKES_MINUTES))
+        until(lambda: left)
+        assert left[0].is_given_up, "half a minute before its child's time is over"
+        until(left[0].future.done)
+        assert isinstance(left[0].future.exception(), GivenUpError)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_grammar": "root ::= " + "a " * 1_900_000},
+        {"guided_grammar": "\n" * 60_000 + "a"},
+        {"guided_json": "[" + "[]," * 1_000_000 + "[]]"},
+        {"guided_json": {"enum": ["a" * 1000] * 3000}},
+        {"guided_choice": ["a" * 900 + str(idx) for idx in range(4096)]},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_no_grammar_is_read_where_others_wait_for_it(
+    server: Running, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("card.text.compiling.as_lark", lambda source: pytest.fail("converted here"))
+    error = refused(server.post(_COMPLETIONS, {"prompt": PROMPT, "max_tokens": 2, **form}))
+    assert error["param"] == next(iter(form))
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------

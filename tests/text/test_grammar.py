@@ -28,6 +28,7 @@ from tests.inside import finish, matcher_of
 from tests.pair import Pair, make_tokenizer
 from tests.shaping import permits
 from tests.tokenizer_kinds import KINDS
+from tests.waiting import until
 
 llguidance = pytest.importorskip("llguidance")
 pytestmark = pytest.mark.timeout(180)
@@ -513,7 +514,7 @@ def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafte
     compiler = GrammarCompiler(tokenizer, NUM_IDS, (0, 1))
     build, num_builds = compiler.build, 0
 
-    def fail(grammar: Grammar) -> MatcherState:
+    def fail(grammar: Grammar, num_bytes: int) -> MatcherState:
         nonlocal num_builds
         num_builds += 1
         raise MemoryError("just now")
@@ -521,10 +522,11 @@ def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafte
     monkeypatch.setattr(compiler, "build", fail)
     assert compiler.find(SCHEMA) is None
     with pytest.raises(MemoryError):
-        compiler.begin(SCHEMA, retries=False).result(60)
+        compiler.begin(SCHEMA, retries=False).future.result(60)
     for _ in range(5):
         assert compiler.find(SCHEMA) is None
     assert num_builds == 1
+    until(lambda: "just now" in caplog.text)
     assert caplog.text.count("drafting goes on without a grammar: just now") == 1
     monkeypatch.setattr(compiler, "build", build)
     assert compiler.compile(SCHEMA).allowed([()])[0].any()
@@ -539,12 +541,12 @@ def test_a_known_grammar_is_there_at_once_while_another_one_is_compiled(
     slow, is_free, is_begun, build = Grammar("regex", "slow"), threading.Event(), threading.Event(), compiler.build
     builds: list[Grammar] = []
 
-    def hold(grammar: Grammar) -> MatcherState:
+    def hold(grammar: Grammar, num_bytes: int) -> MatcherState:
         builds.append(grammar)
         if grammar == slow:
             is_begun.set()
             assert is_free.wait(60)
-        return build(grammar)
+        return build(grammar, num_bytes)
 
     compiler.compile(SCHEMA)
     monkeypatch.setattr(compiler, "build", hold)

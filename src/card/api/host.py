@@ -188,7 +188,8 @@ class Host:
         self.scorer = Scorer(self.runner, pool, lambda: self.policy.cores, chunk=chunk)
 
     def close(self) -> None:
-        """End the drafter. May be called twice."""
+        """End the drafter and the processes that try grammars. May be called twice."""
+        self.grammars.close()
         if self.link is not None:
             self.latencies.remember_drafter()
             self._finalizer()

@@ -201,7 +201,7 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
 
     def make_compiler() -> GrammarCompiler:
         tokenizer = load_tokenizer(draft.name, cache_dir=draft.cache_dir)
-        return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)))
+        return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)), num_threads=1)
 
     find_grammar = BackgroundGrammars(make_compiler)
     return make_writer(runner, draft.kv_cache_bytes, takes_turns=False, find_grammar=find_grammar), ready

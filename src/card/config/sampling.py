@@ -10,7 +10,7 @@ from typing import Literal
 from card.config.fields import Replaceable, check, require, setting, take_lists
 from card.errors import SettingsError
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
 
 MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
 
@@ -20,7 +20,7 @@ class Grammar:
     """A form that a text must have from its first new token to its end."""
 
     kind: GrammarKind
-    source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in Lark's notation
+    source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in one of two notations
 
     def __post_init__(self) -> None:
         check(self, of=" of a grammar")

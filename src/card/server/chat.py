@@ -49,7 +49,7 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         vocab_size=service.vocab_size,
     ).replace(grammar=plan.grammar, shown_token_ids=plan.shown_ids)
-    await service.prepare(plan.grammar, plan.grammar_param)
+    await service.prepare(request, plan.grammar, plan.grammar_param)
     generation = service.start(fields, [(prompt_ids, params)])
     request.state.generation = generation
     return generation

@@ -42,7 +42,7 @@ async def completions(request: Request) -> Response:
     fields = await read_body(request, CompletionRequest)
     service.check_model(fields.model)
     prompts = fields.prompts
-    jobs = [await _job(service, fields, prompt) for prompt in prompts]
+    jobs = [await _job(request, service, fields, prompt) for prompt in prompts]
     generation = service.start(fields, jobs)
     request.state.generation = generation
     try:
@@ -59,7 +59,7 @@ async def completions(request: Request) -> Response:
     return await run_apart(request, _answer, service, fields, generation, echoes)
 
 
-async def _job(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
+async def _job(request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
     prompt_ids = await service.encode(prompt)
     if fields.max_tokens == 0:
         service.llm.host.scorer.check(prompt_ids)
@@ -71,7 +71,7 @@ async def _job(service: Service, fields: CompletionRequest, prompt: str | list[i
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
-    await service.prepare(params.grammar, fields.guide)
+    await service.prepare(request, params.grammar, fields.guide)
     return prompt_ids, params
 
 

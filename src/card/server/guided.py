@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,8 +10,8 @@ import msgspec
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from card.config import Grammar
-from card.server.errors import bad_request
 from card.server.strict import Strict
+from card.text.compiling import MOST_CHARS, is_gbnf
 
 _SCHEMA_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "description": "its JSON"}]}
 _JsonSchema = Annotated[Any, WithJsonSchema(_SCHEMA_SCHEMA)]
@@ -20,7 +19,6 @@ _Choices = Annotated[list[str] | None, Field(None, min_length=1, max_length=4096
 _Source = Annotated[str | None, Field(None, min_length=1)]
 # An option of llguidance: what it cannot hold an answer to is left to the model, in place of a refusal.
 LENIENT = {"lenient": True}
-_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 class JsonSchema(Strict):
@@ -58,14 +56,15 @@ class ResponseFormat(Strict):
 
 def _as_schema(value: object) -> object:
     """Return a JSON schema that may be given as text, as text."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            raise ValueError("must be a JSON schema, as an object or as its JSON") from None
-    if not isinstance(value, dict):
-        raise ValueError("must be a JSON schema, as an object or as its JSON")
-    return msgspec.json.encode(value).decode()
+    if isinstance(value, dict):
+        value = msgspec.json.encode(value).decode()
+    if isinstance(value, str) and len(value) > MOST_CHARS:
+        raise ValueError(f"may have at most {MOST_CHARS:,} characters, got {len(value):,}")
+    try:
+        msgspec.json.decode(str(value), type=dict[str, msgspec.Raw])  # no object is made of what is below
+    except (msgspec.DecodeError, RecursionError):
+        raise ValueError("must be a JSON schema, as an object or as its JSON") from None
+    return value
 
 
 class StructuredOutputs(Strict):
@@ -95,7 +94,7 @@ class StructuredOutputs(Strict):
         if self.choice is not None:
             return Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice)))
         if self.grammar is not None:
-            return Grammar("lark", _as_lark(self.grammar))
+            return Grammar("gbnf" if is_gbnf(self.grammar) else "lark", self.grammar)
         return Grammar("json_object")
 
 
@@ -140,18 +139,3 @@ class GuidedFields(Strict):
 
 
 _OLD_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-
-
-def _as_lark(source: str) -> str:
-    """Return a grammar in Lark's notation, also where it is given in GBNF, as vLLM's users write it."""
-    if not _GBNF.search(source):
-        return source
-    try:
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-    except ImportError:
-        return source  # the compiler says that the package is missing
-    try:
-        return str(gbnf_to_lark(source))
-    except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())
-        raise bad_request(f"the grammar cannot be read as GBNF: {reason}; correct it", "guided_grammar") from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+from starlette.requests import Request
 from transformers import PreTrainedTokenizerBase
 
 from card.api.async_llm import AsyncLLM
@@ -21,9 +23,11 @@ from card.server.limits import Gate
 from card.server.metrics import Ledger
 from card.server.params import derived_seed, model_defaults
 from card.server.schemas import SamplingFields
+from card.server.streaming import unless_gone
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.text.chat_template import render_chat
+from card.text.canary import TooSlowError
 from card.text.token_bytes import token_bytes
 
 P = ParamSpec("P")
@@ -131,29 +135,43 @@ class Service:
         """
         return await asyncio.wrap_future(self._threads[is_long].submit(function, *args, **options))
 
-    async def prepare(self, grammar: Grammar | None, guide: str) -> None:
-        """Compile a request's grammar, which is kept, where others need not wait for it.
+    async def prepare(self, request: Request, grammar: Grammar | None, guide: str) -> None:
+        """Compile a request's grammar, which is kept until it is answered, where others need not wait for it.
 
         Args:
             guide: the field of the request that the grammar came from.
-        Raises: ApiError 400 if it cannot be used or takes too long, 503 if it has not begun by then.
+        Raises: ApiError 400 if it cannot be used or takes too long, 503 if it has not begun by then, 499 if the client
+            hangs up; CapacityError if there is no room for it.
         """
         if grammar is None:
             return
-        work, limit_s = self.llm.host.grammars.begin(grammar), self.settings.grammar_timeout_s
-        done, _ = await asyncio.wait((asyncio.wrap_future(work),), timeout=limit_s)
-        if done:
-            try:
-                done.pop().result()
-            except SettingsError as error:
-                hint = _STRICT_HINT if guide in ("response_format", "tools") else ""
-                raise bad_request(f"{error}{hint}", guide) from None
-        elif not work.running():
-            reason = "other grammars are being compiled; ask again soon"
-            raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)
-        else:
-            reason = f"the grammar is not compiled within the {limit_s:g} s that this server allows; use a simpler one"
-            raise bad_request(reason, guide, "grammar_timeout")
+        grammars, limit_s = self.llm.host.grammars, self.settings.grammar_timeout_s
+        work = grammars.begin(grammar, client=self._client_of(request), limit_s=limit_s)
+        request.state.grammars = (*getattr(request.state, "grammars", ()), work)
+        try:
+            if not work.future.done():
+                await unless_gone(request, _end_of(work.future, limit_s))
+            if work.future.done():
+                work.future.result()
+            elif not work.future.running():
+                reason = "other grammars are being compiled; ask again soon"
+                raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)
+            else:
+                raise TooSlowError(
+                    f"the grammar is not compiled within the {limit_s:g} s that this server allows; use a simpler one"
+                )
+        except SettingsError as error:
+            code = "grammar_timeout" if isinstance(error, TooSlowError) else None
+            hint = _STRICT_HINT if code is None and guide in ("response_format", "tools") else ""
+            raise bad_request(f"{error}{hint}", guide, code) from None
+        finally:
+            grammars.leave(work)
+
+    def _client_of(self, request: Request) -> str:
+        """Return whose request it is: by its key, where only keys that are known open the door, or by its address."""
+        if self.settings.api_keys:
+            return request.headers.get("authorization", "")
+        return request.client.host if request.client is not None else ""
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return how many tokens a request may write, as many as there is room for if it does not say.
@@ -211,6 +229,19 @@ class Service:
         """Begin nothing more beside the event loop; what runs there is not waited for."""
         for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _end_of(work: Future[Any], seconds: float) -> None:
+    """Wait until work is done, or for so long."""
+    loop, is_done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(is_done.set)
+
+    work.add_done_callback(tell)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(is_done.wait(), seconds)
 
 
 def _texts_of(one: str | Mapping[str, Any]) -> list[str]:

@@ -9,10 +9,10 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from card.config import KERNELS_VARIABLE
+from card.machine.children import import_paths
 
 # Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. What else the parent
 # imports from comes last, where it can shadow nothing. Looking for garbage among imports is a tenth of a start.
@@ -46,7 +46,7 @@ class DrafterChild:
         """Start the process. Raises: OSError if there can be none."""
         self.num_threads = num_threads
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            (*_COMMAND, *_import_paths(sys.path)),
+            (*_COMMAND, *import_paths(sys.path)),
             stdin=subprocess.PIPE,
             process_group=0,  # Ctrl-C reaches the target's process only
             env=_environment(os.environ, num_threads),
@@ -80,18 +80,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
-
-
-def _import_paths(paths: Sequence[str]) -> list[str]:
-    """Return where the child may import from besides its own path: what the parent does, but not where it was started.
-
-    Where the package itself lies is always among them.
-    """
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    barred = {Path.cwd().resolve(), *([Path(main).resolve().parent] if main else [])}
-    package_root = Path(__file__).resolve().parents[2]
-    kept = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
-    return [*kept, str(package_root)]
 
 
 def _environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:

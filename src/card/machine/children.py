@@ -1,0 +1,20 @@
+"""What a child process that runs our own code may import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def import_paths(paths: Sequence[str]) -> list[str]:
+    """Return where the child may import from besides its own path: what the parent does, but not where it was started.
+
+    Where the package itself lies is always among them.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    barred = {Path.cwd().resolve(), *([Path(main).resolve().parent] if main else [])}
+    package_root = Path(__file__).resolve().parents[2]
+    kept = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
+    return [*kept, str(package_root)]

@@ -1,0 +1,71 @@
+"""What llguidance is asked for, in the child that tries a grammar first and in the process that then uses it.
+
+Light on imports: the child must be there soon, and small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+MOST_CHARS = 1 << 20  # of a grammar; five times what schemas with hundreds of tools have
+_JSON_OBJECT = '{"type": "object"}'
+# A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
+_JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
+# The library's own values, but for the states: it would let one text's lexer grow to half a gigabyte.
+_LIMITS: Any = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,  # 1 to 2 KB each
+    "max_grammar_size": 500_000,  # symbols
+    "verbose_errors": False,
+}
+
+
+def wrap_tokens(core: str, num_ids: int, end_ids: Sequence[int]) -> Any:
+    """Return llguidance's own tokenizer. Raises: ImportError, and whatever it says to one that it does not know."""
+    import llguidance
+
+    return llguidance.LLTokenizer(core, n_vocab=num_ids, eos_token=list(end_ids))
+
+
+def compile_grammar(tokens: Any, kind: str, source: str) -> Any:
+    """Return a matcher at the beginning of a grammar.
+
+    Args:
+        kind: of `Grammar`, GBNF left out.
+    Raises: ImportError; ValueError with what the library says to a grammar that it cannot use.
+    """
+    import llguidance
+
+    kinds = llguidance.LLMatcher
+    if kind == "regex":
+        text = kinds.grammar_from_regex(source)
+    elif kind == "lark":
+        text = kinds.grammar_from_lark(source)
+    else:
+        text = kinds.grammar_from_json_schema(source or _JSON_OBJECT, overrides=_JSON_OPTIONS)
+    matcher = kinds(tokens, text, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def as_lark(source: str) -> str:
+    """Return a grammar in GBNF in Lark's notation. Raises: ImportError; ValueError if it cannot be read."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(source))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"it cannot be read as GBNF: {error}") from None
+
+
+def is_gbnf(source: str) -> bool:
+    """Return whether a grammar is in GBNF, as llama.cpp's and vLLM's users write it, and not in Lark's notation."""
+    return re.search(r"^[ \t]*root[ \t]*::=", source, re.MULTILINE) is not None

@@ -1,0 +1,165 @@
+"""The child process in which a grammar is tried before the process that serves compiles it.
+
+It is more easily ended than that process, by a smaller stack and a bound on its memory: what passes here passes there.
+Light on imports: llguidance and the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+from card.text.compiling import as_lark, compile_grammar, wrap_tokens
+
+try:
+    import resource
+except ImportError:  # there are no such limits
+    resource = None  # type: ignore[assignment]
+
+LENGTH = struct.Struct("<Q")  # before each part of a message
+_MOST_QUOTED_CHARS = 10_000
+_SPENT_BYTES = 64 << 20  # a child that keeps more than this of what it has tried makes way for a new one
+_PR_SET_PDEATHSIG = 1
+_RESIDENT, _SHARED, _DATA = 1, 2, 5  # fields of /proc/self/statm, see proc(5)
+
+
+def main() -> None:
+    """Try the grammars that come on standard input until it ends; answer on what was standard output."""
+    answers = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever the library prints is no answer
+    _die_with_parent()
+    head, core = _read(), _read()
+    if head is None or core is None:
+        return
+    settings = json.loads(head)
+    try:
+        tokens = wrap_tokens(core.decode(), settings["num_ids"], settings["end_ids"])
+    except Exception as error:  # the parent finds the same, and says it
+        _answer(answers, {"fault": str(error)[:_MOST_QUOTED_CHARS]})
+        return
+    del core
+    gc.collect()
+    threading.stack_size(settings["stack_bytes"])
+    base_bytes = _bound_memory(settings["memory_bytes"])
+    _answer(answers, {"ready": True})
+    while (asked := _read()) is not None and (source := _read()) is not None:
+        # In a thread of its own, for the stack; this one goes on to read, so that the end of the parent is the end.
+        work = (answers, tokens, json.loads(asked), source.decode("utf-8", "surrogatepass"), base_bytes)
+        threading.Thread(target=_try, args=work, daemon=True).start()
+
+
+def _try(answers: int, tokens: Any, asked: dict[str, Any], source: str, base_bytes: int) -> None:
+    answer: dict[str, Any]
+    try:
+        _bound_time(asked["seconds"])
+        if asked["kind"] == "gbnf":
+            source = as_lark(source)
+            answer = {"lark": source, **_tried(tokens, "lark", source)}
+        else:
+            answer = _tried(tokens, asked["kind"], source)
+    except MemoryError:
+        os.kill(os.getpid(), signal.SIGABRT)  # as the library does
+        return
+    except ValueError as error:
+        answer = {"refused": str(error)[:_MOST_QUOTED_CHARS]}
+    except BaseException as error:  # a panic of the library's is no Exception
+        answer = {"refused": f"panic: {error}"[:_MOST_QUOTED_CHARS]}
+    answer["is_spent"] = _statm(_DATA) > base_bytes + _SPENT_BYTES
+    _answer(answers, answer)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # so that the next grammar's memory can be told from what this one leaves behind
+        trim(0)
+
+
+def _tried(tokens: Any, kind: str, source: str) -> dict[str, Any]:
+    """Do with a grammar what is done with it in the process that serves, and let go of it.
+
+    Raises: ValueError with what the library says.
+    """
+    before = _touched_bytes()
+    matcher = compile_grammar(tokens, kind, source)
+    follower = matcher.deep_copy()
+    mask = follower.compute_bitmask()
+    token_id = next((8 * idx + (byte & -byte).bit_length() - 1 for idx, byte in enumerate(mask) if byte), None)
+    if token_id is not None:
+        follower.compute_ff_bytes()
+        if follower.try_consume_tokens([token_id]):
+            follower.compute_bitmask()
+            follower.rollback(1)
+    return {"num_bytes": max(0, _touched_bytes() - before)}
+
+
+def _read() -> bytes | None:
+    """Return the next part of a message; None at the end."""
+    stream = sys.stdin.buffer
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (num_bytes,) = LENGTH.unpack(head)
+    part = stream.read(num_bytes)
+    return part if len(part) == num_bytes else None
+
+
+def _answer(file: int, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    rest = memoryview(LENGTH.pack(len(data)) + data)
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        while rest:
+            rest = rest[os.write(file, rest) :]
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def _die_with_parent() -> None:
+    """End when the thread that began this process ends, also in the midst of a grammar; and leave no image behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if resource is not None:
+        with contextlib.suppress(OSError, ValueError):  # 1: an image is handed to no program either, see core(5)
+            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+
+
+def _bound_memory(num_bytes: int) -> int:
+    """Let this process have so much more memory; return what it has.
+
+    The limit is that on data, which is what the process has written or may write. That on addresses would count what an
+    allocator only sets aside, 64 MB for each thread, and the files of the library.
+    """
+    base_bytes = _statm(_DATA)
+    if resource is not None and base_bytes:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + num_bytes,) * 2)
+    return base_bytes
+
+
+def _bound_time(seconds: float) -> None:
+    """Let this process compute for so long from now on, should nobody be there to end it."""
+    if resource is not None:
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 2, hard))
+
+
+def _touched_bytes() -> int:
+    """Return the memory that this process has to itself; 0 where the system does not say."""
+    return _statm(_RESIDENT) - _statm(_SHARED)
+
+
+def _statm(field: int) -> int:
+    """Return one of the sizes of this process, in bytes; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            num_pages = int(file.read().split()[field])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return num_pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,81 @@
+"""The threads that compile grammars, each with a child process to try them in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from card.text.canary import Bench
+from card.text.fair_queue import FairQueue
+
+# Four times what a child has, and the most that a thread commonly has: what passed there passes here.
+_STACK_BYTES = 16 << 20
+_stack_lock = threading.Lock()  # the size of stacks is the process's, until a thread is started
+
+Job = Callable[[Bench], None]
+"""Does a piece of work where grammars can be tried. Raises: nothing."""
+
+
+class Workshop:
+    """Does the jobs of several clients in turn. Any thread may call it."""
+
+    def __init__(self, num_threads: int) -> None:
+        """Begin without a thread: each is started when there is work for it.
+
+        Args:
+            num_threads: of which one client never keeps the last.
+        """
+        self._num_threads = num_threads
+        self._queue: FairQueue[Job] = FairQueue(most_at_once=max(1, num_threads - 1))
+        self._lock = threading.Lock()
+        self._benches: list[Bench] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that are not begun."""
+        return len(self._queue)
+
+    def submit(self, client: str, job: Job) -> bool:
+        """Have a job done; return whether it will be: after `close` none is."""
+        with self._lock:
+            if self._queue.is_closed:
+                return False
+            self._queue.put(client, job)
+            num_wanted = len(self._queue) + self._queue.num_running
+            if len(self._benches) < min(num_wanted, self._num_threads):
+                bench = Bench()
+                self._benches.append(bench)
+                _start_thread(self._queue, bench)
+        return True
+
+    def take_back(self, client: str, job: Job) -> bool:
+        """Take back a job that is not begun; return whether there was one."""
+        return self._queue.remove(client, job)
+
+    def close(self) -> list[Job]:
+        """End the children and all that is tried there; return the jobs that nobody does. May be called twice."""
+        with self._lock:
+            left = self._queue.close()
+            for bench in self._benches:
+                bench.close()
+            self._benches.clear()
+        return left
+
+
+def _start_thread(queue: FairQueue[Job], bench: Bench) -> None:
+    """Start a thread with room for deep grammars; it ends with the queue, and keeps no process from ending."""
+    thread = threading.Thread(target=_serve, args=(queue, bench), name="card-grammar", daemon=True)
+    with _stack_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+
+
+def _serve(queue: FairQueue[Job], bench: Bench) -> None:
+    while (turn := queue.take()) is not None:
+        turn.item(bench)
+        queue.done(turn)
+        del turn  # a job holds on to its grammar
+        bench.tidy()
