@@ -128,6 +128,26 @@ def test_a_grammar_that_takes_for_ever_is_given_up_and_holds_nobody_up(server: R
         assert hasty.post(_COMPLETIONS, slow[0]).status_code == 200
 
 
+@pytest.mark.parametrize(("keys", "clients"), [((), ["127.0.0.1"] * 2), (("one", "two"), ["Bearer one", "Bearer two"])])
+def test_clients_are_told_apart_by_their_keys_if_there_are_any(
+    server: Running, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], clients: list[str]
+) -> None:
+    seen: list[str] = []
+    begin = GrammarCompiler.begin
+
+    def note(self: GrammarCompiler, grammar: Grammar, *, client: str = "", **options: Any) -> Compilation:
+        seen.append(client)
+        return begin(self, grammar, client=client, **options)
+
+    with serving(server.llm, api_keys=keys) as guarded:
+        for key in ("one", "two"):
+            with monkeypatch.context() as patch:
+                patch.setattr(GrammarCompiler, "begin", note)
+                asked = kept_to({"enum": ["whose is it"]})
+                guarded.post(_COMPLETIONS, asked, headers={"Authorization": f"Bearer {key}"})
+    assert [client for client in seen if client] == clients
+
+
 _CHAIN = {
     "$ref": "#/$defs/d0",
     "$defs": {
@@ -177,6 +197,15 @@ def test_a_grammar_whose_client_has_hung_up_is_given_up(server: Running, monkeyp
         assert left[0].is_given_up, "half a minute before its child's time is over"
         until(left[0].future.done)
         assert isinstance(left[0].future.exception(), GivenUpError)
+
+
+def test_thousands_of_choices_can_be_followed_also_where_one_begins_another(server: Running) -> None:
+    choices = [f"{'a' * 90}{idx}" for idx in range(4096)]
+    for fields in ({"logit_bias": {}}, {"temperature": 0.0}):
+        text = server.text(prompt=PROMPT, max_tokens=200, guided_choice=choices, **fields)
+        assert text in choices
+    both = {server.text(prompt=PROMPT, guided_choice=["1", "12"], temperature=5.0, seed=seed) for seed in range(20)}
+    assert both == {"1", "12"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from card.config import Grammar
 from card.errors import CapacityError, SettingsError
 from card.text.canary import Canary, GivenUpError, Passed, TooSlowError, child_stack_bytes
 from card.text.compiling import MOST_CHARS
-from card.text.grammar import GrammarCompiler
+from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
 from tests.pair import make_tokenizer
 from tests.waiting import until
 
@@ -163,12 +163,13 @@ def test_schemas_of_200_kb_pass(shared: GrammarCompiler) -> None:
     assert shared.compile(wide).allowed([()]).any()
 
 
-def test_gbnf_is_read_in_the_child(shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gbnf_is_read_in_the_child(
+    shared: GrammarCompiler, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("card.text.compiling.as_lark", lambda source: pytest.fail("converted here"))
     state = shared.compile(Grammar("gbnf", 'root ::= "a" word\nword ::= "b" | "c"'))
-    a, b, c, d = (ord(char) for char in "abcd")
-    ids = shared._tokenizer.convert_tokens_to_ids([chr(code) for code in (a, b, c, d)])
-    assert state.permits([[ids[0], ids[1]], [ids[0], ids[2]], [ids[0], ids[3]]]) == [True, True, False]
+    a, b, c, d = tokenizer.convert_tokens_to_ids(list("abcd"))
+    assert state.permits([[a, b], [a, c], [a, d]]) == [True, True, False]
     for source in ('root ::= "a" (', "root ::= " + "(" * 20_000, "root ::= nothing"):
         with pytest.raises(SettingsError, match=r"^the gbnf of grammar cannot be used: it [^\n]*; correct it or leave"):
             shared.compile(Grammar("gbnf", source))
@@ -198,7 +199,7 @@ def test_what_has_passed_is_not_tried_again(compiler: GrammarCompiler, monkeypat
         return try_out(self, kind, source, seconds)
 
     monkeypatch.setattr(Canary, "try_out", note)
-    monkeypatch.setattr(card.text.grammar, "_MOST_KEPT", 2)
+    monkeypatch.setattr(card.text.grammar, "MOST_KEPT", 2)
     sources = ["a", "b", "c", "d"]
     for _ in range(3):
         for source in sources:
@@ -237,7 +238,7 @@ def test_where_no_process_can_be_started_a_grammar_is_refused_and_may_be_asked_f
 _PARENT = """
 import psutil, sys
 from card.config import Grammar
-from card.text.grammar import GrammarCompiler
+from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
 from tests.pair import make_tokenizer
 from tests.text.test_grammar_trials import TAKES_MINUTES
 tokenizer = make_tokenizer()
@@ -310,7 +311,7 @@ def test_one_client_s_grammars_never_keep_all_children_busy(shared: GrammarCompi
 def test_grammars_in_use_take_no_more_memory_than_they_may(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card.text.grammar, "_MOST_BYTES", 24 << 20)
+    monkeypatch.setattr(card.text.grammar, "MOST_BYTES", 24 << 20)
     large = [Grammar("regex", f"{char}" * 20_000) for char in "abcdef"]
     for grammar in large:
         compiler.compile(grammar)  # nobody uses it: it makes place for the next
@@ -326,7 +327,7 @@ def test_grammars_in_use_take_no_more_memory_than_they_may(
 def test_a_grammar_that_a_request_was_prepared_with_is_kept_as_long_as_the_request(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card.text.grammar, "_MOST_KEPT", 2)
+    monkeypatch.setattr(card.text.grammar, "MOST_KEPT", 2)
     work = compiler.begin(PLAIN)
     work.future.result(60)
     compiler.leave(work)
@@ -343,7 +344,19 @@ def test_a_drafter_keeps_no_more_in_line_than_it_may(compiler: GrammarCompiler) 
     began_at = time.monotonic()
     for idx in range(100):
         assert compiler.find(Grammar("regex", f"number {idx}")) is None
-    assert compiler._workshop.num_waiting == 8
+    assert compiler.num_waiting == MOST_IN_LINE
     assert compiler.find(PLAIN) is not None
     assert time.monotonic() < began_at + 60
     compiler.leave(busy)
+
+
+def test_a_drafter_survives_a_grammar_that_no_process_survives_and_goes_on_without(
+    compiler: GrammarCompiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    grammars = BackgroundGrammars(lambda: compiler)
+    deadly = chain(3000, lambda ref: ref)
+    until(lambda: grammars(deadly) is None and "ended by SIGSEGV" in caplog.text)
+    until(lambda: grammars(PLAIN) is not None)
+    for _ in range(5):
+        assert grammars(deadly) is None
+    assert caplog.text.count("ended by SIGSEGV") == 1, "it is neither tried nor spoken of again"

@@ -1,4 +1,4 @@
-"""What a child process that runs our own code may import."""
+"""Import paths of child processes that run our own code."""
 
 from __future__ import annotations
 

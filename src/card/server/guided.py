@@ -92,7 +92,8 @@ class StructuredOutputs(Strict):
         if self.regex is not None:
             return Grammar("regex", self.regex)
         if self.choice is not None:
-            return Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice)))
+            # A terminal: thousands of texts are one automaton, and would be more rules at once than may be followed.
+            return Grammar("lark", "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, self.choice)))
         if self.grammar is not None:
             return Grammar("gbnf" if is_gbnf(self.grammar) else "lark", self.grammar)
         return Grammar("json_object")

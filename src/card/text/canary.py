@@ -25,7 +25,12 @@ except ImportError:  # there are no such limits
     resource = None  # type: ignore[assignment]
 
 # Without the environment, the working directory and what site adds (-I -S): it starts in a third of the time.
-_PROGRAM = "import sys\nsys.path += sys.argv[1:]\nfrom card.text.grammar_child import main\nmain()\n"
+_PROGRAM = """import gc, sys
+gc.disable()
+sys.path += sys.argv[1:]
+from card.text.grammar_child import main
+main()
+"""
 _COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM)
 # What finds shared libraries, and what Windows cannot do without; keys and settings stay here.
 _KEPT_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
@@ -48,7 +53,7 @@ class GivenUpError(SettingsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanarySetup:
-    """What a child must know before the first grammar."""
+    """The things that a child must know before the first grammar."""
 
     core: bytes  # of the tokenizer, as llguidance reads it
     num_ids: int
@@ -57,7 +62,7 @@ class CanarySetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """What is known of a grammar that a child has compiled and followed."""
+    """Facts of a grammar that a child has compiled and followed."""
 
     lark: str | None  # the same in Lark's notation, if it came as GBNF
     num_bytes: int  # that it takes
@@ -96,7 +101,7 @@ class Canary:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can take one more grammar."""
+        """True if it can take one more grammar."""
         return not self._is_spent and not self._is_killed and self._process.poll() is None
 
     def begin(self, setup: CanarySetup) -> None:
@@ -212,7 +217,7 @@ class Canary:
 
 
 class Bench:
-    """Where one thread tries grammars: its child, replaced once it has ended."""
+    """The place where one thread tries grammars: its child, replaced once it has ended."""
 
     def __init__(self) -> None:
         """Begin without a child."""
@@ -225,12 +230,12 @@ class Bench:
 
         Args:
             make_setup: is called while a new child starts.
-        Raises: CapacityError; GivenUpError if this is closed; what ``make_setup`` raises.
+        Raises: CapacityError; what ``make_setup`` raises.
         """
         self.tidy()
         with self._lock:
             if self._is_closed:
-                raise GivenUpError("the model is being closed")
+                raise CapacityError("the model is being closed and takes no more grammars")
             if self._canary is not None:
                 return self._canary
             self._canary = canary = Canary()

@@ -1,4 +1,4 @@
-"""What llguidance is asked for, in the child that tries a grammar first and in the process that then uses it.
+"""The calls of llguidance that compile a grammar, in the child that tries it and in the process that then uses it.
 
 Light on imports: the child must be there soon, and small.
 """
@@ -21,7 +21,6 @@ _LIMITS: Any = {
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,  # 1 to 2 KB each
     "max_grammar_size": 500_000,  # symbols
-    "verbose_errors": False,
 }
 
 

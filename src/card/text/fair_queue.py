@@ -42,7 +42,7 @@ class FairQueue(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether there are no more turns."""
+        """True if there are no more turns."""
         return self._is_closed
 
     def put(self, client: str, item: T) -> None:

@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 TIME_LIMIT_S = 60.0  # where nobody says how long to wait
 _NUM_COMPILERS = 3  # threads, each with its child
-_MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
-_MOST_BYTES = 512 << 20  # of all that are kept or in use
+MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
+MOST_BYTES = 512 << 20  # of all that are kept or in use
 _MOST_PASSED = 4096  # digests of grammars that need not be tried again
-_MOST_IN_LINE = 8  # grammars that a drafter waits for
+MOST_IN_LINE = 8  # grammars that a drafter waits for
 _DRAFT_LIMIT_S = 10.0  # for each of them; without it the drafter only drafts worse
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
@@ -57,7 +57,7 @@ class Compilation:
 
     @property
     def is_worth_a_retry(self) -> bool:
-        """Whether it was given up, or failed for a reason that may pass."""
+        """True if it was given up, or failed for a reason that may pass."""
         if not self.future.done() or self.future.cancelled():
             return self.is_given_up
         error = self.future.exception()
@@ -128,6 +128,11 @@ class GrammarCompiler:
         """True if a grammar is being compiled in this process, which nothing can end."""
         return self._num_here > 0
 
+    @property
+    def num_waiting(self) -> int:
+        """Grammars that are not begun."""
+        return self._workshop.num_waiting
+
     def begin(
         self, grammar: Grammar, *, client: str = "", limit_s: float = TIME_LIMIT_S, retries: bool = True
     ) -> Compilation:
@@ -182,7 +187,7 @@ class GrammarCompiler:
     def find(self, grammar: Grammar) -> GrammarState | None:
         """Return the beginning of a grammar; None while it is compiled, or if it cannot be: a drafter does without."""
         is_new = grammar not in self._begun
-        if is_new and self._workshop.num_waiting >= _MOST_IN_LINE:
+        if is_new and self.num_waiting >= MOST_IN_LINE:
             return None
         work = self.begin(grammar, limit_s=_DRAFT_LIMIT_S, retries=False)
         if is_new:
@@ -276,6 +281,9 @@ class GrammarCompiler:
         canary = bench.prepare(self._canary_setup)
         self._own_tokens()  # while the child does the same
         canary.wait()
+        with self._lock:
+            if work.is_given_up:  # before there was a child to be ended
+                raise GivenUpError(_too_much(grammar, "nobody waits for it any more"))
         try:
             passed = canary.try_out(grammar.kind, grammar.source, work.limit_s / 2)
         except Refused as error:
@@ -294,12 +302,12 @@ class GrammarCompiler:
     def _make_room(self, num_bytes: int = 0) -> bool:
         """Let go of what was not used for longest; return whether there is room for so much. Called with the lock."""
         done = collections.deque(work.grammar for work in self._begun.values() if work.future.done())
-        while done and (len(done) > _MOST_KEPT or not self._has_room(num_bytes)):
+        while done and (len(done) > MOST_KEPT or not self._has_room(num_bytes)):
             del self._begun[done.popleft()]
         return self._has_room(num_bytes)
 
     def _has_room(self, num_bytes: int) -> bool:
-        return sum(charge.num_bytes for charge in self._charges) + num_bytes <= _MOST_BYTES
+        return sum(charge.num_bytes for charge in self._charges) + num_bytes <= MOST_BYTES
 
     def _check(self) -> None:
         """Raise SettingsError if there can be no grammars for this model, or on this machine."""

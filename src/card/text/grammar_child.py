@@ -47,7 +47,7 @@ def main() -> None:
         _answer(answers, {"fault": str(error)[:_MOST_QUOTED_CHARS]})
         return
     del core
-    gc.collect()
+    gc.enable()  # nobody looks for garbage among what is imported
     threading.stack_size(settings["stack_bytes"])
     base_bytes = _bound_memory(settings["memory_bytes"])
     _answer(answers, {"ready": True})
