@@ -15,7 +15,8 @@ import pytest
 from card.api.host import Prompt
 from card.config import Grammar
 from card.text.canary import GivenUpError
-from card.text.grammar import Compilation, GrammarCompiler
+from card.text.compilation import Compilation
+from card.text.grammar import GrammarCompiler
 from card.text.matcher import MatcherState
 from tests.server.running import PATIENCE_S, PROMPT, Running, serving
 from tests.waiting import until

@@ -235,6 +235,32 @@ def test_where_no_process_can_be_started_a_grammar_is_refused_and_may_be_asked_f
     assert compiler.compile(PLAIN).allowed([()]).any()
 
 
+def test_where_no_thread_can_be_started_a_grammar_is_refused_and_may_be_asked_for_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(CapacityError, match=r"no thread can be started .*; ask again soon"):
+            compiler.compile(PLAIN)
+    assert compiler.compile(PLAIN).allowed([()]).any()
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.compile(PLAIN)
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", lambda _: (_ for _ in ()).throw(MemoryError("just now")))
+        with pytest.raises(MemoryError):
+            compiler.compile(Grammar("regex", "a"))
+    with pytest.raises(SettingsError, match="cannot be used"):
+        compiler.compile(Grammar("regex", "("))
+    assert compiler.compile(Grammar("regex", "a")).allowed([()]).any()
+
+
 _PARENT = """
 import psutil, sys
 from card.config import Grammar
@@ -304,7 +330,11 @@ def test_one_client_s_grammars_never_keep_all_children_busy(shared: GrammarCompi
     quick = shared.begin(Grammar("regex", "quick"), client="modest")
     assert quick.future.result(60).allowed([()]).any()
     assert sum(work.future.running() for work in greedy) == 2
-    for work in greedy:
+    wanted = Grammar("regex", "wanted by both")
+    last = shared.begin(wanted, client="greedy")
+    assert shared.begin(wanted, client="modest") is last
+    assert last.future.result(60).allowed([()]).any(), "the modest client's turn has come"
+    for work in (*greedy, last, last, quick):
         shared.leave(work)
 
 

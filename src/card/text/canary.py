@@ -24,6 +24,8 @@ try:
 except ImportError:  # there are no such limits
     resource = None  # type: ignore[assignment]
 
+# Neither opens a file, of which there may be none left, nor is bound by how many are open.
+_Selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 # Without the environment, the working directory and what site adds (-I -S): it starts in a third of the time.
 _PROGRAM = """import gc, sys
 gc.disable()
@@ -141,6 +143,9 @@ class Canary:
             raise TooSlowError(f"it takes more than {seconds:g} s to compile; use a simpler one") from None
         except EOFError:
             raise self._reason_of_its_end(seconds) from None
+        except BaseException:  # an answer that comes late would be taken for that to the next grammar
+            self.kill()
+            raise
         self._is_spent = bool(answer["is_spent"])
         if "refused" in answer:
             raise Refused(answer["refused"])
@@ -283,7 +288,7 @@ def child_stack_bytes() -> int:
 
 def _wait_for(pipe: IO[bytes], event: int, deadline: float) -> None:
     """Wait until a pipe can be read or written. Raises: TimeoutError."""
-    with selectors.DefaultSelector() as selector:
+    with _Selector() as selector:
         selector.register(pipe, event)
         if not selector.select(max(0.0, deadline - time.monotonic())):
             raise TimeoutError

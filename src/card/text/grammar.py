@@ -8,27 +8,26 @@ What has passed there, in bounded time and memory, is compiled here.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import hashlib
-import json
 import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from card.config import Grammar
 from card.errors import CapacityError, CardError, SettingsError, TargetError
-from card.text.canary import Bench, CanarySetup, GivenUpError, Passed, Refused, TooSlowError
-from card.text.compiling import MOST_CHARS, compile_grammar, wrap_tokens
+from card.text.canary import Bench, GivenUpError, Passed, Refused, TooSlowError
+from card.text.compilation import Charge, Compilation, GrammarError, Start
+from card.text.compiling import MOST_CHARS, compile_grammar
+from card.text.grammar_tokens import GrammarTokens
 from card.text.matcher import MatcherState, first_line
+from card.text.workshop import Workshop
 from card.tree.masks import GrammarState
-from card.text.workshop import Job, Workshop
 
 logger = logging.getLogger(__name__)
 
@@ -40,53 +39,6 @@ _MOST_PASSED = 4096  # digests of grammars that need not be tried again
 MOST_IN_LINE = 8  # grammars that a drafter waits for
 _DRAFT_LIMIT_S = 10.0  # for each of them; without it the drafter only drafts worse
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
-
-
-class Compilation:
-    """A grammar that is being compiled, or was; those who ask for the same one share it."""
-
-    def __init__(self, grammar: Grammar, client: str) -> None:
-        """Begin with a grammar that nobody works on."""
-        self.grammar, self.client = grammar, client
-        self.future: Future[MatcherState] = Future()
-        self.num_waiting = 0  # those who would miss it
-        self.limit_s = 0.0  # the longest that one of them waits
-        self.job: Job | None = None  # until it is begun
-        self.trial: Bench | None = None  # where it is tried, while it is
-        self.is_given_up = False
-
-    @property
-    def is_worth_a_retry(self) -> bool:
-        """True if it was given up, or failed for a reason that may pass."""
-        if not self.future.done() or self.future.cancelled():
-            return self.is_given_up
-        error = self.future.exception()
-        return error is not None and not isinstance(error, GrammarError)
-
-
-class _Charge:
-    """The memory of a compiled grammar, for as long as anything is left of it."""
-
-    __slots__ = ("__weakref__", "num_bytes")
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-
-
-class _Start:
-    """A matcher at the beginning of its grammar, from which all others are copied."""
-
-    __slots__ = ("_charge", "_matcher")
-
-    def __init__(self, matcher: Any, charge: _Charge) -> None:
-        self._matcher, self._charge = matcher, charge
-
-    def deep_copy(self) -> Any:
-        return self._matcher.deep_copy()
-
-
-class GrammarError(SettingsError):
-    """A grammar that can never be used."""
 
 
 class GrammarCompiler:
@@ -107,18 +59,14 @@ class GrammarCompiler:
             end_ids: tokens that end a text.
             num_threads: that compile, each with a child process of its own.
         """
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._end_ids = tuple(sorted(end_ids))
+        self._tokens = GrammarTokens(tokenizer, vocab_size, end_ids)
+        self._end_ids = frozenset(end_ids)
         self._lock = threading.Lock()  # held for moments only: a grammar may take long
-        self._tokens_lock = threading.Lock()
-        self._tokens: Any = None  # llguidance's own tokenizer; it takes about a second to build
-        self._setup: CanarySetup | None = None
         self._workshop = Workshop(num_threads)
         self._begun: OrderedDict[Grammar, Compilation] = OrderedDict()  # least recently used first
         # Those that somebody uses or keeps: a request keeps its grammar from `begin` to its end.
         self._alive: weakref.WeakValueDictionary[Grammar, Compilation] = weakref.WeakValueDictionary()
-        self._charges: weakref.WeakSet[_Charge] = weakref.WeakSet()
+        self._charges: weakref.WeakSet[Charge] = weakref.WeakSet()
         self._passed: OrderedDict[bytes, Passed] = OrderedDict()  # by digest
         self._num_here = 0  # grammars that are being compiled in this process
         self._finalizer = weakref.finalize(self, self._workshop.close)
@@ -146,12 +94,19 @@ class GrammarCompiler:
                 in this process, which cannot be stopped.
             retries: compile it again if that failed before for a reason that may pass.
         """
+        if (num_chars := len(grammar.source)) > MOST_CHARS:  # nor is it kept
+            reason = f"it has {num_chars:,} characters, at most {MOST_CHARS:,} may be compiled; use a simpler one"
+            refused = Compilation(grammar)
+            refused.future.set_exception(GrammarError(_too_much(grammar, reason)))
+            return refused
         with self._lock:
             work = self._begun.pop(grammar, None) or self._alive.get(grammar)
             if work is None or (retries and work.is_worth_a_retry):
-                work = self._alive[grammar] = Compilation(grammar, client)
-                self._submit(work)
+                work = self._alive[grammar] = Compilation(grammar)
+                work.job = functools.partial(self._carry_out, work)
                 self._make_room()
+            if work.job is not None and client not in work.clients:
+                self._submit(work, client)
             self._begun[grammar] = work
             work.num_waiting += 1
             work.limit_s = max(work.limit_s, limit_s)
@@ -161,10 +116,13 @@ class GrammarCompiler:
         """Stop waiting: work that nobody waits for any more is ended, unless it has come as far as this process."""
         with self._lock:
             work.num_waiting -= 1
-            if work.num_waiting or work.future.done() or (work.job is None and work.trial is None):
+            if work.num_waiting > 0 or work.future.done() or (work.job is None and work.trial is None):
                 return
             work.is_given_up = True
-            if work.job is not None and self._workshop.take_back(work.client, work.job):
+            if work.job is not None:
+                for client in work.clients:
+                    self._workshop.take_back(client, work.job)
+                work.job = None
                 work.future.cancel()
             elif work.trial is not None:
                 work.trial.kill()
@@ -187,7 +145,7 @@ class GrammarCompiler:
     def find(self, grammar: Grammar) -> GrammarState | None:
         """Return the beginning of a grammar; None while it is compiled, or if it cannot be: a drafter does without."""
         is_new = grammar not in self._begun
-        if is_new and self.num_waiting >= MOST_IN_LINE:
+        if len(grammar.source) > MOST_CHARS or (is_new and self.num_waiting >= MOST_IN_LINE):
             return None
         work = self.begin(grammar, limit_s=_DRAFT_LIMIT_S, retries=False)
         if is_new:
@@ -201,14 +159,15 @@ class GrammarCompiler:
         Args:
             num_bytes: that it takes.
         """
-        tokens = self._own_tokens()
-        charge = _Charge(num_bytes)
-        self._charges.add(charge)
+        tokens = self._tokens.own()
+        charge = Charge(num_bytes)
+        with self._lock:
+            self._charges.add(charge)
         try:
             matcher = compile_grammar(tokens, grammar.kind, grammar.source)
         except ValueError as error:
             raise GrammarError(_refusal(grammar, str(error))) from error
-        state = MatcherState(_Start(matcher, charge), tokens.vocab_size, frozenset(self._end_ids))
+        state = MatcherState(Start(matcher, charge), tokens.vocab_size, self._end_ids)
         if not _can_begin(state):
             raise GrammarError(_refusal(grammar, "no text can keep to it; does it need a part that needs itself?"))
         if not state.can_be_begun():
@@ -223,25 +182,27 @@ class GrammarCompiler:
         with self._lock:
             for work in self._alive.values():
                 if work.job is not None and not work.future.done():
-                    work.future.set_exception(_closed())
+                    work.future.set_exception(CapacityError("the model is being closed and takes no more grammars"))
 
     # ---- in a thread of the workshop --------------------------------------------------------------------------------
 
-    def _submit(self, work: Compilation) -> None:
-        num_chars = len(work.grammar.source)
-        if num_chars > MOST_CHARS:
-            reason = f"it has {num_chars:,} characters, at most {MOST_CHARS:,} may be compiled"
-            work.future.set_exception(GrammarError(_too_much(work.grammar, f"{reason}; use a simpler one")))
-            return
-        work.job = functools.partial(self._carry_out, work)
-        if not self._workshop.submit(work.client, work.job):
-            work.future.set_exception(_closed())
+    def _submit(self, work: Compilation, client: str) -> None:
+        """Put work in one more client's line: nobody waits for another's turn."""
+        assert work.job is not None
+        try:
+            self._workshop.submit(client, work.job)
+            work.clients.add(client)
+        except CapacityError as error:
+            if not work.clients:
+                work.job = None
+                work.future.set_exception(error)
 
     def _carry_out(self, work: Compilation, bench: Bench) -> None:
         with self._lock:
-            work.job, work.trial = None, bench
-            if work.future.done() or not work.future.set_running_or_notify_cancel():
+            if work.job is None or work.future.done():  # it was begun in another client's turn, or given up
                 return
+            work.job, work.trial = None, bench
+            work.future.set_running_or_notify_cancel()
         try:
             state = self._compiled(work, bench)
         except Exception as error:  # whatever it is, it is for those who wait
@@ -277,9 +238,9 @@ class GrammarCompiler:
         with self._lock:
             if (known := self._passed.get(digest)) is not None:
                 return known
-        self._check()
-        canary = bench.prepare(self._canary_setup)
-        self._own_tokens()  # while the child does the same
+        self._tokens.check()
+        canary = bench.prepare(self._tokens.setup)
+        self._tokens.own()  # while the child does the same
         canary.wait()
         with self._lock:
             if work.is_given_up:  # before there was a child to be ended
@@ -308,46 +269,6 @@ class GrammarCompiler:
 
     def _has_room(self, num_bytes: int) -> bool:
         return sum(charge.num_bytes for charge in self._charges) + num_bytes <= MOST_BYTES
-
-    def _check(self) -> None:
-        """Raise SettingsError if there can be no grammars for this model, or on this machine."""
-        if not self._end_ids:
-            raise SettingsError("a grammar needs a model with an end token, and this one has none; leave grammar out")
-        try:
-            import llguidance  # noqa: F401
-        except ImportError as error:
-            raise SettingsError(
-                "a grammar needs the package llguidance, which is not installed; run pip install "
-                "'card-decoding[grammar]'"
-            ) from error
-
-    def _canary_setup(self) -> CanarySetup:
-        """Return what a child must know. Raises: SettingsError for a tokenizer that the library cannot know."""
-        with self._tokens_lock:
-            if self._setup is None:
-                num_ids = max(self._vocab_size, len(self._tokenizer))
-                with self._says_that_it_cannot_be_used():
-                    core = _core_of(self._tokenizer).encode()
-                self._setup = CanarySetup(core=core, num_ids=num_ids, end_ids=self._end_ids)
-            return self._setup
-
-    def _own_tokens(self) -> Any:
-        """Return llguidance's tokenizer of this process. Raises: SettingsError if it does not know this one."""
-        setup = self._canary_setup()
-        with self._tokens_lock, self._says_that_it_cannot_be_used():
-            if self._tokens is None:
-                self._tokens = wrap_tokens(setup.core.decode(), setup.num_ids, setup.end_ids)
-            return self._tokens
-
-    @contextlib.contextmanager
-    def _says_that_it_cannot_be_used(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever the library says to a tokenizer that it does not know
-            raise SettingsError(
-                f"llguidance cannot use the tokenizer {type(self._tokenizer).__name__}: {error}; leave grammar out, or "
-                "use a model with a fast tokenizer"
-            ) from error
 
 
 class BackgroundGrammars:
@@ -387,33 +308,6 @@ def _can_begin(state: MatcherState) -> bool:
         return bool(state.allowed([()]).any())
     except TargetError:
         return False
-
-
-def _core_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a tokenizer as llguidance reads it: one that marks blanks by Metaspace as one that replaces them.
-
-    To the library the marks of Metaspace are characters of the text, so that no text with a blank keeps to a grammar.
-
-    Raises: ValueError for one without a core in Rust.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ValueError("only fast tokenizers are supported")
-    core = json.loads(backend.to_str())
-    core["truncation"] = core["padding"] = None
-    decoder = core.get("decoder") or {}
-    steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
-    marks = [step["replacement"] for step in steps if step.get("type") == "Metaspace"]
-    if marks:
-        blanks = {"type": "Replace", "pattern": {"String": marks[0]}, "content": " "}
-        core["decoder"] = {"type": "Sequence", "decoders": [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}]}
-        core["pre_tokenizer"] = None
-        core["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": marks[0]}
-    return json.dumps(core)
-
-
-def _closed() -> CardError:
-    return CapacityError("the model is being closed and takes no more grammars")
 
 
 def _too_much(grammar: Grammar, reason: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from card.errors import CapacityError
 from card.text.canary import Bench
 from card.text.fair_queue import FairQueue
 
@@ -35,18 +36,25 @@ class Workshop:
         """Jobs that are not begun."""
         return len(self._queue)
 
-    def submit(self, client: str, job: Job) -> bool:
-        """Have a job done; return whether it will be: after `close` none is."""
+    def submit(self, client: str, job: Job) -> None:
+        """Have a job done. Raises: CapacityError after `close`, and if no thread can be started."""
         with self._lock:
             if self._queue.is_closed:
-                return False
-            self._queue.put(client, job)
-            num_wanted = len(self._queue) + self._queue.num_running
+                raise CapacityError("the model is being closed and takes no more grammars")
+            num_wanted = 1 + len(self._queue) + self._queue.num_running
             if len(self._benches) < min(num_wanted, self._num_threads):
-                bench = Bench()
-                self._benches.append(bench)
-                _start_thread(self._queue, bench)
-        return True
+                self._start_thread()
+            self._queue.put(client, job)
+
+    def _start_thread(self) -> None:
+        bench = Bench()
+        try:
+            _start(self._queue, bench)
+        except RuntimeError as error:
+            if not self._benches:
+                raise CapacityError("no thread can be started to compile the grammar in; ask again soon") from error
+        else:
+            self._benches.append(bench)
 
     def take_back(self, client: str, job: Job) -> bool:
         """Take back a job that is not begun; return whether there was one."""
@@ -62,7 +70,7 @@ class Workshop:
         return left
 
 
-def _start_thread(queue: FairQueue[Job], bench: Bench) -> None:
+def _start(queue: FairQueue[Job], bench: Bench) -> None:
     """Start a thread with room for deep grammars; it ends with the queue, and keeps no process from ending."""
     thread = threading.Thread(target=_serve, args=(queue, bench), name="card-grammar", daemon=True)
     with _stack_lock:

@@ -1,0 +1,63 @@
+"""One grammar on its way to being compiled, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from card.config import Grammar
+from card.errors import SettingsError
+from card.text.canary import Bench
+from card.text.matcher import MatcherState
+from card.text.workshop import Job
+
+
+class Compilation:
+    """A grammar that is being compiled, or was; those who ask for the same one share it."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        """Begin with a grammar that nobody works on."""
+        self.grammar = grammar
+        self.clients: set[str] = set()  # in whose lines it is
+        self.future: Future[MatcherState] = Future()
+        self.num_waiting = 0  # those who would miss it
+        self.limit_s = 0.0  # the longest that one of them waits
+        self.job: Job | None = None  # until it is begun
+        self.trial: Bench | None = None  # where it is tried, while it is
+        self.is_given_up = False
+
+    @property
+    def is_worth_a_retry(self) -> bool:
+        """True if it was given up, or failed for a reason that may pass."""
+        if not self.future.done() or self.future.cancelled():
+            return self.is_given_up
+        error = self.future.exception()
+        return error is not None and not isinstance(error, GrammarError)
+
+
+class Charge:
+    """The memory of a compiled grammar, for as long as anything is left of it."""
+
+    __slots__ = ("__weakref__", "num_bytes")
+
+    def __init__(self, num_bytes: int) -> None:
+        """Count so many bytes."""
+        self.num_bytes = num_bytes
+
+
+class Start:
+    """A matcher at the beginning of its grammar, from which all others are copied."""
+
+    __slots__ = ("_charge", "_matcher")
+
+    def __init__(self, matcher: Any, charge: Charge) -> None:
+        """Take the matcher, which stays as it is, and its memory."""
+        self._matcher, self._charge = matcher, charge
+
+    def deep_copy(self) -> Any:
+        """Return a matcher to follow a text with."""
+        return self._matcher.deep_copy()
+
+
+class GrammarError(SettingsError):
+    """A grammar that can never be used."""
