@@ -170,7 +170,7 @@ def test_parameters_with_biases_and_a_grammar_can_be_compared_hashed_and_copied(
 @pytest.mark.parametrize(
     ("kind", "source", "said"),
     [
-        ("xml", "a", "kind of a grammar must be one of json_object, json_schema, regex, lark, got 'xml'"),
+        ("xml", "a", "kind of a grammar must be one of json_object, json_schema, regex, lark, gbnf, got 'xml'"),
         ("regex", " ", "source of a grammar must be a regex that is not empty, got ' '"),
         ("json_schema", "", "source of a grammar must be a json_schema that is not empty"),
         ("json_schema", {"type": "object"}, "source of a grammar must be a string, got {'type': 'object'}"),

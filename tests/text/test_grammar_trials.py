@@ -21,7 +21,7 @@ import card.text.grammar
 from card.config import Grammar
 from card.errors import CapacityError, SettingsError
 from card.text.canary import Canary, GivenUpError, Passed, TooSlowError, child_stack_bytes
-from card.text.compiling import MOST_CHARS
+from card.text.compiling import MOST_CHARS, is_gbnf
 from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
 from tests.pair import make_tokenizer
 from tests.waiting import until
@@ -175,6 +175,19 @@ def test_gbnf_is_read_in_the_child(
             shared.compile(Grammar("gbnf", source))
 
 
+@pytest.mark.parametrize(
+    ("source", "is_one"),
+    [
+        ('root ::= "a"', True),
+        ('item::="b"\n\troot::= item', True),
+        ('start: "root ::= a"', False),
+        ("\n" * 50_000 + "start: A", False),
+    ],
+)
+def test_gbnf_is_known_by_its_root(source: str, is_one: bool) -> None:
+    assert is_gbnf(source) == is_one
+
+
 # ---- the child ------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +223,7 @@ def test_what_has_passed_is_not_tried_again(compiler: GrammarCompiler, monkeypat
 def test_a_child_that_was_killed_is_replaced_and_none_is_left(compiler: GrammarCompiler, children: Children) -> None:
     compiler.compile(PLAIN)
     (first,) = children()
+    assert os.getpgid(first.pid) == first.pid, "Ctrl-C in the terminal does not reach it"
     first.kill()
     compiler.compile(Grammar("regex", "another"))
     (second,) = children()
