@@ -197,7 +197,8 @@ def test_a_grammar_whose_client_has_hung_up_is_given_up(server: Running, monkeyp
         until(lambda: left)
         assert left[0].is_given_up, "half a minute before its child's time is over"
         until(left[0].future.done)
-        assert isinstance(left[0].future.exception(), GivenUpError)
+        # On a busy machine it has not even begun by then.
+        assert left[0].future.cancelled() or isinstance(left[0].future.exception(), GivenUpError)
 
 
 def test_thousands_of_choices_can_be_followed_also_where_one_begins_another(server: Running) -> None:
