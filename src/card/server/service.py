@@ -26,8 +26,8 @@ from card.server.schemas import SamplingFields
 from card.server.streaming import unless_gone
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
-from card.text.chat_template import render_chat
 from card.text.canary import TooSlowError
+from card.text.chat_template import render_chat
 from card.text.token_bytes import token_bytes
 
 P = ParamSpec("P")
