@@ -106,8 +106,17 @@ def held(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading
     is_free.set()
 
 
+@contextlib.contextmanager
+def grammar_timeout(server: Running, seconds: float) -> Iterator[None]:
+    """Let grammars take so many seconds."""
+    host = server.llm.host
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "settings", host.settings.replace(grammar_timeout_s=seconds))
+        yield
+
+
 def test_a_grammar_that_takes_for_ever_is_given_up_and_holds_nobody_up(server: Running, held: threading.Event) -> None:
-    with serving(server.llm, grammar_timeout_s=2.0) as hasty, ThreadPoolExecutor(8) as pool:
+    with serving(server.llm) as hasty, ThreadPoolExecutor(8) as pool, grammar_timeout(server, 2.0):
         grammars = hasty.llm.host.grammars
         slow = [kept_to({"enum": [f"slow {idx}"]}) for idx in (0, 0, 1)]
         asked = [pool.submit(hasty.post, _COMPLETIONS, body) for body in slow[:2]]
@@ -188,7 +197,7 @@ def test_a_grammar_whose_client_has_hung_up_is_given_up(server: Running, monkeyp
         left.append(work)
 
     monkeypatch.setattr(GrammarCompiler, "leave", note)
-    with serving(server.llm, grammar_timeout_s=60.0) as patient:
+    with serving(server.llm) as patient, grammar_timeout(server, 60.0):
         hasty = httpx2.Client(base_url=patient.url, timeout=httpx2.Timeout(PATIENCE_S, read=1.0))
         with hasty, pytest.raises(httpx2.ReadTimeout):
             hasty.post(_COMPLETIONS, json={"prompt": PROMPT, "guided_grammar": _TAKES_MINUTES})

@@ -24,6 +24,7 @@ from card.text.canary import Canary, GivenUpError, Passed, TooSlowError, child_s
 from card.text.compiling import MOST_CHARS, is_gbnf
 from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
 from tests.pair import make_tokenizer
+from tests.shaping import permits
 from tests.waiting import until
 
 pytest.importorskip("llguidance")
@@ -170,7 +171,7 @@ def test_gbnf_is_read_in_the_child(
     monkeypatch.setattr("card.text.compiling.as_lark", lambda source: pytest.fail("converted here"))
     state = shared.compile(Grammar("gbnf", 'root ::= "a" word\nword ::= "b" | "c"'))
     a, b, c, d = tokenizer.convert_tokens_to_ids(list("abcd"))
-    assert state.permits([[a, b], [a, c], [a, d]]) == [True, True, False]
+    assert permits(state, [[a, b], [a, c], [a, d]]) == [True, True, False]
     for source in ('root ::= "a" (', "root ::= " + "(" * 20_000, "root ::= nothing"):
         with pytest.raises(SettingsError, match=r"^the gbnf of grammar cannot be used: it [^\n]*; correct it or leave"):
             shared.compile(Grammar("gbnf", source))

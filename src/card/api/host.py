@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 logger = logging.getLogger(__name__)
-_FOLLOWING_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +166,9 @@ class Host:
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
         self._prompts = PromptReader.for_target(self.tokenizer, self.settings, named, self.runner, model.dtype)
         check_once(self.runner, self.settings, is_named=isinstance(named, str))
-        self._lanes = Threads(_FOLLOWING_LIMIT_S)
-        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids))
+        limit_s = self.settings.grammar_timeout_s
+        self._lanes = Threads(limit_s)
+        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids), limit_s=limit_s)
 
     def _build(self, plan: Plan, watchers: Watchers | None, writers: Mapping[str, LocalWriter]) -> None:
         """Make the engine of the last plan."""

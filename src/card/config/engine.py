@@ -75,6 +75,7 @@ class EngineSettings(Replaceable):
     cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
     start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
     drafter_timeout_s: float = setting(3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds")
+    grammar_timeout_s: float = setting(10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds")
     allows_inexact: bool = setting(
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )

@@ -54,7 +54,6 @@ class ServerSettings:
     body_timeout_s: float = setting(
         60.0, "Seconds for a body to arrive, or an answer to be taken.", above=0, unit="seconds"
     )
-    grammar_timeout_s: float = setting(10.0, "Seconds for a schema to be compiled.", above=0, unit="seconds")
     request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
     stall_timeout_s: float = setting(30.0, "Seconds without progress until it is not ready.", above=0, unit="seconds")
     shutdown_timeout_s: float = setting(30.0, "Seconds left to running requests at the end.", least=0, unit="seconds")

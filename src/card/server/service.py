@@ -145,7 +145,7 @@ class Service:
         """
         if grammar is None:
             return
-        grammars, limit_s = self.llm.host.grammars, self.settings.grammar_timeout_s
+        grammars, limit_s = self.llm.host.grammars, self.llm.host.settings.grammar_timeout_s
         work = grammars.begin(grammar, client=self._client_of(request), limit_s=limit_s)
         request.state.grammars = (*getattr(request.state, "grammars", ()), work)
         try:

@@ -32,7 +32,7 @@ class Compilation:
         if not self.future.done() or self.future.cancelled():
             return self.is_given_up
         error = self.future.exception()
-        return error is not None and not isinstance(error, GrammarError)
+        return error is not None and not isinstance(error, UnusableGrammarError)
 
 
 class Charge:
@@ -59,5 +59,5 @@ class Start:
         return self._matcher.deep_copy()
 
 
-class GrammarError(SettingsError):
+class UnusableGrammarError(SettingsError):
     """A grammar that can never be used."""

@@ -19,10 +19,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from transformers import PreTrainedTokenizerBase
 
-from card.config import Grammar
+from card.config import EngineSettings, Grammar
 from card.errors import CapacityError, CardError, SettingsError, TargetError
 from card.text.canary import Bench, GivenUpError, Passed, Refused, TooSlowError
-from card.text.compilation import Charge, Compilation, GrammarError, Start
+from card.text.compilation import Charge, Compilation, Start, UnusableGrammarError
 from card.text.compiling import MOST_CHARS, compile_grammar
 from card.text.grammar_tokens import GrammarTokens
 from card.text.matcher import MatcherState, first_line
@@ -31,7 +31,7 @@ from card.tree.masks import GrammarState
 
 logger = logging.getLogger(__name__)
 
-TIME_LIMIT_S = 60.0  # where nobody says how long to wait
+_LIMIT_S = EngineSettings().grammar_timeout_s  # where nobody says how long to wait
 _NUM_COMPILERS = 3  # threads, each with its child
 MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
 MOST_BYTES = 512 << 20  # of all that are kept or in use
@@ -51,6 +51,7 @@ class GrammarCompiler:
         end_ids: Sequence[int],
         *,
         num_threads: int = _NUM_COMPILERS,
+        limit_s: float = _LIMIT_S,
     ) -> None:
         """Take the tokenizer; nothing is imported, built or started until a grammar comes.
 
@@ -58,9 +59,11 @@ class GrammarCompiler:
             vocab_size: of the model, whose embedding may have rows without a token.
             end_ids: tokens that end a text.
             num_threads: that compile, each with a child process of its own.
+            limit_s: for a grammar whose callers do not say how long they wait.
         """
         self._tokens = GrammarTokens(tokenizer, vocab_size, end_ids)
         self._end_ids = frozenset(end_ids)
+        self._limit_s = limit_s
         self._lock = threading.Lock()  # held for moments only: a grammar may take long
         self._workshop = Workshop(num_threads)
         self._begun: OrderedDict[Grammar, Compilation] = OrderedDict()  # least recently used first
@@ -82,7 +85,7 @@ class GrammarCompiler:
         return self._workshop.num_waiting
 
     def begin(
-        self, grammar: Grammar, *, client: str = "", limit_s: float = TIME_LIMIT_S, retries: bool = True
+        self, grammar: Grammar, *, client: str = "", limit_s: float | None = None, retries: bool = True
     ) -> Compilation:
         """Have a grammar compiled in a thread; those who ask for the same one share the work. Raises: nothing.
 
@@ -97,7 +100,7 @@ class GrammarCompiler:
         if (num_chars := len(grammar.source)) > MOST_CHARS:  # nor is it kept
             reason = f"it has {num_chars:,} characters, at most {MOST_CHARS:,} may be compiled; use a simpler one"
             refused = Compilation(grammar)
-            refused.future.set_exception(GrammarError(_too_much(grammar, reason)))
+            refused.future.set_exception(UnusableGrammarError(_too_much(grammar, reason)))
             return refused
         with self._lock:
             work = self._begun.pop(grammar, None) or self._alive.get(grammar)
@@ -109,7 +112,7 @@ class GrammarCompiler:
                 self._submit(work, client)
             self._begun[grammar] = work
             work.num_waiting += 1
-            work.limit_s = max(work.limit_s, limit_s)
+            work.limit_s = max(work.limit_s, self._limit_s if limit_s is None else limit_s)
         return work
 
     def leave(self, work: Compilation) -> None:
@@ -166,14 +169,18 @@ class GrammarCompiler:
         try:
             matcher = compile_grammar(tokens, grammar.kind, grammar.source)
         except ValueError as error:
-            raise GrammarError(_refusal(grammar, str(error))) from error
+            raise UnusableGrammarError(_refusal(grammar, str(error))) from error
         state = MatcherState(Start(matcher, charge), tokens.vocab_size, self._end_ids)
         if not _can_begin(state):
-            raise GrammarError(_refusal(grammar, "no text can keep to it; does it need a part that needs itself?"))
+            raise UnusableGrammarError(
+                _refusal(grammar, "no text can keep to it; does it need a part that needs itself?")
+            )
         if not state.can_be_begun():
             forced = matcher.compute_ff_bytes().decode("utf-8", "replace")
             reason = "this model has no token to begin a text of it"
-            raise GrammarError(_refusal(grammar, f"{reason}, which begins with {forced!r}" if forced else reason))
+            raise UnusableGrammarError(
+                _refusal(grammar, f"{reason}, which begins with {forced!r}" if forced else reason)
+            )
         return state
 
     def close(self) -> None:
@@ -208,7 +215,7 @@ class GrammarCompiler:
         except Exception as error:  # whatever it is, it is for those who wait
             work.future.set_exception(error.with_traceback(None))
         except BaseException:  # a panic of the library's is no Exception
-            work.future.set_exception(GrammarError(_refusal(work.grammar, "panic:")))
+            work.future.set_exception(UnusableGrammarError(_refusal(work.grammar, "panic:")))
         else:
             work.future.set_result(state)
 
@@ -248,11 +255,11 @@ class GrammarCompiler:
         try:
             passed = canary.try_out(grammar.kind, grammar.source, work.limit_s / 2)
         except Refused as error:
-            raise GrammarError(_refusal(grammar, str(error))) from None
+            raise UnusableGrammarError(_refusal(grammar, str(error))) from None
         except (TooSlowError, GivenUpError) as error:
             raise type(error)(_too_much(grammar, str(error))) from None
         except SettingsError as error:
-            raise GrammarError(_too_much(grammar, str(error))) from None
+            raise UnusableGrammarError(_too_much(grammar, str(error))) from None
         if passed.lark is None:  # a grammar in GBNF is rewritten there each time
             with self._lock:
                 self._passed[digest] = passed

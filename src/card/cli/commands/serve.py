@@ -107,6 +107,7 @@ _server_options = with_options(
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 @option_of(EngineSettings, "max_images", default=0)
 @option_of(EngineSettings, "image_dir")
+@option_of(EngineSettings, "grammar_timeout_s", "--grammar-timeout", envvar=f"{_PREFIX}_GRAMMAR_TIMEOUT")
 @option_of(DraftSettings, "hide_images")
 @method_options
 @draft_options
