@@ -238,6 +238,30 @@ def test_megabytes_of_grammar_hold_nobody_up(server: Command, book: Book) -> Non
     book("grammars of 1 to 4 MB in each field", len(forms), told)
 
 
+def test_grammars_that_cost_more_with_each_token(server: Command, book: Book) -> None:
+    slow = {"guided_grammar": 'start: a\na: a a | a a a | /[a-z ]/ | ""\n', "max_tokens": 200, "temperature": 0.9}
+    with beside(server) as seen, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, server, _URL, {**slow, "seed": seed}, timeout=120.0) for seed in range(4)]
+        answers = [one.result() for one in asked]
+    for answer in answers:
+        assert answer.status_code == 200 or "for one t" in message(answer, 400)
+    book("grammars that cost more with each token, at once", len(answers), seen.told())
+
+
+def test_grammars_that_are_given_up_while_they_are_followed(server: Command, book: Book) -> None:
+    literal = {"guided_grammar": "start: " + json.dumps("abc " * 175_000), "max_tokens": 400}
+    forbidden = {  # its words come earlier in the prompt, but followed by what the grammar forbids
+        "prompt": "Tom has 3 apples and buys 4 more. The number of appl",
+        "guided_regex": r"es is [0-9]+\. The number of apples is [0-9]+\.",
+        "max_tokens": 40,
+    }
+    with beside(server) as seen:
+        ends = [ask(server, _URL, form, timeout=60.0).status_code for form in [literal] * 5 + [forbidden] * 20]
+    assert set(ends) <= {200, 400}
+    assert ends[5:] == [200] * 20
+    book("grammars given up on the way, candidates that one forbids", len(ends), seen.told())
+
+
 def test_a_draft_server_survives_grammars_that_no_process_survives(pair: Pair, book: Book) -> None:
     grammars = [Grammar("json_schema", json.dumps(form["guided_json"])) for _, form in DEADLY if "guided_json" in form]
     grammars += [Grammar("lark", terminals(6000)), Grammar("gbnf", rules(6000))]
