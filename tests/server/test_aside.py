@@ -14,10 +14,12 @@ import pytest
 
 from card.api.host import Prompt
 from card.config import Grammar
+from card.server import service
 from card.text.canary import GivenUpError
 from card.text.compilation import Compilation
 from card.text.grammar import GrammarCompiler
 from card.text.matcher import MatcherState
+from card.text.token_bytes import TokenBytes
 from tests.server.running import PATIENCE_S, PROMPT, Running, serving
 from tests.waiting import until
 
@@ -255,6 +257,30 @@ def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
             assert str(server.llm.max_model_len) in error["message"]
     refused(server.post(_COMPLETIONS, {"prompt": [5] * 100_000}))
     assert server.post("/tokenize", {"prompt": long[:100_000]}).json()["count"] > server.llm.max_model_len
+
+
+def test_a_text_far_too_long_is_not_tokenized_whole_where_nothing_bounds_its_tokens(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "token_bytes", lambda tokenizer: TokenBytes(None))
+    most, sizes = server.llm.max_model_len, list[int]()
+    tokenizer, long = server.service.tokenizer, "word " * 200_000
+    encode = tokenizer.encode
+
+    def note(text: str, **options: Any) -> list[int]:
+        sizes.append(len(text))
+        return list(encode(text, **options))
+
+    with serving(server.llm) as unbounded:
+        monkeypatch.setattr(tokenizer, "encode", note)
+        for path, body in (
+            (_COMPLETIONS, {"prompt": long}),
+            (_CHAT, {"messages": [{"role": "user", "content": long}]}),
+        ):
+            error = refused(unbounded.post(path, body))
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert len(sizes) == 2
+    assert max(sizes) <= 8 * most
 
 
 def test_a_prompt_of_the_longest_tokens_may_fill_the_context(server: Running) -> None:

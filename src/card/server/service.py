@@ -33,6 +33,8 @@ from card.text.token_bytes import token_bytes
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_BEGINNING_CHARS = 8  # for each token of the context: twice what tokens of ordinary text have
+_CUT_SHARE = 1.25  # of the context: the last tokens before the cut may be others than in the whole text
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
 _STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot hold it to"
@@ -110,17 +112,32 @@ class Service:
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""
-        least = sum(map(self._token_bytes.least_tokens, texts))
-        if least > self.llm.max_model_len and not isinstance(prompt, str):
-            least = self._token_bytes.least_tokens(self._rendered(prompt))
-        if least > self.llm.max_model_len:
-            raise bad_request(
-                f"this model's context holds {self.llm.max_model_len} tokens, but the prompt has at least {least}; "
-                "shorten it",
-                "prompt",
-                "context_length_exceeded",
-            )
+        most = self.llm.max_model_len
+        is_long = sum(map(len, texts)) > _BEGINNING_CHARS * most
+        if is_long or sum(map(self._token_bytes.least_tokens, texts)) > most:
+            text = prompt if isinstance(prompt, str) else self._rendered(prompt)
+            least = self._token_bytes.least_tokens(text)
+            if least <= most:
+                least = self._tokens_of_beginning(text)
+            if least > most:
+                raise bad_request(
+                    f"this model's context holds {most} tokens, but the prompt has at least {least}; shorten it",
+                    "prompt",
+                    "context_length_exceeded",
+                )
         return self.llm.host.encode(prompt)
+
+    def _tokens_of_beginning(self, text: str) -> int:
+        """Return how many tokens a text's beginning has, if it is so many that the whole cannot fit; else 0.
+
+        Tokenizing takes a hundred times the memory of a text, so one that is far too long is not tokenized whole.
+        """
+        most = self.llm.max_model_len
+        beginning = text[: _BEGINNING_CHARS * most]
+        if len(beginning) == len(text):
+            return 0
+        num_tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
+        return num_tokens if num_tokens > _CUT_SHARE * most else 0
 
     def _rendered(self, messages: Any) -> str:
         try:
