@@ -173,6 +173,32 @@ class Fragile:
         return getattr(self._real, name)
 
 
+def test_what_may_come_first_is_found_out_once_for_all_texts(compiler: GrammarCompiler) -> None:
+    state = compiler.compile(Grammar("regex", "[ab]{3}"))
+    assert isinstance(state, MatcherState)
+
+    class Counting(Fragile):
+        """A matcher that counts its masks, and those of its copies."""
+
+        num_masks = 0
+
+        def deep_copy(self) -> Counting:
+            return Counting(self._real.deep_copy(), self._bad)
+
+        def compute_bitmask(self) -> bytes:
+            Counting.num_masks += 1
+            return bytes(self._real.compute_bitmask())
+
+    first = MatcherState(Counting(matcher_of(state), -1), NUM_IDS, frozenset({0, 1}))
+    rows = [first.allowed([()])] + [first.fork().allowed([()]) for _ in range(3)]
+    assert all(np.array_equal(row, state.allowed([()])) for row in rows)
+    assert Counting.num_masks == 1
+    a = int(np.flatnonzero(rows[0][0])[0])
+    first.advance([a])
+    assert np.array_equal(first.allowed([()]), state.allowed([[a]]))
+    assert Counting.num_masks == 2
+
+
 def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
     compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -26,12 +26,15 @@ class MatcherState:
     The matcher is never given an end token: where the grammar has come to its end it counts as one step too many.
     """
 
-    def __init__(self, start: Any, num_ids: int, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, start: Any, num_ids: int, end_ids: frozenset[int], beginning: npt.NDArray[np.uint8] | None = None
+    ) -> None:
         """Take a matcher at the beginning of its grammar, which is copied and stays as it is.
 
         Args:
             num_ids: tokens that it knows of.
             end_ids: those that end a text.
+            beginning: a bit for each token that may come first, if that is known.
         """
         self._start = start
         self._num_ids = num_ids
@@ -40,11 +43,12 @@ class MatcherState:
         self._matcher: Any = start.deep_copy()  # None: it gave up, and the next path gets another one
         self._text: list[int] = []
         self._path: list[int] = []  # beyond the text, that the matcher has gone
+        self._beginning = beginning
         self._lost: str | None = None  # why the grammar cannot be followed any further
 
     def fork(self) -> MatcherState:
         """Return a state at the beginning of the same grammar."""
-        return MatcherState(self._start, self._num_ids, self._end_ids)
+        return MatcherState(self._start, self._num_ids, self._end_ids, self._beginning)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take committed tokens, see `GrammarState`."""
@@ -74,9 +78,21 @@ class MatcherState:
             raise GrammarError(self._lost)
         rows = np.full((len(paths), self._num_bytes), 0xFF, np.uint8)
         for idx in walk_order(paths):
-            if self._go(paths[idx]):
-                rows[idx] = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)[: self._num_bytes]
+            if not self._text and not paths[idx]:
+                rows[idx] = self._first_bits()
+            elif self._go(paths[idx]):
+                rows[idx] = self._bits()
         return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
+
+    def _first_bits(self) -> npt.NDArray[np.uint8]:
+        """Return a bit for each token that may come first: it is found out once for all texts of the grammar."""
+        if self._beginning is None:
+            self._go(())
+            self._beginning = self._bits()
+        return self._beginning
+
+    def _bits(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)[: self._num_bytes]
 
     def _go(self, path: Path) -> bool:
         """Bring the matcher behind the text and a path, or as far along it as the grammar permits; say which.
