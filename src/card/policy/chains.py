@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_chain, further_gains, is_worth_drafting
 from card.policy.cost import DISCOUNT, Ratio
-from card.policy.schedule import bucket
+from card.policy.rounds import bucket
 from card.tree.nodes import Nodes
 from card.workers.request import Verified
 
@@ -117,7 +117,7 @@ class ChainPolicy:
         gains = [0.0] * DEEPEST
         for depth, path_logprob in best_paths:
             further = further_gains(
-                self._acceptance.chance(depth, path_logprob, is_greedy=True),
+                self._acceptance.chance(depth, path_logprob),
                 range(depth, min(depth + DEEPEST, most)),
                 agreement=self._acceptance.agreement,
                 price=self.price(num_requests),

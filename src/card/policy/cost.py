@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from card.errors import SettingsError
 from card.machine.threads import CoreSet
-from card.policy.rounds import Outcome, RoundView, Schedule
+from card.policy.rounds import Outcome, RoundView, Schedule, bucket
 
 # Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
 # by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
 DISCOUNT = 0.997
-# Seconds that one request's Python takes around the pass, before that was measured; as much again where the candidates
-# of a draft model are verified. Evidence: 0.18 ms with 16 requests at once at 90 M in int8 (benchmarks/LOG.md).
-REQUEST_S = 2e-4
+# Seconds of Python around a round, before that was measured: a fifth of it for each further request, as much again
+# where a drafter runs, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
+ROUND_S = 1.5e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +104,18 @@ class Ratio:
 
 
 class Costs:
-    """Seconds of passes and rounds under each schedule, as the machine takes them now."""
+    """Seconds of passes and rounds under each schedule, as the machine takes them now.
+
+    Passes have a ratio for each class of rows, as a busy machine makes those of many rows dearer than those of few.
+    """
 
     def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
         """Begin with what was measured at start."""
         self.at_start = dict(at_start)
-        alone, beside = Ratio(most_at_first=2.0), Ratio(most_at_first=2.0)  # in turns and without drafting: all cores
-        self._target = {schedule: beside if schedule == "beside" else alone for schedule in at_start}
-        self._drafter = {schedule: Ratio(most_at_first=2.0) for schedule in at_start}
-        self._first_draft = Ratio()  # of the first pass of a round in turns, behind a pass of the target's
-        self._around = {schedule: Ratio() for schedule in at_start}
+        self._target: dict[tuple[CoreSet, int], Ratio] = {}
+        self._layers: dict[Schedule, Ratio] = {}
+        self._first_layer = Ratio()  # of a turn, behind a pass of the target's: the weights have left the caches
+        self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
         self._rows = 0.0  # context of one request, in the last round
 
     def drafts(self, schedule: Schedule) -> bool:
@@ -122,67 +124,105 @@ class Costs:
 
     def pass_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
         """Return the seconds of a target pass of so many tokens for requests of the present length."""
-        cost = self.at_start[schedule].target
-        return self._target[schedule].value * cost.seconds(num_tokens, num_requests, num_requests * self._rows)
+        cost = self.at_start[schedule]
+        seconds = cost.target.seconds(num_tokens, num_requests, num_requests * self._rows)
+        return seconds * self._ratio_of(cost.cores, num_tokens)
 
     def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
         """Return what a target pass of so many tokens takes in this round."""
-        cost, ratio = self.at_start[schedule].target, self._target[schedule].value
+        cost, ratio = self.at_start[schedule], self._ratio_of(self.at_start[schedule].cores, len(view.requests))
         num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: ratio * cost.seconds(num_tokens, num_requests, num_rows)
+        return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
 
-    def draft_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
+    def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
+        """Return the seconds that one more row adds to such a pass: the mean of half as many more."""
+        further = max(1, num_tokens // 2)
+        more_s = self.pass_s(schedule, num_tokens + further, num_requests)
+        return max(0.0, more_s - self.pass_s(schedule, num_tokens, num_requests)) / further
+
+    def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
-        cost = self.at_start[schedule].drafter
-        if cost is None:
-            return 0.0
-        ratio = self._drafter[schedule]
-        if not ratio.predicted_s:  # not used yet: what makes drafting dearer than at start elsewhere will do so here
-            ratio = max(self._drafter.values(), key=lambda one: one.value)
-        return ratio.value * cost.seconds(num_requests * width, num_requests, num_requests * self._rows)
+        ratio = self._layers.get(schedule)
+        return self._layer_s(schedule, num_requests, width) * (ratio.value if ratio else 1.0)
 
-    def first_draft_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
-        """Return the same of the first pass of a round, if the target waits for it: its weights have left the caches.
-
-        Evidence: 0.9 ms, and 0.45 for each further one, with the demo draft behind a target at 90 M.
-        """
-        cost = self.at_start[schedule].drafter
-        if cost is None or schedule != "turns" or not self._first_draft.predicted_s:
-            return self.draft_s(schedule, num_requests, width)
-        return self._first_draft.value * cost.seconds(num_requests * width, num_requests, num_requests * self._rows)
+    def first_draft_s(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the same of the first pass of a turn. Evidence: 0.9 ms, where each further one takes 0.45."""
+        if self._first_layer.predicted_s:
+            return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
+        return self.draft_s(schedule, num_requests) + 3 * ROUND_S
 
     def reading_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the seconds in which the drafter reads texts of the present length from their beginning."""
         cost, num_rows = self.at_start[schedule].drafter, num_requests * self._rows
-        return self._drafter[schedule].value * cost.seconds(num_rows, num_requests) if cost else 0.0
+        return cost.seconds(num_rows, num_requests) if cost and num_rows else 0.0
 
     def around_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the seconds of a round beyond its passes."""
-        ratio = self._around[schedule]
-        if not ratio.predicted_s:
-            ratio = max(self._around.values(), key=lambda one: one.predicted_s)
-        return ratio.value * self._first_around_s(schedule, num_requests)
+        ratio = self._around.get(self.drafts(schedule))
+        return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
+
+    def plain_s(self, num_requests: int) -> float:
+        """Return the seconds of a plain round by what was measured at start."""
+        cost = self.at_start.get("off") or next(iter(self.at_start.values()))
+        return cost.target.seconds(num_requests, num_requests, num_requests * self._rows) + ROUND_S
 
     def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
         """Learn from a round in which something was decoded, with beams of this width."""
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
         self._rows = view.num_context_rows / num_requests
-        predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
-        self._target[schedule].observe(result.busy_s, predicted_s)
+        if not view.num_prompt_tokens:
+            predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
+            self._target.setdefault((cost.cores, bucket(result.num_tokens)), Ratio(most_at_first=2.0)).observe(
+                result.busy_s, predicted_s
+            )
         around_s = outcome.seconds - result.busy_s - view.waited_s
-        self._around[schedule].observe(around_s, self._first_around_s(schedule, num_requests))
-        if cost.drafter is None:
-            return
-        predicted_s = cost.drafter.seconds(num_requests * width, num_requests, view.num_context_rows)
-        if view.num_passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
-            self._first_draft.observe(view.first_pass_s, predicted_s)
-            if view.num_passes > 1:
-                further_s = (view.waited_s - view.first_pass_s) / (view.num_passes - 1)
-                self._drafter[schedule].observe(further_s, predicted_s)
+        self._around.setdefault(self.drafts(schedule), Ratio()).observe(
+            around_s, self._first_around_s(schedule, num_requests)
+        )
+        if view.passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
+            layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
+            self._first_layer.observe(*layers[0])
+            if len(layers) > 1:
+                ratio = self._layers.setdefault(schedule, Ratio())
+                ratio.observe(sum(taken for taken, _ in layers[1:]), sum(expected for _, expected in layers[1:]))
         elif outcome.drafter_passes and not view.takes_turns:
             busy_s = outcome.drafter_busy_s * num_requests / outcome.drafter_passes
-            self._drafter[schedule].observe(busy_s, predicted_s)
+            self._layers.setdefault(schedule, Ratio(most_at_first=2.0)).observe(
+                busy_s, self._layer_s(schedule, num_requests, width)
+            )
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        """Return the schedules whose passes were seen in rounds, with what those took."""
+        seen = {cores for cores, _ in self._target}
+        return {
+            schedule: replace(
+                cost,
+                target=PassCost(
+                    tuple((size, seconds * self._ratio_of(cost.cores, size)) for size, seconds in cost.target.points),
+                    cost.target.per_sequence_s,
+                    cost.target.per_context_row_s,
+                ),
+            )
+            for schedule, cost in self.at_start.items()
+            if cost.cores in seen
+        }
+
+    def _ratio_of(self, cores: CoreSet, num_tokens: float) -> float:
+        """Return measured over predicted seconds of such passes, else of those that are most alike."""
+        own = bucket(int(num_tokens))
+        ratio = self._target.get((cores, own))
+        if ratio is None:
+            seen = [(abs(rows - own), rows) for place, rows in self._target if place == cores]
+            ratio = self._target[cores, min(seen)[1]] if seen else None
+        return ratio.value if ratio else 1.0
+
+    def _layer_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
+        cost = self.at_start[schedule].drafter
+        if cost is None:
+            return 0.0
+        python_s = ROUND_S if schedule == "turns" else 0.0
+        return cost.seconds(num_requests * width, num_requests, num_requests * self._rows) + python_s
 
     def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
-        return REQUEST_S * num_requests * (2 if self.drafts(schedule) else 1)
+        return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,22 @@ if TYPE_CHECKING:
     from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """Where a turn of a drafter ends for each request."""
+
+    floor: float = 0.0  # chance in [0, 1] of a best path, below which it is not drafted any further
+    trust: float = 1.0  # chance of a path over what its score says, by layer
+    resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
+
+    def is_reached(self, depth: int, path_logprob: float) -> bool:
+        """Return whether a best path of this depth and score is too unlikely to be drafted any further."""
+        return depth > 0 and path_logprob + depth * math.log(self.trust) < math.log(max(self.floor, 1e-300))
+
+
+NO_END = TurnEnd()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,188 @@
+"""Choosing the schedule by what it was seen to bring: measured tokens per second, and short trials of the others.
+
+Each schedule has a record for each class of batch sizes. Tokens of a request in a round scatter and are averaged over
+long; seconds of a round follow the machine and are averaged over a few. Until rounds were seen, a prediction stands in
+for them. What is not run teaches nothing, so now and then another schedule gets a few rounds. Trials may cost
+`TRIAL_SHARE` of the time: one that is expected to be much slower comes seldom, one that is nearly as fast soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from card.policy.rounds import Schedule, bucket
+
+TRIAL_SHARE = 0.01  # of the time, that trials may cost
+# Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer, and has more rounds
+# as long as it is right, for twice as many layers each.
+TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 6
+HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
+REVIEW_ROUNDS = 4  # between two looks at the records
+_PRIOR_ROUNDS = 8.0  # rounds of one request that a prediction of tokens counts for
+_KEPT, _KEPT_S = 0.98, 0.85  # share of what is known of tokens and of seconds that one more round leaves
+_DOUBTED = 0.3  # share of old rounds that a trial leaves: they may have had bad luck
+
+
+@dataclass(slots=True)
+class ModeRecord:
+    """Gains and costs of one schedule at one class of batch sizes, fading."""
+
+    num_tokens: float = 0.0
+    num_rounds: float = 0.0  # of single requests
+    excess: float = 0.0  # seconds over those that a plain round was measured to take at start; 0: no round was seen
+
+    def observe(self, num_requests: int, num_tokens: int, excess: float) -> None:
+        """Take a round; one that takes twice what was expected is a hiccup and counts as no more."""
+        self.num_tokens = _KEPT * self.num_tokens + num_tokens
+        self.num_rounds = _KEPT * self.num_rounds + num_requests
+        if self.excess:
+            excess = _KEPT_S * self.excess + (1 - _KEPT_S) * min(excess, 2 * self.excess)
+        self.excess = excess
+
+    def fade(self, kept: float) -> None:
+        """Let the tokens that were seen count for less."""
+        self.num_tokens *= kept
+        self.num_rounds *= kept
+
+
+@dataclass(slots=True)
+class _Place:
+    """Records of one class of batch sizes, and the schedule that is best there."""
+
+    best: Schedule
+    records: dict[Schedule, ModeRecord] = field(default_factory=dict)
+    waits: dict[Schedule, int] = field(default_factory=dict)  # rounds since each was run
+    credit_s: float = 0.0  # seconds that trials may cost by now
+
+
+class Modes:
+    """Chooses the schedule of each round."""
+
+    def __init__(
+        self,
+        schedules: Iterable[Schedule],
+        predict: Callable[[Schedule, int], tuple[float, float]],
+        *,
+        plain_s: Callable[[int], float],
+        trial_s: Callable[[Schedule, int], float],
+    ) -> None:
+        """Begin with what is predicted to be the fastest for one request.
+
+        Args:
+            predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, as
+                far as is known now.
+            plain_s: seconds of a plain round for so many requests by what was measured at start.
+            trial_s: seconds of the rounds that a trial of a schedule begins with.
+        """
+        self._all = tuple(schedules)
+        self._predict, self._plain_s, self._trial_s = predict, plain_s, trial_s
+        self._places: dict[int, _Place] = {}
+        self._num_requests = 1
+        self._trial_rounds = 0  # so far, of the present trial
+        self._since_review = REVIEW_ROUNDS
+        self.is_trial = False
+        self._enter(1)
+        self.schedule: Schedule = self._here.best
+        self.rate = self.rate_of(self.schedule)  # tokens that a second brings at the present batch size
+        self.reason = "predicted"
+
+    def begin(self, num_requests: int, available: frozenset[Schedule], *, has_new_text: bool = False) -> None:
+        """Choose the schedule of a round.
+
+        Args:
+            num_requests: that run, prompts included.
+            available: those that can run.
+            has_new_text: a request was not in the last round.
+        """
+        if bucket(num_requests) != bucket(self._num_requests):
+            self.is_trial, self._since_review = False, REVIEW_ROUNDS
+        self._enter(num_requests)
+        possible = [schedule for schedule in self._all if schedule in available]
+        if not possible:
+            self.reason = "no drafter is up"
+            return
+        if has_new_text:
+            self._since_review = REVIEW_ROUNDS
+        if self.is_trial and self.schedule in possible:
+            return
+        if self._since_review >= REVIEW_ROUNDS or self.schedule not in possible:
+            self._review(possible)
+
+    def observe(self, num_requests: int, num_tokens: int, seconds: float, *, was_right: bool) -> None:
+        """Count a round.
+
+        Args:
+            num_requests: those that decode; others read their prompts.
+            num_tokens: that these committed.
+            seconds: of the round without those of prompts.
+            was_right: all that was drafted was accepted.
+        """
+        if seconds <= 0.0:
+            return
+        here, schedule = self._here, self.schedule
+        here.records.setdefault(schedule, ModeRecord()).observe(
+            num_requests, num_tokens, seconds / self._plain_s(num_requests)
+        )
+        self._since_review += 1
+        if not self.is_trial:
+            here.credit_s += TRIAL_SHARE * seconds
+            for other in here.waits:
+                here.waits[other] += other != schedule
+            return
+        here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
+        self._trial_rounds += 1
+        goes_on = was_right and schedule != "off" and self._trial_rounds < MOST_TRIAL_ROUNDS
+        if self._trial_rounds >= TRIAL_ROUNDS and not goes_on:
+            self.is_trial, self._since_review = False, REVIEW_ROUNDS
+
+    @property
+    def trial_layers(self) -> int | None:
+        """Most layers that are drafted in this round of a trial; None sets no limit."""
+        is_slow_start = self.is_trial and self._here.best == "off" and self.schedule == "turns"
+        return 1 << self._trial_rounds if is_slow_start else None
+
+    def fade(self, kept: float) -> None:
+        """Let the tokens of old texts count for less."""
+        for place in self._places.values():
+            for record in place.records.values():
+                record.fade(kept)
+
+    def rate_of(self, schedule: Schedule) -> float:
+        """Return the tokens per second expected of a schedule at the present batch size."""
+        record, (tokens, seconds) = self._here.records.get(schedule), self._predict(schedule, self._num_requests)
+        if record is not None and record.excess:
+            seconds = record.excess * self._plain_s(self._num_requests)
+            tokens = (record.num_tokens + _PRIOR_ROUNDS * tokens) / (record.num_rounds + _PRIOR_ROUNDS)
+        return self._num_requests * tokens / max(seconds, 1e-9)
+
+    def _enter(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        place = self._places.get(bucket(num_requests))
+        if place is None:
+            self._here = self._places[bucket(num_requests)] = _Place(self._all[0], waits=dict.fromkeys(self._all, 0))
+            self._here.best = max(self._all, key=self.rate_of)
+        else:
+            self._here = place
+
+    def _review(self, possible: list[Schedule]) -> None:
+        """Take the best schedule, or begin a trial of another one if there is credit for it."""
+        here, self._since_review = self._here, 0
+        rates = {schedule: self.rate_of(schedule) for schedule in possible}
+        first = max(rates, key=lambda schedule: rates[schedule])
+        if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
+            here.best = first
+        self.schedule, self.rate = here.best, rates[first]
+        self.reason = f"{self._num_requests} at once: " + ", ".join(
+            f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
+        )
+        others = [schedule for schedule in possible if schedule != here.best]
+        if not others:
+            return
+        tried = max(others, key=lambda schedule: here.waits[schedule])
+        seconds = self._trial_s(tried, self._num_requests)
+        tokens_s = self._num_requests * TRIAL_ROUNDS / self.rate  # a trial brings a token a round at least
+        if here.waits[tried] and here.credit_s >= seconds - tokens_s:
+            self.schedule, self.is_trial, self._trial_rounds, here.waits[tried] = tried, True, 0, 0
+            if tried != "off" and (record := here.records.get(tried)) is not None:
+                record.fade(_DOUBTED)
