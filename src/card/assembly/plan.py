@@ -264,6 +264,7 @@ def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[
     has_cores = (
         facts.cores is None or min(len(facts.cores), facts.num_cores or len(facts.cores)) > settings.draft_threads
     )
+    has_cores = False
     return {"beside": "process", "turns": "inline"} if has_cores else {"turns": "inline"}
 
 

@@ -19,8 +19,9 @@ TRIAL_SHARE = 0.01  # of the time, that trials may cost
 TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 6
 HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
 REVIEW_ROUNDS = 4  # between two looks at the records
-_PRIOR_ROUNDS = 8.0  # rounds of one request that a prediction of tokens counts for
-_KEPT, _KEPT_S = 0.98, 0.85  # share of what is known of tokens and of seconds that one more round leaves
+# Rounds of one request that a prediction counts for. Those of plain decoding are all alike.
+_PRIOR_ROUNDS, _PRIOR_PLAIN_ROUNDS = 8.0, 0.5
+_KEPT = 0.97  # share of what is known that one more round leaves
 _DOUBTED = 0.3  # share of old rounds that a trial leaves: they may have had bad luck
 
 
@@ -28,22 +29,22 @@ _DOUBTED = 0.3  # share of old rounds that a trial leaves: they may have had bad
 class ModeRecord:
     """Gains and costs of one schedule at one class of batch sizes, fading."""
 
-    num_tokens: float = 0.0
     num_rounds: float = 0.0  # of single requests
-    excess: float = 0.0  # seconds over those that a plain round was measured to take at start; 0: no round was seen
+    num_tokens: float = 0.0
+    excess: float = 0.0  # seconds over those that a plain round was measured to take at start, by request
 
     def observe(self, num_requests: int, num_tokens: int, excess: float) -> None:
-        """Take a round; one that takes twice what was expected is a hiccup and counts as no more."""
-        self.num_tokens = _KEPT * self.num_tokens + num_tokens
-        self.num_rounds = _KEPT * self.num_rounds + num_requests
-        if self.excess:
-            excess = _KEPT_S * self.excess + (1 - _KEPT_S) * min(excess, 2 * self.excess)
-        self.excess = excess
+        """Take a round."""
+        self.fade(_KEPT)
+        self.num_rounds += num_requests
+        self.num_tokens += num_tokens
+        self.excess += num_requests * excess
 
     def fade(self, kept: float) -> None:
-        """Let the tokens that were seen count for less."""
-        self.num_tokens *= kept
+        """Let what was seen count for less."""
         self.num_rounds *= kept
+        self.num_tokens *= kept
+        self.excess *= kept
 
 
 @dataclass(slots=True)
@@ -151,9 +152,10 @@ class Modes:
     def rate_of(self, schedule: Schedule) -> float:
         """Return the tokens per second expected of a schedule at the present batch size."""
         record, (tokens, seconds) = self._here.records.get(schedule), self._predict(schedule, self._num_requests)
-        if record is not None and record.excess:
-            seconds = record.excess * self._plain_s(self._num_requests)
-            tokens = (record.num_tokens + _PRIOR_ROUNDS * tokens) / (record.num_rounds + _PRIOR_ROUNDS)
+        if record is not None:
+            prior = _PRIOR_PLAIN_ROUNDS if schedule == "off" else _PRIOR_ROUNDS
+            tokens = record.num_tokens + prior * tokens
+            seconds = record.excess * self._plain_s(self._num_requests) + prior * seconds
         return self._num_requests * tokens / max(seconds, 1e-9)
 
     def _enter(self, num_requests: int) -> None:

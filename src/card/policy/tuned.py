@@ -161,9 +161,11 @@ class TunedPolicy(Policy):
         self._asking.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
         pass_of = self._costs.pass_of(self.schedule, view)
-        prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
+        reading_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
+        if view.passes and view.num_unread:
+            reading_s += max(0.0, view.passes[0][1] - self._costs.first_draft_s(self.schedule, len(view.requests)))
         was_right = all(one.num_compared == one.num_agreed > 0 for one in result.verified)
-        self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds - prompts_s, was_right=was_right)
+        self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds - reading_s, was_right=was_right)
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a chain of the draft model's that bring more than this."""
