@@ -292,8 +292,9 @@ class Engine:
 
     def _query(self, sequence: Sequence, failures: Failures, *, asks_drafter: bool) -> Nodes:
         with failures.of(sequence.request.request_id):
-            writer_budget = self._policy.writer_budget(sequence.request)
-            return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
+            writer_budget = self._policy.writer_budget(sequence.request) if self._worker.has_writers else 0
+            if writer_budget or asks_drafter:
+                return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
         return NO_NODES
 
     def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:

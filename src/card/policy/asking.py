@@ -30,17 +30,20 @@ class Asking:
     def __init__(self) -> None:
         self._round = 0
         self._asked: dict[int, _Asked] = {}
+        self.was_asked = False  # anybody, in this round
 
     def begin(self) -> None:
         """Go on to the next round."""
         self._round += 1
+        self.was_asked = False
 
     def budget(self, request_id: int, most: int) -> int:
         """Return how many candidates each writer is asked for in this round: 0, a few, or ``most``."""
         asked = self._asked.get(request_id)
-        if asked is None or not asked.pause:
-            return most
-        return min(_FEW, most) if self._round - asked.asked_at > asked.pause else 0
+        if asked is not None and self._round - asked.asked_at <= asked.pause:
+            return 0
+        self.was_asked = True
+        return min(_FEW, most) if asked is not None and asked.pause else most
 
     def observe(self, verified: Sequence[Verified]) -> None:
         """Learn from the verifications of a round which requests are worth asking for."""
@@ -48,7 +51,7 @@ class Asking:
         for one in verified:
             request_id = one.request_id
             known = self._asked.get(request_id) or _Asked(self._round)
-            if self.budget(request_id, 1):
+            if self._round - known.asked_at > known.pause or request_id not in self._asked:
                 writers = one.offer.writers
                 is_of_use = any(writers[idx] & ~DRAFTER_BIT for idx in one.accepted) if writers else False
                 pause = min(2 * known.pause or 1, _LONGEST_PAUSE, len(verified))

@@ -151,10 +151,10 @@ class Costs:
             return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
         return self.draft_s(schedule, num_requests) + 3 * ROUND_S
 
-    def reading_s(self, schedule: Schedule, num_requests: int) -> float:
-        """Return the seconds in which the drafter reads texts of the present length from their beginning."""
-        cost, num_rows = self.at_start[schedule].drafter, num_requests * self._rows
-        return cost.seconds(num_rows, num_requests) if cost and num_rows else 0.0
+    def reading_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
+        """Return the seconds in which the drafter reads what so many rounds without it have written."""
+        cost, num_tokens = self.at_start[schedule].drafter, num_requests * min(self._rows, num_rounds)
+        return cost.seconds(num_tokens, num_requests) if cost else 0.0
 
     def around_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the seconds of a round beyond its passes."""

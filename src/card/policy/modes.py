@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from card.policy.rounds import Schedule, bucket
 
 TRIAL_SHARE = 0.01  # of the time, that trials may cost
-# Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer, and has more rounds
-# as long as it is right, for twice as many layers each.
-TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 6
+# Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer. As long as it is
+# right it gets more rounds, each of twice as many layers.
+PLAIN_TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 6
 HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
+SECOND_CHANCE = 16  # rounds after which a schedule that was given up is tried again, whatever that costs
 REVIEW_ROUNDS = 4  # between two looks at the records
 # Rounds of one request that a prediction counts for. Those of plain decoding are all alike.
 _PRIOR_ROUNDS, _PRIOR_PLAIN_ROUNDS = 8.0, 0.5
@@ -53,7 +54,8 @@ class _Place:
 
     best: Schedule
     records: dict[Schedule, ModeRecord] = field(default_factory=dict)
-    waits: dict[Schedule, int] = field(default_factory=dict)  # rounds since each was run
+    tried_at: dict[Schedule, int] = field(default_factory=dict)  # round
+    rounds: int = 0  # that were no trial
     credit_s: float = 0.0  # seconds that trials may cost by now
 
 
@@ -66,7 +68,7 @@ class Modes:
         predict: Callable[[Schedule, int], tuple[float, float]],
         *,
         plain_s: Callable[[int], float],
-        trial_s: Callable[[Schedule, int], float],
+        trial_s: Callable[[Schedule, int, int], float],
     ) -> None:
         """Begin with what is predicted to be the fastest for one request.
 
@@ -74,7 +76,7 @@ class Modes:
             predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, as
                 far as is known now.
             plain_s: seconds of a plain round for so many requests by what was measured at start.
-            trial_s: seconds of the rounds that a trial of a schedule begins with.
+            trial_s: seconds of the rounds that a trial of a schedule begins with, after so many rounds without it.
         """
         self._all = tuple(schedules)
         self._predict, self._plain_s, self._trial_s = predict, plain_s, trial_s
@@ -110,7 +112,9 @@ class Modes:
         if self._since_review >= REVIEW_ROUNDS or self.schedule not in possible:
             self._review(possible)
 
-    def observe(self, num_requests: int, num_tokens: int, seconds: float, *, was_right: bool) -> None:
+    def observe(
+        self, num_requests: int, num_tokens: int, seconds: float, *, was_right: bool, num_rounds: int = 1
+    ) -> None:
         """Count a round.
 
         Args:
@@ -118,6 +122,7 @@ class Modes:
             num_tokens: that these committed.
             seconds: of the round without those of prompts.
             was_right: all that was drafted was accepted.
+            num_rounds: that it stands for.
         """
         if seconds <= 0.0:
             return
@@ -125,16 +130,15 @@ class Modes:
         here.records.setdefault(schedule, ModeRecord()).observe(
             num_requests, num_tokens, seconds / self._plain_s(num_requests)
         )
-        self._since_review += 1
+        self._since_review += num_rounds
         if not self.is_trial:
-            here.credit_s += TRIAL_SHARE * seconds
-            for other in here.waits:
-                here.waits[other] += other != schedule
+            here.credit_s += TRIAL_SHARE * seconds * num_rounds
+            here.rounds += num_rounds
             return
         here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
         self._trial_rounds += 1
-        goes_on = was_right and schedule != "off" and self._trial_rounds < MOST_TRIAL_ROUNDS
-        if self._trial_rounds >= TRIAL_ROUNDS and not goes_on:
+        is_over = not was_right if self.trial_layers else self._trial_rounds >= PLAIN_TRIAL_ROUNDS
+        if is_over or self._trial_rounds >= MOST_TRIAL_ROUNDS:
             self.is_trial, self._since_review = False, REVIEW_ROUNDS
 
     @property
@@ -162,7 +166,7 @@ class Modes:
         self._num_requests = num_requests
         place = self._places.get(bucket(num_requests))
         if place is None:
-            self._here = self._places[bucket(num_requests)] = _Place(self._all[0], waits=dict.fromkeys(self._all, 0))
+            self._here = self._places[bucket(num_requests)] = _Place(self._all[0])
             self._here.best = max(self._all, key=self.rate_of)
         else:
             self._here = place
@@ -173,7 +177,12 @@ class Modes:
         rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
-            here.best = first
+            here.best, left = first, here.best
+            if left in rates:  # a beginning may have had bad luck: it is tried again soon
+                here.tried_at[left] = here.rounds
+                round_s = self._num_requests / rates[first]
+                price_s = self._trial_s(left, self._num_requests, SECOND_CHANCE) - round_s
+                here.credit_s = price_s - max(TRIAL_SHARE * SECOND_CHANCE * round_s, price_s / 4)
         self.schedule, self.rate = here.best, rates[first]
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
@@ -181,10 +190,10 @@ class Modes:
         others = [schedule for schedule in possible if schedule != here.best]
         if not others:
             return
-        tried = max(others, key=lambda schedule: here.waits[schedule])
-        seconds = self._trial_s(tried, self._num_requests)
-        tokens_s = self._num_requests * TRIAL_ROUNDS / self.rate  # a trial brings a token a round at least
-        if here.waits[tried] and here.credit_s >= seconds - tokens_s:
-            self.schedule, self.is_trial, self._trial_rounds, here.waits[tried] = tried, True, 0, 0
+        tried = min(others, key=lambda schedule: here.tried_at.get(schedule, 0))
+        num_waited = here.rounds - here.tried_at.get(tried, 0)
+        seconds = self._trial_s(tried, self._num_requests, num_waited)
+        if num_waited and here.credit_s >= seconds - self._num_requests / self.rate:  # a token each, at least
+            self.schedule, self.is_trial, self._trial_rounds, here.tried_at[tried] = tried, True, 0, here.rounds
             if tried != "off" and (record := here.records.get(tried)) is not None:
                 record.fade(_DOUBTED)

@@ -24,6 +24,7 @@ from card.workers.request import Request
 # Chances of a path, between which lies the one below which a turn does not draft it any further. Evidence: on texts of
 # the demo pair 0.4 is 3 to 11 % ahead of the best fixed length in each of 12 cells, 0.3 and 0.5 are within 6 % of it.
 LEAST_FLOOR, MOST_FLOOR = 0.3, 0.9
+PLAIN_ROUNDS = 4  # of which one is learnt from
 
 
 class TunedPolicy(Policy):
@@ -46,6 +47,7 @@ class TunedPolicy(Policy):
         self._asking = Asking()
         self._modes = Modes(schedules, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
         self._has_new_text = False
+        self._round = 0
         self._follow()
 
     @property
@@ -151,21 +153,30 @@ class TunedPolicy(Policy):
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, costs and the speed of the schedule from a round."""
         view, result = outcome.view, outcome.result
-        if not view.requests:
-            return
+        if self._asking.was_asked:
+            self._asking.observe(result.verified)
+        self._round += 1
+        is_plain = self.schedule == "off" and not self._modes.is_trial
+        if not view.requests or (is_plain and self._round % PLAIN_ROUNDS):
+            return  # plain rounds are all alike, and are to cost no more than those of plain decoding
         kept = self._acceptance.begin(request.request_id for request in view.requests)
         if kept < 1.0:
             self._has_new_text = True
             self._modes.fade(kept)
         self._acceptance.observe(result.verified)
-        self._asking.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
         pass_of = self._costs.pass_of(self.schedule, view)
         reading_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
         if view.passes and view.num_unread:
             reading_s += max(0.0, view.passes[0][1] - self._costs.first_draft_s(self.schedule, len(view.requests)))
         was_right = all(one.num_compared == one.num_agreed > 0 for one in result.verified)
-        self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds - reading_s, was_right=was_right)
+        self._modes.observe(
+            len(view.requests),
+            outcome.num_committed,
+            outcome.seconds - reading_s,
+            was_right=was_right,
+            num_rounds=PLAIN_ROUNDS if is_plain else 1,
+        )
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a chain of the draft model's that bring more than this."""
@@ -204,13 +215,17 @@ class TunedPolicy(Policy):
                 resting.add(request.request_id)
         return resting
 
-    def _trial_s(self, schedule: Schedule, num_requests: int) -> float:
-        """Return the seconds of two rounds of a schedule; of a drafter in turns, that drafts a single layer."""
+    def _trial_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
+        """Return the seconds of a round of a schedule that was not run for so many rounds.
+
+        A drafter in turns reads what was written meanwhile, and drafts a single layer.
+        """
         costs = self._costs
         if schedule != "turns":
-            return 2 * self.round_of(schedule, num_requests)[1]
+            return self.round_of(schedule, num_requests)[1]
         pass_s = costs.pass_s(schedule, 2 * num_requests, num_requests)
-        return 2 * (costs.around_s(schedule, num_requests) + pass_s + costs.first_draft_s(schedule, num_requests))
+        round_s = costs.around_s(schedule, num_requests) + pass_s + costs.first_draft_s(schedule, num_requests)
+        return round_s + costs.reading_s(schedule, num_requests, num_rounds)
 
     def _follow(self) -> None:
         """Take schedule and cores from what was chosen; long prompts are read on all cores."""
