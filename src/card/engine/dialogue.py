@@ -77,7 +77,8 @@ class Dialogue:
             self._worker.tune(beam_width)
 
     def let_catch_up(self) -> None:
-        """Tell the drafter what it missed while nobody wanted to hear it."""
+        """Tell the drafter what it missed while nobody wanted to hear it, whole texts if it asks for them."""
         if self._is_behind:
             self._is_behind = False
             self.send(self._worker.catch_up())
+            self.listen()

@@ -143,7 +143,8 @@ class Costs:
     def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
         ratio = self._layers.get(schedule)
-        return self._layer_s(schedule, num_requests, width) * (ratio.value if ratio else 1.0)
+        value = ratio.value if ratio else min(1.0, self._first_layer.value)  # a further one takes no longer
+        return self._layer_s(schedule, num_requests, width) * value
 
     def first_draft_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the same of the first pass of a turn. Evidence: 0.9 ms, where each further one takes 0.45."""

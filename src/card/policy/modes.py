@@ -192,8 +192,9 @@ class Modes:
             return
         tried = min(others, key=lambda schedule: here.tried_at.get(schedule, 0))
         num_waited = here.rounds - here.tried_at.get(tried, 0)
-        seconds = self._trial_s(tried, self._num_requests, num_waited)
-        if num_waited and here.credit_s >= seconds - self._num_requests / self.rate:  # a token each, at least
+        price_s = self._trial_s(tried, self._num_requests, num_waited) - self._num_requests / self.rate
+        is_unseen = tried != "off" and tried not in here.records  # its costs may be far from what was measured
+        if num_waited and (is_unseen or here.credit_s >= price_s):
             self.schedule, self.is_trial, self._trial_rounds, here.tried_at[tried] = tried, True, 0, here.rounds
             if tried != "off" and (record := here.records.get(tried)) is not None:
                 record.fade(_DOUBTED)
