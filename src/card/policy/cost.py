@@ -18,6 +18,7 @@ DISCOUNT = 0.997
 # Seconds of Python around a round, before that was measured: a fifth of it for each further request, as much again
 # where a drafter runs, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
+LEAST_ROUNDS = 16  # from which on rounds say more of passes than a measurement at start
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +195,18 @@ class Costs:
             )
 
     def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return the schedules whose passes were seen in rounds, with what those took."""
-        seen = {cores for cores, _ in self._target}
-        return {
-            schedule: replace(
-                cost,
-                target=PassCost(
-                    tuple((size, seconds * self._ratio_of(cost.cores, size)) for size, seconds in cost.target.points),
-                    cost.target.per_sequence_s,
-                    cost.target.per_context_row_s,
-                ),
-            )
-            for schedule, cost in self.at_start.items()
-            if cost.cores in seen
-        }
+        """Return what passes took, with a point for each class of rows of which `LEAST_ROUNDS` rounds or more were."""
+        found: dict[Schedule, ScheduleCost] = {}
+        for schedule, cost in self.at_start.items():
+            points = [
+                (1 << size, cost.target.seconds(1 << size) * ratio.value)
+                for (cores, size), ratio in sorted(self._target.items(), key=lambda item: item[0][1])
+                if cores == cost.cores and ratio.predicted_s >= LEAST_ROUNDS * cost.target.seconds(1 << size)
+            ]
+            if points:
+                size, seconds = points[-1]
+                found[schedule] = replace(cost, target=PassCost((*points, (size + 1, seconds))))
+        return found
 
     def _ratio_of(self, cores: CoreSet, num_tokens: float) -> float:
         """Return measured over predicted seconds of such passes, else of those that are most alike."""
