@@ -123,8 +123,7 @@ class TunedPolicy(Policy):
         if not drafting:
             return None
         most = min(self._modes.trial_layers or DEEPEST, self._draft.budget)
-        end = TurnEnd(self._floor(len(drafting)), self._acceptance.trust, frozenset(resting))
-        return Draft(math.ceil(most / view.layers_per_pass), end)
+        return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(drafting), frozenset(resting)))
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify what promises more tokens than its seconds are worth at the present rate."""
@@ -180,17 +179,19 @@ class TunedPolicy(Policy):
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a chain of the draft model's that bring more than this."""
-        end = TurnEnd(price, self._acceptance.trust)
-        return chain.leading(
-            sum(not end.is_reached(*pair) for pair in zip(chain.depths, chain.path_logprobs, strict=True))
-        )
+        chances = map(self._acceptance.chance, chain.depths, chain.path_logprobs)
+        return chain.leading(sum(chance > price for chance in chances))
 
-    def _floor(self, num_requests: int) -> float:
-        """Return the chance of a path below which a layer brings less than its time is worth."""
-        layer_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
-        row_s = self._costs.row_s(self.schedule, 4 * num_requests, num_requests)
-        chance = self._modes.rate * (layer_s + row_s) / self._acceptance.agreement
-        return min(max(chance, LEAST_FLOOR), MOST_FLOOR)
+    def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
+        """Return where a turn for so many requests ends: where a layer brings less than its time is worth."""
+        costs, schedule = self._costs, self.schedule
+        layer_s = costs.draft_s(schedule, num_requests)
+        further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests
+        worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
+        floor = worth * (costs.row_s(schedule, 4 * num_requests, num_requests) + further_s)
+        least = min(max(floor + worth * (layer_s - num_requests * further_s), LEAST_FLOOR), MOST_FLOOR)
+        floor = min(floor, least)
+        return TurnEnd(floor, least - floor, self._acceptance.trust, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests for which others have candidates, so likely that a draft would not be worth its time."""

@@ -126,18 +126,21 @@ class DrafterWorker:
         Args:
             said: takes what is to be sent of requests for which that cannot be found out.
         """
-        tasks: list[Task] = []
+        tasks, end, spare = list[Task](), self._turn_end, 0.0
         for request_id, drafting in list(self.drafting.items()):
-            if request_id in self._turn_end.resting:
+            if request_id in end.resting:
                 continue
             try:
                 num_tokens = drafting.sequence.num_tokens_to_run()
-                is_at_end = self._turn_end.is_reached(*drafting.sequence.best_end)
+                chance = end.chance(*drafting.sequence.best_end)
             except Exception as error:  # of this request alone
                 said += self.decline(request_id, f"its candidates cannot be found: {in_words(error)}", has_failed=True)
                 continue
-            if num_tokens and not is_at_end:
+            if num_tokens and chance >= end.floor:
+                spare += chance - end.floor
                 tasks.append(Task(self, request_id, drafting, num_tokens))
+        if spare < end.layer:
+            tasks.clear()
         self.is_idle = not tasks
         return sorted(tasks, key=lambda task: task.drafting.served_at)
 

@@ -22,15 +22,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """Where a turn of a drafter ends for each request."""
+    """Where a turn of a drafter ends, by the chances in [0, 1] of the best paths of its requests."""
 
-    floor: float = 0.0  # chance in [0, 1] of a best path, below which it is not drafted any further
+    floor: float = 0.0  # chance below which a request is not drafted for any further
+    layer: float = 0.0  # sum of what chances are above the floor, below which no further layer is made for anybody
     trust: float = 1.0  # chance of a path over what its score says, by layer
     resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
 
-    def is_reached(self, depth: int, path_logprob: float) -> bool:
-        """Return whether a best path of this depth and score is too unlikely to be drafted any further."""
-        return depth > 0 and path_logprob + depth * math.log(self.trust) < math.log(max(self.floor, 1e-300))
+    def chance(self, depth: int, path_logprob: float) -> float:
+        """Return the chance of a path that the draft model gives this score."""
+        return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
 
 
 NO_END = TurnEnd()
