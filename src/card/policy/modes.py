@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from card.policy.rounds import Schedule, bucket
 
-TRIAL_SHARE = 0.01  # of the time, that trials may cost
+TRIAL_SHARE = 0.01  # of the time of a single request, that trials may cost; several show as much in half of it
 # Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer. As long as it is
 # right it gets more rounds, each of twice as many layers.
 PLAIN_TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 6
@@ -132,7 +132,7 @@ class Modes:
         )
         self._since_review += num_rounds
         if not self.is_trial:
-            here.credit_s += TRIAL_SHARE * seconds * num_rounds
+            here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds * num_rounds
             here.rounds += num_rounds
             return
         here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
