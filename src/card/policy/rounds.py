@@ -7,14 +7,17 @@ says and tells what came of it. `Policy` obeys the settings to the letter; `card
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from card.config import DraftSettings
 from card.machine.threads import CoreSet
 from card.tree.nodes import Nodes
 from card.workers.request import Request, StepResult
+
+if TYPE_CHECKING:
+    from card.policy.cost import ScheduleCost
 
 Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
@@ -115,6 +118,13 @@ class Policy:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished round."""
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        """Return what passes cost by the rounds so far, with a point for each number of tokens that they had.
+
+        Empty after too few rounds, and for a policy that learns nothing.
+        """
+        return {}
 
 
 def drop_unlikely(offer: Nodes, draft: DraftSettings) -> Nodes:
