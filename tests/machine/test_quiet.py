@@ -30,6 +30,8 @@ def spend(root: Path, threads: dict[str, tuple[float, float]], stolen_s: float =
         ((1.0, 0.01), (0.7, 0.01), True),
         ((1.0, 0.0), (0.5, 0.5), False),  # passes wait for the slower of their threads
         ((0.1, 0.9), (0.1, 0.9), False),
+        ((0.03, 0.005), (0.03, 0.0), True),  # somebody was let in once
+        ((0.03, 0.015), (0.03, 0.0), False),
         ((1.0, 0.0), (0.01, 0.02), True),  # one that hardly wanted a core is none of those that passes wait for
     ],
 )

@@ -22,6 +22,7 @@ from card.machine.container import SYSTEM
 from card.machine.threads import usable_cores
 
 _MOST_WAITED = 0.1  # share of a busy thread's time in which it waited for a core, up to which a moment is quiet
+_SLICE_S = 0.004  # besides, in which the scheduler lets a single thread in: of a short moment that is much
 _BUSY_SHARE = 0.25  # of the busiest thread's time, from which on a thread counts: passes wait for such a one
 _MOST_STOLEN = 0.1  # the machine below may have taken so much of what this process ran
 
@@ -55,10 +56,11 @@ class CoreWatch:
         if ran_s <= 0.0:
             return None
         least_s = _BUSY_SHARE * max(thread.wanted_s for thread in spent)
-        waited = max(thread.waited_s / thread.wanted_s for thread in spent if thread.wanted_s >= least_s)
+        busy = [thread for thread in spent if thread.wanted_s >= least_s]
+        has_waited = any(thread.waited_s > _MOST_WAITED * thread.wanted_s + _SLICE_S for thread in busy)
         # One tick is the least that the system counts.
         stolen_s = _stolen_s(self._root) - self._stolen_before_s - _tick_s()
-        return waited <= _MOST_WAITED and stolen_s <= _MOST_STOLEN * ran_s
+        return not has_waited and stolen_s <= _MOST_STOLEN * ran_s
 
 
 def _thread_times(root: Path) -> Mapping[str, _ThreadTimes]:
