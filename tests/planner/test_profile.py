@@ -109,15 +109,26 @@ def test_the_workers_own_time_is_found_on_any_model():
 
 
 def test_a_round_takes_what_its_policy_its_writers_and_its_candidates_take():
-    around = Overheads(round_s=1.0, tuned_s=0.5, drafted_s=0.25, by_writer={"suffix": 0.1, "lookup": 0.2})
-    assert around.of_round((), is_tuned=False, has_drafter=False) == 1.0
-    assert around.of_round((), is_tuned=True, has_drafter=True) == 1.75
-    assert around.of_round(("store",), is_tuned=False, has_drafter=False) == 1.5  # as much as one whose policy tunes
-    batch = Overheads(round_s=1.0, request_s=0.5, drafted_request_s=0.25)
-    assert batch.of_round((), is_tuned=False, has_drafter=True, num_requests=3) == 1.0 + 2 * 0.5 + 3 * 0.25
+    around = Overheads(
+        round_s=1.0,
+        request_s=0.5,
+        drafted_s=0.25,
+        drafted_request_s=0.125,
+        tuned_s=8.0,
+        tuned_request_s=4.0,
+        tuned_drafted_s=32.0,
+        tuned_drafted_request_s=16.0,
+        by_writer={"suffix": 0.1, "lookup": 0.2},
+        writer_s=0.3,
+    )
+    assert around.of_round() == 1.0
+    assert around.of_round(num_requests=3) == 1.0 + 2 * 0.5
+    assert around.of_round(has_drafted=True, num_requests=3, num_verifying=2) == 2.0 + 0.25 + 2 * 0.125
+    assert around.of_round(is_tuned=True, num_requests=3) == 2.0 + 8.0 + 2 * 4.0
+    assert around.of_round(is_tuned=True, has_drafted=True, num_requests=3) == 2.25 + 8.0 + 2 * 4.0 + 32.0 + 2 * 16.0
     assert around.of_proposal("lookup", 16) == pytest.approx(0.2)
     assert 0 < around.of_proposal("lookup", 0) < around.of_proposal("lookup", 8) < 0.2
-    assert around.of_proposal("store", 8) == 0.0
+    assert around.of_proposal("store", 16) == pytest.approx(0.3), "one of which nothing is known"
 
 
 def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):

@@ -110,6 +110,19 @@ def test_a_round_pays_for_verifying_drafts_where_there_are_some():
     assert overhead_s("vanilla", {}, 1e-3) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_each_layer_that_a_tuned_policy_is_asked_for_takes_longer():
+    def seconds(settings: dict[str, object], layer_s: float) -> tuple[float, int]:
+        draft = flat(1e-4, threads=(1, 2), overheads=replace_overheads(tuned_step_s=layer_s))
+        target = flat(1e-2, threads=(1, 2), overheads=NO_OVERHEADS)
+        scene = toy_scene(target=target, draft=draft, recording=ALWAYS_RIGHT)
+        run = Simulator(scene).run("card", {"schedule": "turns", "writers": ("beam",), **settings})
+        return run.decode_s, run.total.drafter_passes
+
+    (free_s, _), (dear_s, num_layers) = seconds({}, 0.0), seconds({}, 1e-5)
+    assert dear_s - free_s == pytest.approx(num_layers * 1e-5, rel=0.3)
+    assert seconds({"policy": "fixed"}, 0.0) == seconds({"policy": "fixed"}, 1e-5), "who obeys is not asked"
+
+
 def test_a_free_drafter_that_is_always_right_gives_the_speed_computed_by_hand():
     scene = toy_scene(
         target=flat(1e-2, 1e-3, overheads=replace_overheads(round_s=1e-3)), draft=flat(0.0), recording=ALWAYS_RIGHT

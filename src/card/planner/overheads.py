@@ -48,6 +48,7 @@ _EVICTING_BYTES = 1 << 27  # more than the caches of a core hold
 _RANKED_ROWS, _NUM_RANKED = 1024, 9
 _NUM_COLD, _NUM_EVICTIONS = 4, 7
 _TEXT_TOKENS = 64
+_NOT_MEASURED = ("request_s", "writer_s", "message_s", "latency_s")
 
 
 class _Timed:
@@ -76,7 +77,8 @@ def measure_overheads(
 ) -> Overheads:
     """Measure what the model takes around its passes, as a target and as a drafter.
 
-    What takes several processes is not measured: it takes as many times the default of `Overheads` as a round does.
+    What takes several processes or requests is not measured: it takes as many times the default of `Overheads` as a
+    round does.
 
     Args:
         tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
@@ -110,10 +112,8 @@ def measure_overheads(
         scored_row_s=scored_row_s,
         cold_s=cold_s,
         cold_later_s=cold_later_s,
-        request_s=slower * defaults.request_s,
-        message_s=slower * defaults.message_s,
-        latency_s=slower * defaults.latency_s,
-        source="card profile; request_s, message_s, latency_s: the defaults, by the ratio of round_s",
+        source=f"card profile; {', '.join(_NOT_MEASURED)}: the defaults, by the ratio of round_s",
+        **{name: slower * getattr(defaults, name) for name in _NOT_MEASURED},
     )
 
 

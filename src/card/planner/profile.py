@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -57,12 +56,18 @@ _FULL, _ASKING = 16, 3  # candidates; those that take as long as the asking
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds beyond the passes. Defaults: medians on two cores of an AMD EPYC, of card 0.1 in November 2026."""
 
-    round_s: float = 1.7e-4  # a round of the target: query, choice of tokens, rows kept, text
-    request_s: float = 1e-4  # each further request in a round
-    drafted_request_s: float = 0.0  # each request in a round that verifies a drafter's candidates, besides messages
-    tuned_s: float = 1.7e-4  # a round whose policy tunes itself, or that has local writers of which nothing is known
+    round_s: float = 1.7e-4  # a round of plain decoding: choice of tokens, rows kept, text
+    request_s: float = 2.6e-5  # each further request in a round
+    drafted_s: float = 0.0  # a round that drafts, besides messages: the order, and the candidates looked at
+    drafted_request_s: float = 0.0  # each request whose candidates are verified
+    tuned_s: float = 1.7e-4  # a round whose policy tunes itself, and tuned_drafted_s more if it drafts
+    tuned_request_s: float = 0.0  # each further request in it, and tuned_drafted_request_s more
+    tuned_drafted_s: float = 0.0
+    tuned_drafted_request_s: float = 0.0
+    tuned_step_s: float = 0.0  # a drafter pass that such a policy is asked for, beyond step_s; tuned_node_s: a node
+    tuned_node_s: float = 0.0
     by_writer: dict[str, float] = {}  # seconds of a request in a round with all that this local writer may propose
-    drafted_s: float = 0.0  # a round that verifies a drafter's candidates; by default it is in what messages take
+    writer_s: float = 8.5e-5  # the same of a local writer of which nothing is known
     step_s: float = 1e-4  # a drafter pass: top-k, growth of the tree
     node_s: float = 1.2e-5  # each node that it expands
     commit_s: float = 2e-4  # a correction in the drafter: re-root, prune, KV rows moved
@@ -76,19 +81,28 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     beside_factor: float = 1.0  # by which passes, and a drafter's steps, take longer beside the other model
     source: str = "defaults, measured on another machine"
 
-    def of_round(self, writers: Sequence[str], *, is_tuned: bool, has_drafter: bool, num_requests: int = 1) -> float:
-        """Return the seconds of a round beyond its pass, messages and proposals left out."""
-        is_unknown = any(name not in self.by_writer for name in writers)
-        return (
-            self.round_s
-            + (self.tuned_s if is_tuned or is_unknown else 0.0)
-            + (self.drafted_s + num_requests * self.drafted_request_s if has_drafter else 0.0)
-            + (num_requests - 1) * self.request_s
-        )
+    def of_round(
+        self, *, is_tuned: bool = False, has_drafted: bool = False, num_requests: int = 1, num_verifying: int = 0
+    ) -> float:
+        """Return the seconds of a round beyond its passes; messages, further orders and proposals left out.
+
+        Args:
+            has_drafted: the drafter made a pass in it, or runs beside it.
+            num_verifying: requests whose candidates are verified.
+        """
+        further = num_requests - 1
+        seconds = self.round_s + further * self.request_s + num_verifying * self.drafted_request_s
+        if has_drafted:
+            seconds += self.drafted_s
+        if is_tuned:
+            seconds += self.tuned_s + further * self.tuned_request_s
+        if is_tuned and has_drafted:
+            seconds += self.tuned_drafted_s + further * self.tuned_drafted_request_s
+        return seconds
 
     def of_proposal(self, writer: str, num_candidates: int) -> float:
         """Return the seconds of asking a local writer that proposes so many candidates for a request."""
-        return self.by_writer.get(writer, 0.0) * (num_candidates + _ASKING) / (_FULL + _ASKING)
+        return self.by_writer.get(writer, self.writer_s) * (num_candidates + _ASKING) / (_FULL + _ASKING)
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("source", "by_writer")}

@@ -42,6 +42,7 @@ class PassSize:
     num_logits: int  # rows that logits were asked for
     num_chosen_rows: int = 0  # of the context rows: those that were read because they were chosen
     num_scored_rows: int = 0  # of the context rows: those whose scores were kept
+    num_verifying: int = 0  # sequences with candidates
 
 
 class ReplayedModel:
@@ -204,7 +205,8 @@ def _size(extensions: Sequence[Extension], num_held: Sequence[int]) -> PassSize:
         num_scored += 0 if extension.scores is None else held
     num_new = sum(len(extension.token_ids) for extension in extensions)
     num_logits = num_new - sum(extension.first_logits_idx for extension in extensions)
-    return PassSize(num_new, len(extensions), num_read, num_logits, num_chosen, num_scored)
+    num_verifying = sum(len(extension.token_ids) - extension.first_logits_idx > 1 for extension in extensions)
+    return PassSize(num_new, len(extensions), num_read, num_logits, num_chosen, num_scored, num_verifying)
 
 
 class _ReplayedHeadSequence(WriterSequence):

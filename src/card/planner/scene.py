@@ -26,7 +26,6 @@ from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
-from card.policy.tuned import TunedPolicy
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
 from card.workers.request import Request
@@ -294,6 +293,11 @@ class _Shown:
     are_cool: bool = False  # a drafter's first pass has fetched most of its own, and no more
 
 
+def _is_tuned(plan: Plan) -> bool:
+    """Return whether the policy of a plan does more than to obey."""
+    return plan.method.is_tuned and bool(plan.placements or plan.writers) and plan.settings.policy != "fixed"
+
+
 def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown) -> ReplayedModel:
     """Return the target; its passes take the time of where the policy lets it run, its rounds what goes beyond."""
     overheads, setups = scene.target.overheads, setups_of(scene, plan)
@@ -309,10 +313,12 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         shown.are_targets = True
         clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
         clock.advance(overheads.chosen_row_s * size.num_chosen_rows + overheads.scored_row_s * size.num_scored_rows)
-        drafts = bool(plan.placements) and (is_beside or not has_rested)
-        is_tuned = isinstance(policy, TunedPolicy)
+        has_drafted = bool(plan.placements) and (is_beside or not has_rested)
         unpaid_s = overheads.of_round(
-            plan.writers, is_tuned=is_tuned, has_drafter=drafts, num_requests=size.num_sequences
+            is_tuned=_is_tuned(plan),
+            has_drafted=has_drafted,
+            num_requests=size.num_sequences,
+            num_verifying=size.num_verifying,
         )
 
     def on_keep(_: int) -> None:
@@ -350,6 +356,8 @@ def draft_model(
     def on_pass(size: PassSize) -> None:
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
         clock.advance(pass_s + factor * (overheads.step_s + overheads.node_s * size.num_logits))
+        if shown is not None and _is_tuned(plan):  # who drafts by itself is asked by nobody
+            clock.advance(overheads.tuned_step_s + overheads.tuned_node_s * size.num_logits)
         if shown is not None and shown.are_targets:
             shown.are_targets, shown.are_cool = False, True
             clock.advance(overheads.cold_s - overheads.cold_later_s)

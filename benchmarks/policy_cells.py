@@ -1,0 +1,252 @@
+"""Cells of the policy gate: which text, at which prices, in runs of which size; and the fixed rows to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+from policy_texts import MADE_UP, RECORDED, recording_of
+
+from card.errors import PlanError
+from card.planner.profile import Overheads, PassTable, Profile, Setup
+from card.planner.replayed_texts import ReplayedTexts
+from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+
+Times = tuple[float, ...]
+SIZES = (1, 4, 8, 16, 32, 64)  # tokens of the passes below
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Milliseconds of passes of each size."""
+
+    alone: Times  # of the target on all cores
+    beside: Times  # of the target beside a drafter
+    draft: Times  # of the drafter on either, as a small model gains nothing by a second thread
+    source: str
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether a drafter beside the target takes nothing from it."""
+        return self.beside == self.alone
+
+
+DEMO_DRAFT = (0.14, 0.17, 0.20, 0.27, 0.45, 0.80)
+INT8 = (2.80, 2.83, 3.12, 5.10, 9.2, 17.6)
+ZEN4 = "AMD EPYC (Zen 4), two threads and one, 2026-11"
+PRICES: Mapping[str, Price] = {
+    # On one thread a pass of one token took 4.9 ms: 1.75 times as long, which is taken for all sizes where nothing else
+    # is said.
+    "int8 90M": Price(INT8, (4.9, 4.95, 5.5, 8.9, 16.1, 30.8), DEMO_DRAFT, f"{ZEN4}: card profile of a quiet moment"),
+    "Q4_0 90M": Price(
+        (1.9, 2.2, 3.4, 6.2, 11.5, 22.0),
+        (3.45, 4.0, 6.15, 11.2, 21.0, 40.0),
+        DEMO_DRAFT,
+        f"{ZEN4}: LOG.md, threads that share out rows; a second core takes 45 % off",
+    ),
+    "Q4_0 AVX2 90M": Price(
+        (2.5, 3.3, 5.8, 9.9, 19.0, 37.0),
+        (4.5, 6.0, 10.6, 17.9, 34.0, 67.0),
+        (0.3, 0.35, 0.4, 0.55, 0.95, 1.7),
+        "Zen 4 held to AVX2: LOG.md, why the tuned policy was behind; a second core takes 45 % off",
+    ),
+    "int8 300M": Price(
+        (9.2, 10.5, 14.1, 18.3, 30.0, 54.0),
+        (16.0, 18.5, 24.5, 32.0, 53.0, 95.0),
+        (0.7, 0.8, 1.0, 1.25, 1.9, 3.2),
+        "AMD EPYC, two threads: LOG.md, passes of 1, 8 and 16 rows",
+    ),
+    "bf16 300M": Price(
+        (11.0, 13.0, 15.6, 21.5, 36.0, 66.0),
+        (18.0, 22.0, 27.0, 39.0, 67.0, 124.0),
+        (0.7, 0.8, 1.0, 1.25, 1.9, 3.2),
+        "the same",
+    ),
+    "dear draft": Price(
+        (33.0, 40.0, 50.0, 68.0, 108.0, 190.0),
+        (57.0, 72.0, 92.0, 128.0, 208.0, 370.0),
+        (14.0, 17.0, 21.0, 29.0, 48.0, 85.0),
+        "Qwen2.5-Coder 1.5 B with 0.5 B in int8, AMD EPYC: LOG.md",
+    ),
+    "many cores": Price(INT8, INT8, DEMO_DRAFT, "int8 90M, with a core for the drafter that the target does not miss"),
+    "two devices": Price(
+        (20.0, 20.2, 20.5, 21.0, 22.5, 26.0),
+        (20.0, 20.2, 20.5, 21.0, 22.5, 26.0),
+        (2.2, 2.2, 2.2, 2.3, 2.4, 2.6),
+        "card.planner's profiles of a 70 B model, rounded",
+    ),
+}
+# What a busy machine makes of the measurements at the start: for each of the three costs, by what the pass of one token
+# and what each further token is measured to cost is wrong. Passes themselves take what they take.
+STARTS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "right": {},
+    "slow": {"alone": (2, 2), "beside": (2, 2), "draft": (2, 2)},
+    "dear rows": {"alone": (1, 2), "beside": (1, 2)},
+    "dear drafting": {"draft": (2, 2)},
+    "cheap drafting": {"draft": (0.5, 0.5)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is decoded."""
+
+    at_once: int  # requests
+    tokens: int  # of each engine, all requests together
+    engines: int = 1  # each begins anew, with nothing learnt
+
+
+SIZES_OF_RUNS: Mapping[str, Size] = {
+    "short": Size(1, 150, engines=6),
+    "long": Size(1, 1_500),
+    "4": Size(4, 2_400),
+    "16": Size(16, 4_800),
+    "32": Size(32, 8_000),
+}
+LEARNING_TOKENS = 50  # of each request at once, in each engine: they do not count as later
+FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place of the matrix."""
+
+    text: str
+    price: str
+    size: str
+    start: str = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second of one row."""
+
+    whole: float
+    later: float  # without the tokens in which a policy learns
+    schedules: Mapping[str, float]  # shares of the rounds
+
+
+def cells() -> list[Cell]:
+    """Return a fifth of all combinations, in which every pair of two properties occurs, and what users have most."""
+    axes: tuple[Sequence[str], ...] = ((*RECORDED, *MADE_UP), tuple(PRICES), tuple(SIZES_OF_RUNS))
+    places = product(*(range(len(axis)) for axis in axes))
+    chosen = [Cell(*(axis[i] for axis, i in zip(axes, place, strict=True))) for place in places if sum(place) % 5 == 2]
+    chosen += [Cell(text, "int8 90M", "short") for text in RECORDED]
+    wrong = [start for start in STARTS if start != "right"]
+    chosen += [Cell("questions", "int8 90M", "short", start) for start in wrong]
+    chosen += [Cell("code", "Q4_0 AVX2 90M", "long", start) for start in wrong]
+    return list(dict.fromkeys(chosen))
+
+
+def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the methods and settings that the policy is compared with; plain decoding is "plain"."""
+    rows: dict[str, tuple[str, dict[str, Any]]] = {"plain": ("vanilla", {}), "suffix": ("suffix", {"policy": "fixed"})}
+    for length in FIXED_LENGTHS:
+        rows[f"sps {length}"] = ("sps", {"policy": "fixed", "num_speculative_tokens": length})
+    if PRICES[cell.price].is_apart:
+        rows["beside"] = ("card", {"policy": "fixed", "schedule": "beside", "verify": "tree"})
+    return rows
+
+
+def make_scene(cell: Cell, overheads: Overheads) -> Scene:
+    """Return the hardware of a cell, with what is measured at its start. Raises: PlanError for a broken recording."""
+    price, start = PRICES[cell.price], STARTS[cell.start]
+
+    def profile(beside: str, alone: str) -> Profile:
+        setups = tuple(
+            _setup(n, getattr(price, name), start.get(name, (1, 1))) for n, name in ((1, beside), (2, alone))
+        )
+        return Profile(name="gate", measured=False, source=price.source, setups=setups, overheads=overheads)
+
+    return Scene(
+        target=profile("beside", "alone"),
+        draft=profile("draft", "draft"),
+        recording=recording_of(cell.text),
+        concurrency=SIZES_OF_RUNS[cell.size].at_once,
+    )
+
+
+def _setup(threads: int, times_ms: Times, wrong: tuple[float, float]) -> Setup:
+    of_first, of_further = wrong
+    told_ms = [of_first * times_ms[0] + of_further * (ms - times_ms[0]) for ms in times_ms]
+    return Setup(threads=threads, cost=_table(told_ms), taken=_table(times_ms))
+
+
+def _table(times_ms: Sequence[float]) -> PassTable:
+    points = tuple((size, 1e-3 * ms) for size, ms in zip(SIZES, times_ms, strict=True))
+    return PassTable(points=points, per_context_row_s=1.2e-7 * points[0][1] / 1e-3)
+
+
+@cache
+def texts_of(text: str) -> ReplayedTexts:
+    """Return the replayed texts of a kind."""
+    cell = Cell(text, "int8 90M", "long")
+    scene = make_scene(cell, Overheads())
+    return replayed_texts(scene, plan_method(scene, "card", {}))
+
+
+def run_row(cell: Cell, overheads: Overheads, method: str, settings: Mapping[str, Any]) -> Speed:
+    """Decode a cell's texts in virtual time. Raises: PlanError for a text that comes out otherwise."""
+    scene, size, texts = make_scene(cell, overheads), SIZES_OF_RUNS[cell.size], texts_of(cell.text)
+    runs = [_Run(scene, texts, method, settings, first_text=idx) for idx in range(size.engines)]
+    for run in runs:
+        run.decode(size.tokens)
+    num_tokens, seconds = sum(run.num_tokens for run in runs), sum(run.seconds for run in runs)
+    later_tokens, later_s = sum(run.later_tokens for run in runs), sum(run.later_s for run in runs)
+    num_rounds = sum(sum(run.rounds.values()) for run in runs)
+    counts = {name: sum(run.rounds.get(name, 0) for run in runs) for name in ("beside", "turns", "off")}
+    shares = {name: round(count / num_rounds, 3) for name, count in counts.items() if count}
+    return Speed(round(num_tokens / seconds, 2), round(later_tokens / later_s, 2), shares)
+
+
+class _Run:
+    """One engine that decodes texts in a closed loop."""
+
+    def __init__(
+        self, scene: Scene, texts: ReplayedTexts, method: str, settings: Mapping[str, Any], *, first_text: int
+    ) -> None:
+        self._scene, self._texts = scene, texts
+        self._stage = build_stage(scene, plan_method(scene, method, settings), texts)
+        self._open: dict[int, tuple[int, list[int]]] = {}
+        self._next_id, self._first_text = 0, first_text
+        self.num_tokens = self.later_tokens = 0
+        self.seconds = self.later_s = 0.0
+        self.rounds: dict[str, int] = {}
+
+    def decode(self, num_tokens: int) -> None:
+        """Decode until so many tokens are there. Raises: PlanError for a wrong text."""
+        learnt_at, learnt_tokens, clock = 0.0, 0, self._stage.clock
+        while self.num_tokens < num_tokens:
+            self._add()
+            self._step()
+            if not learnt_tokens and self.num_tokens >= LEARNING_TOKENS * self._scene.concurrency:
+                learnt_at, learnt_tokens = clock(), self.num_tokens
+        self._stage.close()
+        self.seconds = clock()
+        self.later_tokens, self.later_s = self.num_tokens - learnt_tokens, self.seconds - learnt_at
+
+    def _add(self) -> None:
+        while len(self._open) < self._scene.concurrency:
+            text_idx = (self._first_text + self._next_id) % len(self._texts.prompts)
+            self._stage.engine.forget_prefixes()
+            request = make_request(self._stage, self._scene, self._texts, text_idx, self._next_id)
+            self._stage.engine.add(self._stage.engine.check(request))
+            self._open[self._next_id] = text_idx, []
+            self._next_id += 1
+
+    def _step(self) -> None:
+        for update in self._stage.engine.step():
+            if update.error is not None:
+                raise update.error
+            text_idx, answer = self._open[update.request_id]
+            answer += update.token_ids
+            self.num_tokens += len(update.token_ids)
+            if update.finish_reason is not None:
+                del self._open[update.request_id]
+                if tuple(answer) != self._texts.answers[text_idx]:
+                    raise PlanError(f"text {text_idx} came out otherwise than it was recorded: a bug in card")
+        schedule = self._stage.policy.schedule
+        self.rounds[schedule] = self.rounds.get(schedule, 0) + 1
