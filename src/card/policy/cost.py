@@ -136,10 +136,10 @@ class Costs:
         return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
 
     def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
-        """Return the seconds that one more row adds to such a pass: the mean of half as many more."""
-        further = max(1, num_tokens // 2)
-        more_s = self.pass_s(schedule, num_tokens + further, num_requests)
-        return max(0.0, more_s - self.pass_s(schedule, num_tokens, num_requests)) / further
+        """Return the seconds that one more row adds to a target pass of so many tokens."""
+        cost = self.at_start[schedule]
+        more_s = cost.target.seconds(num_tokens + 1, num_requests) - cost.target.seconds(num_tokens, num_requests)
+        return more_s * self._ratio_of(cost.cores, num_tokens)
 
     def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""

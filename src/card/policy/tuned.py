@@ -186,12 +186,13 @@ class TunedPolicy(Policy):
         """Return where a turn for so many requests ends: where a layer brings less than its time is worth."""
         costs, schedule = self._costs, self.schedule
         layer_s = costs.draft_s(schedule, num_requests)
-        further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests
+        further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests  # for one more request
         worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
-        floor = worth * (costs.row_s(schedule, 4 * num_requests, num_requests) + further_s)
-        least = min(max(floor + worth * (layer_s - num_requests * further_s), LEAST_FLOOR), MOST_FLOOR)
-        floor = min(floor, least)
-        return TurnEnd(floor, least - floor, self._acceptance.trust, resting)
+        layer = min(worth * (layer_s - num_requests * further_s), num_requests - LEAST_FLOOR)
+        rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
+        least = LEAST_FLOOR - layer / num_requests
+        floors = [min(max(worth * (row_s + further_s), least, 0.0), MOST_FLOOR) for row_s in rows_s]
+        return TurnEnd((0.0, *floors), layer, self._acceptance.trust, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests for which others have candidates, so likely that a draft would not be worth its time."""

@@ -132,12 +132,12 @@ class DrafterWorker:
                 continue
             try:
                 num_tokens = drafting.sequence.num_tokens_to_run()
-                chance = end.chance(*drafting.sequence.best_end)
+                own_spare = end.spare(*drafting.sequence.best_end)
             except Exception as error:  # of this request alone
                 said += self.decline(request_id, f"its candidates cannot be found: {in_words(error)}", has_failed=True)
                 continue
-            if num_tokens and chance >= end.floor:
-                spare += chance - end.floor
+            if num_tokens and own_spare >= 0.0:
+                spare += own_spare
                 tasks.append(Task(self, request_id, drafting, num_tokens))
         if spare < end.layer:
             tasks.clear()

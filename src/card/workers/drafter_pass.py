@@ -24,14 +24,19 @@ logger = logging.getLogger(__name__)
 class TurnEnd:
     """Where a turn of a drafter ends, by the chances in [0, 1] of the best paths of its requests."""
 
-    floor: float = 0.0  # chance below which a request is not drafted for any further
-    layer: float = 0.0  # sum of what chances are above the floor, below which no further layer is made for anybody
+    floors: tuple[float, ...] = (0.0,)  # by depth: chance below which a request is not drafted any further; the last
+    # one holds for all that is deeper
+    layer: float = 0.0  # sum of what chances are above their floors, below which no layer is made for anybody
     trust: float = 1.0  # chance of a path over what its score says, by layer
     resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
 
     def chance(self, depth: int, path_logprob: float) -> float:
         """Return the chance of a path that the draft model gives this score."""
         return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
+
+    def spare(self, depth: int, path_logprob: float) -> float:
+        """Return how far the chance of a path is above its floor; below 0 it is not drafted any further."""
+        return self.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
 
 
 NO_END = TurnEnd()
