@@ -113,7 +113,7 @@ class Costs:
     def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
         """Begin with what was measured at start."""
         self.at_start = dict(at_start)
-        self._target: dict[tuple[CoreSet, int], Ratio] = {}
+        self._target: dict[tuple[bool, int], Ratio] = {}  # by whether the drafter runs at the same time, and by rows
         self._layers: dict[Schedule, Ratio] = {}
         self._first_layer = Ratio()  # of a turn, behind a pass of the target's: the weights have left the caches
         self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
@@ -127,11 +127,11 @@ class Costs:
         """Return the seconds of a target pass of so many tokens for requests of the present length."""
         cost = self.at_start[schedule]
         seconds = cost.target.seconds(num_tokens, num_requests, num_requests * self._rows)
-        return seconds * self._ratio_of(cost.cores, num_tokens)
+        return seconds * self._ratio_of(schedule, num_tokens)
 
     def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
         """Return what a target pass of so many tokens takes in this round."""
-        cost, ratio = self.at_start[schedule], self._ratio_of(self.at_start[schedule].cores, len(view.requests))
+        cost, ratio = self.at_start[schedule], self._ratio_of(schedule, len(view.requests))
         num_requests, num_rows = len(view.requests), view.num_context_rows
         return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
 
@@ -139,7 +139,7 @@ class Costs:
         """Return the seconds that one more row adds to a target pass of so many tokens."""
         cost = self.at_start[schedule]
         more_s = cost.target.seconds(num_tokens + 1, num_requests) - cost.target.seconds(num_tokens, num_requests)
-        return more_s * self._ratio_of(cost.cores, num_tokens)
+        return more_s * self._ratio_of(schedule, num_tokens)
 
     def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
@@ -175,9 +175,8 @@ class Costs:
         self._rows = view.num_context_rows / num_requests
         if not view.num_prompt_tokens:
             predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
-            self._target.setdefault((cost.cores, bucket(result.num_tokens)), Ratio(most_at_first=2.0)).observe(
-                result.busy_s, predicted_s
-            )
+            place = schedule == "beside", bucket(result.num_tokens)
+            self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
         around_s = outcome.seconds - result.busy_s - view.waited_s
         self._around.setdefault(self.drafts(schedule), Ratio()).observe(
             around_s, self._first_around_s(schedule, num_requests)
@@ -200,21 +199,22 @@ class Costs:
         for schedule, cost in self.at_start.items():
             points = [
                 (1 << size, cost.target.seconds(1 << size) * ratio.value)
-                for (cores, size), ratio in sorted(self._target.items(), key=lambda item: item[0][1])
-                if cores == cost.cores and ratio.predicted_s >= LEAST_ROUNDS * cost.target.seconds(1 << size)
+                for (is_beside, size), ratio in sorted(self._target.items(), key=lambda item: item[0][1])
+                if is_beside == (schedule == "beside")
+                and ratio.predicted_s >= LEAST_ROUNDS * cost.target.seconds(1 << size)
             ]
             if points:
                 size, seconds = points[-1]
                 found[schedule] = replace(cost, target=PassCost((*points, (size + 1, seconds))))
         return found
 
-    def _ratio_of(self, cores: CoreSet, num_tokens: float) -> float:
+    def _ratio_of(self, schedule: Schedule, num_tokens: float) -> float:
         """Return measured over predicted seconds of such passes, else of those that are most alike."""
-        own = bucket(int(num_tokens))
-        ratio = self._target.get((cores, own))
+        is_beside, own = schedule == "beside", bucket(int(num_tokens))
+        ratio = self._target.get((is_beside, own))
         if ratio is None:
-            seen = [(abs(rows - own), rows) for place, rows in self._target if place == cores]
-            ratio = self._target[cores, min(seen)[1]] if seen else None
+            seen = [(abs(rows - own), rows) for other, rows in self._target if other == is_beside]
+            ratio = self._target[is_beside, min(seen)[1]] if seen else None
         return ratio.value if ratio else 1.0
 
     def _layer_s(self, schedule: Schedule, num_requests: int, width: int) -> float:

@@ -8,7 +8,7 @@ for them. What is not run teaches nothing, so now and then another schedule gets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from card.policy.rounds import Schedule, bucket
@@ -16,7 +16,8 @@ from card.policy.rounds import Schedule, bucket
 TRIAL_SHARE = 0.01  # of the time of a single request, that trials may cost; several show as much in half of it
 # Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer. As long as it is
 # right it gets more rounds, each of twice as many layers.
-PLAIN_TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 6
+PLAIN_TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 8
+SETTLING_ROUNDS = 2  # in which a drafter beside gets ahead; they say nothing of those that follow
 HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
 SECOND_CHANCE = 16  # rounds after which a schedule that was given up is tried again, whatever that costs
 REVIEW_ROUNDS = 4  # between two looks at the records
@@ -76,13 +77,14 @@ class Modes:
             predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, as
                 far as is known now.
             plain_s: seconds of a plain round for so many requests by what was measured at start.
-            trial_s: seconds of the rounds that a trial of a schedule begins with, after so many rounds without it.
+            trial_s: seconds of a round of a schedule with a single layer, after so many rounds without it.
         """
         self._all = tuple(schedules)
         self._predict, self._plain_s, self._trial_s = predict, plain_s, trial_s
         self._places: dict[int, _Place] = {}
         self._num_requests = 1
         self._trial_rounds = 0  # so far, of the present trial
+        self._rounds_here = 0  # since the schedule was another one
         self._since_review = REVIEW_ROUNDS
         self.is_trial = False
         self._enter(1)
@@ -113,39 +115,47 @@ class Modes:
             self._review(possible)
 
     def observe(
-        self, num_requests: int, num_tokens: int, seconds: float, *, was_right: bool, num_rounds: int = 1
+        self,
+        num_requests: int,
+        num_tokens: int,
+        seconds: float,
+        *,
+        was_right: bool,
+        num_rounds: int = 1,
+        reads: bool = False,
     ) -> None:
         """Count a round.
 
         Args:
             num_requests: those that decode; others read their prompts.
             num_tokens: that these committed.
-            seconds: of the round without those of prompts.
-            was_right: all that was drafted was accepted.
+            seconds: of the round.
+            was_right: most of what was drafted was accepted.
             num_rounds: that it stands for.
+            reads: prompts are read in it, so that its seconds say nothing of others.
         """
         if seconds <= 0.0:
             return
         here, schedule = self._here, self.schedule
-        here.records.setdefault(schedule, ModeRecord()).observe(
-            num_requests, num_tokens, seconds / self._plain_s(num_requests)
-        )
+        self._rounds_here += num_rounds
+        if not reads and (schedule != "beside" or self._rounds_here > SETTLING_ROUNDS):
+            record = here.records.setdefault(schedule, ModeRecord())
+            record.observe(num_requests, num_tokens, seconds / self._plain_s(num_requests))
         self._since_review += num_rounds
         if not self.is_trial:
             here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds * num_rounds
             here.rounds += num_rounds
             return
         here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
+        is_over = not was_right and self.trial_layers is not None
         self._trial_rounds += 1
-        is_over = not was_right if self.trial_layers else self._trial_rounds >= PLAIN_TRIAL_ROUNDS
-        if is_over or self._trial_rounds >= MOST_TRIAL_ROUNDS:
+        if is_over or self._trial_rounds >= self._trial_length(schedule):
             self.is_trial, self._since_review = False, REVIEW_ROUNDS
 
     @property
     def trial_layers(self) -> int | None:
         """Most layers that are drafted in this round of a trial; None sets no limit."""
-        is_slow_start = self.is_trial and self._here.best == "off" and self.schedule == "turns"
-        return 1 << self._trial_rounds if is_slow_start else None
+        return 1 << self._trial_rounds if self.is_trial and self._starts_slowly(self.schedule) else None
 
     def fade(self, kept: float) -> None:
         """Let the tokens of old texts count for less."""
@@ -180,10 +190,11 @@ class Modes:
             here.best, left = first, here.best
             if left in rates:  # a beginning may have had bad luck: it is tried again soon
                 here.tried_at[left] = here.rounds
-                round_s = self._num_requests / rates[first]
-                price_s = self._trial_s(left, self._num_requests, SECOND_CHANCE) - round_s
-                here.credit_s = price_s - max(TRIAL_SHARE * SECOND_CHANCE * round_s, price_s / 4)
-        self.schedule, self.rate = here.best, rates[first]
+                soon_s = TRIAL_SHARE * SECOND_CHANCE * self._num_requests / rates[first]
+                price_s = self._price_s(left, rates, SECOND_CHANCE)
+                here.credit_s = price_s - max(soon_s, price_s / 4)
+        self._run(here.best)
+        self.rate = rates[first]
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
         )
@@ -192,9 +203,29 @@ class Modes:
             return
         tried = min(others, key=lambda schedule: here.tried_at.get(schedule, 0))
         num_waited = here.rounds - here.tried_at.get(tried, 0)
-        price_s = self._trial_s(tried, self._num_requests, num_waited) - self._num_requests / self.rate
-        is_unseen = tried != "off" and tried not in here.records  # its costs may be far from what was measured
-        if num_waited and (is_unseen or here.credit_s >= price_s):
-            self.schedule, self.is_trial, self._trial_rounds, here.tried_at[tried] = tried, True, 0, here.rounds
+        # Its costs may be far from what was measured.
+        is_unseen = self._starts_slowly(tried) and tried not in here.records
+        if num_waited and (is_unseen or here.credit_s >= self._price_s(tried, rates, num_waited)):
+            self._run(tried)
+            self.is_trial, self._trial_rounds, here.tried_at[tried] = True, 0, here.rounds
             if tried != "off" and (record := here.records.get(tried)) is not None:
                 record.fade(_DOUBTED)
+
+    def _run(self, schedule: Schedule) -> None:
+        if schedule != self.schedule:
+            self.schedule, self._rounds_here = schedule, 0
+
+    def _starts_slowly(self, schedule: Schedule) -> bool:
+        """Return whether a trial of a schedule begins with one layer: where nothing is drafted otherwise."""
+        return schedule == "turns" and self._here.best == "off"
+
+    def _trial_length(self, schedule: Schedule) -> int:
+        return PLAIN_TRIAL_ROUNDS if schedule == "off" else MOST_TRIAL_ROUNDS
+
+    def _price_s(self, schedule: Schedule, rates: Mapping[Schedule, float], num_waited: int) -> float:
+        """Return the seconds that a trial of a schedule is expected to cost after so many rounds without it."""
+        num_requests, rate = self._num_requests, max(rates.values())
+        if self._starts_slowly(schedule):
+            return self._trial_s(schedule, num_requests, num_waited) - num_requests / rate  # a token each, at least
+        _, seconds = self._predict(schedule, num_requests)
+        return self._trial_length(schedule) * seconds * (1 - rates[schedule] / rate)

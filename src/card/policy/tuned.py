@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
-from card.policy.asking import Asking
+from card.policy.asking import REQUEST_S, Asking
 from card.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
 from card.policy.cost import Costs, ScheduleCost
 from card.policy.modes import Modes
@@ -24,6 +24,7 @@ from card.workers.request import Request
 # Chances of a path, between which lies the one below which a turn does not draft it any further. Evidence: on texts of
 # the demo pair 0.4 is 3 to 11 % ahead of the best fixed length in each of 12 cells, 0.3 and 0.5 are within 6 % of it.
 LEAST_FLOOR, MOST_FLOOR = 0.3, 0.9
+RIGHT_SHARE = 0.6  # of a draft model's tokens, beyond which a trial of it goes on
 PLAIN_ROUNDS = 4  # of which one is learnt from
 
 
@@ -135,6 +136,7 @@ class TunedPolicy(Policy):
             price = self._modes.rate * self._costs.row_s(self.schedule, num_rows, num_requests)
             return [self._worth(offer, price) for offer in offers]
         ranked = [self._ranked(*pair) for pair in zip(view.requests, offers, strict=True)]
+        ranked = [(order, probs if self._pays(view, probs) else []) for order, probs in ranked]
         num_rows = view.num_prompt_tokens + sum(offer.num_probes for offer in offers)
         counts = choose(
             [probs for _, probs in ranked],
@@ -153,7 +155,8 @@ class TunedPolicy(Policy):
         """Learn acceptance, costs and the speed of the schedule from a round."""
         view, result = outcome.view, outcome.result
         if self._asking.was_asked:
-            self._asking.observe(result.verified)
+            row_s = self._costs.row_s(self.schedule, result.num_tokens, len(view.requests))
+            self._asking.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s)
         self._round += 1
         is_plain = self.schedule == "off" and not self._modes.is_trial
         if not view.requests or (is_plain and self._round % PLAIN_ROUNDS):
@@ -164,18 +167,26 @@ class TunedPolicy(Policy):
             self._modes.fade(kept)
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
-        pass_of = self._costs.pass_of(self.schedule, view)
-        reading_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
-        if view.passes and view.num_unread:
-            reading_s += max(0.0, view.passes[0][1] - self._costs.first_draft_s(self.schedule, len(view.requests)))
-        was_right = all(one.num_compared == one.num_agreed > 0 for one in result.verified)
+        reading_s = 0.0
+        if view.passes:  # of its first pass what is beyond twice the usual time: it reads what was written meanwhile
+            first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
+            reading_s += max(0.0, view.passes[0][1] - 2 * first_s)
+        num_compared = sum(one.num_compared for one in result.verified)
+        was_right = sum(one.num_agreed for one in result.verified) > RIGHT_SHARE * num_compared
         self._modes.observe(
             len(view.requests),
             outcome.num_committed,
             outcome.seconds - reading_s,
             was_right=was_right,
             num_rounds=PLAIN_ROUNDS if is_plain else 1,
+            reads=view.num_prompt_tokens > 0,
         )
+
+    def _pays(self, view: RoundView, probs: Sequence[float]) -> bool:
+        """Return whether candidates of these chances bring more than their rows and the Python for their request."""
+        row_s = self._costs.row_s(self.schedule, len(view.requests), len(view.requests))
+        spare = sum(max(0.0, prob - self._modes.rate * row_s) for prob in probs)
+        return spare > self._modes.rate * REQUEST_S
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a chain of the draft model's that bring more than this."""
