@@ -1,4 +1,4 @@
-"""Whom local writers are asked for: always where the target takes what they propose, seldom where it does not.
+"""Choice of the requests that local writers are asked for: seldom one of whose candidates the target takes none.
 
 To ask takes Python for each request and round. A text that repeats nothing makes that a loss, and where it begins to
 repeat something, that is found out a few rounds later.

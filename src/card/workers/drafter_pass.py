@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """Where a turn of a drafter ends, by the chances in [0, 1] of the best paths of its requests."""
+    """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
 
     floor: float = 0.0  # chance below which a request is not drafted for any further
     layer: float = 0.0  # sum of what chances are above the floor, below which no further layer is made for anybody
