@@ -154,3 +154,13 @@ def listen(engine: Engine) -> None:
     """Let an engine hear what its drafter has said and answer it, until both are silent."""
     for _ in range(4):
         engine._drafter.listen()
+
+
+def worker_of(engine: Engine) -> TargetWorker:
+    """Return the worker that runs an engine's target."""
+    return engine._worker
+
+
+def policy_of(engine: Engine) -> Any:
+    """Return the policy that decides an engine's rounds."""
+    return engine._policy

@@ -25,7 +25,7 @@ from card.workers.replica import Replica
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
-from tests.inside import listen, running
+from tests.inside import listen, policy_of, running, worker_of
 from tests.toy import TableModel
 
 
@@ -50,12 +50,6 @@ class Scripted(Policy):
 def engine_of(target: TableModel, link: DrafterLink | None, script: Sequence[Schedule], **limits: int) -> Engine:
     worker = TargetWorker(target, clock=time.perf_counter)
     return Engine(worker, link, policy=Scripted(script), limits=Limits(**limits))
-
-
-def policy_of(engine: Engine) -> Scripted:
-    policy = engine._policy
-    assert isinstance(policy, Scripted)
-    return policy
 
 
 def request(idx: int, *, temperature: float = 0.0, max_tokens: int = 40) -> Request:
@@ -101,7 +95,7 @@ def test_after_any_number_of_plain_rounds_drafter_and_replica_hold_the_text_agai
             texts[update.request_id] += update.token_ids
         if policy_of(engine).schedule == "turns":
             listen(engine)
-            assert_in_step(engine._worker, link.worker)
+            assert_in_step(worker_of(engine), link.worker)
         round_idx += 1
     for one in requests:
         assert texts[one.request_id] == plain(toy_target(seed), params=one.params, prompt=one.prompt_ids)[0]
@@ -139,7 +133,7 @@ def test_a_round_that_is_off_does_nothing_for_the_drafter(calls: Counter[str]) -
     for _ in range(6):
         engine.step()
     listen(engine)
-    (first, *_) = running(engine._worker)
+    (first, *_) = running(worker_of(engine))
     tree, nodes = first.replica.tree, first.replica.tree.snapshot()
     assert calls["query"] > 0, "it does when it drafts"
     calls.clear()

@@ -17,6 +17,7 @@ from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
+from tests.inside import policy_of
 
 
 class Noting(DrafterLink):
@@ -106,7 +107,7 @@ def test_texts_are_right_when_every_round_has_another_drafter() -> None:
     engine.add(engine.check(request := make_request(0)))
     token_ids: list[int] = []
     while engine.has_work:
-        engine._policy.schedule = next(schedules)
+        policy_of(engine).schedule = next(schedules)
         token_ids += [token_id for update in engine.step() for token_id in update.token_ids]
     assert token_ids == plain(toy_target(2), params=request.params)[0]
 
