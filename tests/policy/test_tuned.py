@@ -209,6 +209,12 @@ def test_a_dear_drafter_pays_beside_the_target_before_it_pays_in_turns():
     assert policy.predicted("beside", agreement=0.95) > policy.predicted("turns", agreement=0.95)
 
 
+def test_a_drafter_slower_than_the_target_promises_no_gain_beside_it_however_right_it_is():
+    policy = TunedPolicy(costs(drafter=cost(1.5e-2, 0.0)), DraftSettings())
+    plain_beside = 1 / costs()["beside"].target.seconds(1)
+    assert policy.predicted("beside", agreement=0.9) <= plain_beside
+
+
 def test_long_prompts_are_read_on_all_cores_though_a_drafter_runs_beside():
     beside, alone = CoreSet((0,), 1), CoreSet((), 2)
     slow, fast = cost(0.1, 1e-3), cost(1e-3, 5e-5)
