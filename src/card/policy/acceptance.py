@@ -69,7 +69,7 @@ class Chances:
 
 
 class Agreement:
-    """How often the draft model's next token is the target's, and how far that is from what the draft model claims.
+    """Share of the draft model's tokens that are the target's, and how far that is from what the draft model claims.
 
     What was seen of these texts fades back to what the pair showed all along. That in turn begins with a first guess,
     and is forgotten only as more is seen: rounds without drafting and new texts teach nothing about the pair.

@@ -183,7 +183,7 @@ class Modes:
 
     def _review(self, possible: list[Schedule]) -> None:
         """Take the best schedule, or begin a trial of another one if there is credit for it."""
-        here, self._since_review = self._here, 0
+        here, self._since_review, self.is_trial = self._here, 0, False  # the drafter of a trial may have gone
         rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:

@@ -90,7 +90,9 @@ class TunedPolicy(Policy):
                 here = tokens, seconds + start_s + depth * draft_s
             else:  # a path that ends is as likely to be missing in the tree: the next round is a plain one then
                 lost = (1 - reached) * (1 - agreement)
-                here = (tokens + lost * alone) / (1 + lost), max(seconds + lost * alone_s, depth * draft_s) / (1 + lost)
+                cycle_s = seconds + lost * alone_s
+                most = max(alone, cycle_s / max(draft_s, 1e-9))  # each token of a text takes the drafter a layer
+                here = min(tokens + lost * alone, most) / (1 + lost), cycle_s / (1 + lost)
             if here[0] * best[1] > best[0] * here[1]:
                 best = here
         return best

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """Where a turn of a drafter ends, by the chances in [0, 1] of the best paths of its requests."""
+    """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
 
     floors: tuple[float, ...] = (0.0,)  # by depth: chance below which a request is not drafted any further; the last
     # one holds for all that is deeper
