@@ -67,7 +67,7 @@ class Asking:
             if known is None or self._round - known.asked_at > known.pause:
                 gain, pause = (_FIRST_GAIN, 0) if known is None else (known.gain, known.pause)
                 gain += _NEW_SHARE * (_gain(one, price, rate * row_s) - gain)
-                known = _Asked(self._round, gain, 0 if gain > price else min(2 * pause or 1, longest))
+                known = _Asked(self._round, gain, 0 if gain > 2 * price else min(2 * pause or 1, longest))
             asked[one.request_id] = known
         self._asked = asked
 

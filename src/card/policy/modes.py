@@ -33,12 +33,14 @@ class ModeRecord:
 
     num_rounds: float = 0.0  # of single requests
     num_tokens: float = 0.0
+    num_seen: int = 0  # rounds of single requests, which do not fade
     excess: float = 0.0  # seconds over those that a plain round was measured to take at start, by request
 
     def observe(self, num_requests: int, num_tokens: int, excess: float) -> None:
         """Take a round."""
         self.fade(_KEPT)
         self.num_rounds += num_requests
+        self.num_seen += num_requests
         self.num_tokens += num_tokens
         self.excess += num_requests * excess
 
@@ -167,7 +169,8 @@ class Modes:
         """Return the tokens per second expected of a schedule at the present batch size."""
         record, (tokens, seconds) = self._here.records.get(schedule), self._predict(schedule, self._num_requests)
         if record is not None:
-            prior = _PRIOR_PLAIN_ROUNDS if schedule == "off" else _PRIOR_ROUNDS
+            most = _PRIOR_PLAIN_ROUNDS if schedule == "off" else _PRIOR_ROUNDS
+            prior = most * _PRIOR_ROUNDS / (_PRIOR_ROUNDS + record.num_seen)  # seen once, it need not be guessed
             tokens = record.num_tokens + prior * tokens
             seconds = record.excess * self._plain_s(self._num_requests) + prior * seconds
         return self._num_requests * tokens / max(seconds, 1e-9)
