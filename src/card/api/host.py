@@ -192,6 +192,8 @@ class Host:
         )
         self._parts = build(plan, models)
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, plan.draft
+        if (agreement := self.latencies.agreement) is not None:
+            self.policy.recall(agreement)
         self.max_model_len, self.max_kv_bytes = plan.max_model_len, plan.max_kv_bytes or 0
         pool, chunk = self._parts.worker.pool, self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, pool, lambda: self.policy.cores, chunk=chunk)
@@ -200,6 +202,7 @@ class Host:
         """End the drafter and the processes that try grammars. May be called twice."""
         self.grammars.close()
         self.latencies.mend(self.policy.measured())
+        self.latencies.remember_agreement(self.policy.agreement)
         if self.link is not None:
             self.latencies.remember_drafter()
             self._finalizer()

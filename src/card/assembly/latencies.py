@@ -45,6 +45,10 @@ class MeasuredLatencies:
         if self._is_draft_named and plan.has_drafter_process:
             core_set = CoreSet(plan.cores.draft, settings.draft_threads)
             self._process_key = drafter_key("drafter", settings, core_set)
+        self._agreement_key: LatencyKey | None = None
+        if self._is_draft_named and is_target_named:
+            pair = f"of {settings.target} in {settings.dtype}"
+            self._agreement_key = drafter_key("agreement", settings, CoreSet(), more=pair)
         self.waits_for_drafter = self._waits(plan)
         self._measuring = Measuring(
             runner,
@@ -95,6 +99,16 @@ class MeasuredLatencies:
         cost = self._drafter.reported() if self._drafter is not None else None
         if cost is not None:
             self._store.keep_cost(self._process_key, cost)
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the draft model's tokens that were the target's in earlier starts; None if that is not known."""
+        return self._store.agreement(self._agreement_key)
+
+    def remember_agreement(self, agreement: float | None) -> None:
+        """Keep such a share for the next start; None if too little was seen."""
+        if agreement is not None:
+            self._store.keep_agreement(self._agreement_key, agreement)
 
     def watch_rounds(self) -> None:
         """Watch from now on who has the cores: rounds begin."""

@@ -37,6 +37,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: float  # seconds since the epoch
     is_checked: bool = False  # its logits were found to be transformers' own
     threads: int | None = None  # a number of threads or cores that was found
+    agreement: float | None = None  # share of a draft model's tokens that were the target's
     pass_s: tuple[tuple[int, float], ...] = ()
     per_sequence_s: float = 0.0
     per_context_row_s: float = 0.0
@@ -69,6 +70,15 @@ class LatencyStore:
         """Return how many threads, or cores, an earlier start found; None if it is not known."""
         entry = self._find(key)
         return None if entry is None else entry.threads
+
+    def agreement(self, key: LatencyKey | None) -> float | None:
+        """Return how often a draft model's token was the target's in earlier starts; None if it is not known."""
+        entry = self._find(key)
+        return None if entry is None else entry.agreement
+
+    def keep_agreement(self, key: LatencyKey | None, agreement: float) -> None:
+        """Keep such a share; without a key nothing is kept."""
+        self._keep(key, agreement=agreement)
 
     def keep_cost(self, key: LatencyKey | None, cost: PassCost) -> None:
         """Keep a measurement; without a key nothing is kept."""
@@ -157,11 +167,11 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
         return cls(about=about)
 
 
-def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey | None:
-    """Return the key of a latency of the draft model that the settings name; None as of `LatencyKey.of`."""
+def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet, more: str = "") -> LatencyKey | None:
+    """Return the key of a latency of the draft model that the settings name; ``more`` and None as of `LatencyKey.of`."""
     assert settings.draft is not None
     device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
-    more = "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
+    more += "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
     return LatencyKey.of(what, settings.draft, dtype=dtype, device=device, core_set=core_set, more=more)
 
 

@@ -83,17 +83,28 @@ class Agreement:
         """
         self._lasts = lasts
         self._agreed = self._claimed = self._compared = 0.0
-        self._lasting = [FIRST_AGREEMENT * LASTING_COUNT, LASTING_COUNT]  # agreed, compared
+        self.num_compared = 0
+        self.recall(FIRST_AGREEMENT)
+
+    def recall(self, agreement: float) -> None:
+        """Take this as what the pair showed all along."""
+        self._lasting = [agreement * LASTING_COUNT, LASTING_COUNT]  # agreed, compared
+
+    @property
+    def lasting(self) -> float:
+        """What the pair showed all along."""
+        agreed, compared = self._lasting
+        return agreed / compared
 
     @property
     def value(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return (self._agreed + self._first * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
+        return (self._agreed + self.lasting * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
 
     @property
     def trust(self) -> float:
         """Chance of a path to be accepted over what its score says, by layer; 1 of an honest draft model."""
-        prior = self._first * PRIOR_COUNT
+        prior = self.lasting * PRIOR_COUNT
         return max(self._agreed + prior, 1e-9) / max(self._claimed + prior, 1e-9)
 
     def observe(self, num_agreed: int, num_compared: int, num_claimed: float) -> None:
@@ -101,6 +112,7 @@ class Agreement:
         self._agreed += num_agreed
         self._claimed += num_claimed
         self._compared += num_compared
+        self.num_compared += num_compared
         if self._lasts:
             kept = DISCOUNT**num_compared
             agreed, compared = self._lasting
@@ -111,11 +123,6 @@ class Agreement:
         self._agreed *= kept
         self._claimed *= kept
         self._compared *= kept
-
-    @property
-    def _first(self) -> float:
-        agreed, compared = self._lasting
-        return agreed / compared
 
 
 class Acceptance:
@@ -128,18 +135,18 @@ class Acceptance:
     def __init__(self, *, lasts: bool = True) -> None:
         """Start without knowledge; ``lasts`` as of `Agreement`."""
         self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
-        self._agreement = Agreement(lasts=lasts)
+        self.pair = Agreement(lasts=lasts)
         self._texts: frozenset[int] = frozenset()
 
     @property
     def agreement(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return self._agreement.value
+        return self.pair.value
 
     @property
     def trust(self) -> float:
         """As of `Agreement`."""
-        return self._agreement.trust
+        return self.pair.trust
 
     def chance(self, depth: int, path_logprob: float) -> float:
         """Return the chance that a path of the draft model's is accepted to its end, which may be the root."""
@@ -178,15 +185,15 @@ class Acceptance:
         new, self._texts = texts - self._texts, texts
         kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts) if new else 1.0
         if new:
-            self._agreement.fade(kept)
+            self.pair.fade(kept)
         return kept
 
     def observe(self, verified: Sequence[Verified]) -> None:
         """Learn from the verifications of a round."""
-        self._agreement.fade(DISCOUNT)
+        self.pair.fade(DISCOUNT)
         for one in verified:
             if one.num_compared:
-                self._agreement.observe(one.num_agreed, one.num_compared, one.num_claimed)
+                self.pair.observe(one.num_agreed, one.num_compared, one.num_claimed)
             if one.offer.writers:
                 self._observe_offer(one)
 

@@ -119,6 +119,14 @@ class Policy:
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished round."""
 
+    def recall(self, agreement: float) -> None:
+        """Begin with what earlier starts have seen: the share of the draft model's tokens that were the target's."""
+
+    @property
+    def agreement(self) -> float | None:
+        """Such a share as it was all along; None after too few rounds, and for a policy that learns nothing."""
+        return None
+
     def measured(self) -> Mapping[Schedule, ScheduleCost]:
         """Return what passes cost by the rounds so far, with a point for each number of tokens that they had.
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from card.config import DraftSettings
-from card.policy.acceptance import DEEPEST, Acceptance
+from card.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
 from card.policy.asking import REQUEST_S, Asking
 from card.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
 from card.policy.cost import Costs, ScheduleCost
@@ -46,7 +46,7 @@ class TunedPolicy(Policy):
         self._costs = Costs(schedules)
         self._acceptance = Acceptance()
         self._asking = Asking()
-        self._modes = Modes(schedules, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
+        self._modes = self._new_modes()
         self._has_new_text = False
         self._round = 0
         self._follow()
@@ -55,6 +55,18 @@ class TunedPolicy(Policy):
     def costs(self) -> Mapping[Schedule, ScheduleCost]:
         """The schedules to choose from, with latencies as they were measured at start."""
         return self._costs.at_start
+
+    def recall(self, agreement: float) -> None:
+        """Begin with what earlier starts have seen: the share of the draft model's tokens that were the target's."""
+        self._acceptance.pair.recall(agreement)
+        self._modes = self._new_modes()
+        self._follow()
+
+    @property
+    def agreement(self) -> float | None:
+        """Such a share as it was all along; None after too few rounds."""
+        pair = self._acceptance.pair
+        return pair.lasting if pair.num_compared >= LASTING_COUNT else None
 
     def measured(self) -> Mapping[Schedule, ScheduleCost]:
         """Return the schedules whose passes were seen in rounds, with what those took."""
@@ -229,6 +241,9 @@ class TunedPolicy(Policy):
             if not is_worth_drafting(gains, start_s=start_s, seconds=draft_s, rate=rate):
                 resting.add(request.request_id)
         return resting
+
+    def _new_modes(self) -> Modes:
+        return Modes(self.costs, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
 
     def _trial_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
         """Return the seconds of a round of a schedule that was not run for so many rounds.
