@@ -168,7 +168,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet, more: str = "") -> LatencyKey | None:
-    """Return the key of a latency of the draft model that the settings name; ``more`` and None as of `LatencyKey.of`."""
+    """Return the key of a latency of the draft model that the settings name; others as of `LatencyKey.of`."""
     assert settings.draft is not None
     device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
     more += "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
