@@ -18,7 +18,7 @@ REQUEST_S = 8e-5
 _ASKING_SHARE = 0.01  # of the time, that questions may take which bring nothing
 _LONGEST_PAUSE = 16  # rounds between two questions
 _FEW = 4  # candidates that a writer is asked for which does not pay
-_FIRST_GAIN, _NEW_SHARE = 0.5, 0.25  # tokens that a question may bring; share of that, that the last one says
+_NEW_SHARE = 0.25  # of a question's expected gain, that the last one says; at first so many tokens are expected
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Asking:
         for one in verified:
             known = self._asked.get(one.request_id)
             if known is None or self._round - known.asked_at > known.pause:
-                gain, pause = (_FIRST_GAIN, 0) if known is None else (known.gain, known.pause)
+                gain, pause = (_NEW_SHARE, 0) if known is None else (known.gain, known.pause)
                 gain += _NEW_SHARE * (_gain(one, price, rate * row_s) - gain)
                 known = _Asked(self._round, gain, 0 if gain > 2 * price else min(2 * pause or 1, longest))
             asked[one.request_id] = known

@@ -21,10 +21,8 @@ SETTLING_ROUNDS = 2  # in which a drafter beside gets ahead; they say nothing of
 HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
 SECOND_CHANCE = 16  # rounds after which a schedule that was given up is tried again, whatever that costs
 REVIEW_ROUNDS = 4  # between two looks at the records
-# Rounds of one request that a prediction counts for. Those of plain decoding are all alike.
-_PRIOR_ROUNDS, _PRIOR_PLAIN_ROUNDS = 8.0, 0.5
+_PRIOR_ROUNDS = 8.0  # rounds of one request that a prediction counts for
 _KEPT = 0.97  # share of what is known that one more round leaves
-_DOUBTED = 0.3  # share of old rounds that a trial leaves: they may have had bad luck
 
 
 @dataclass(slots=True)
@@ -132,7 +130,7 @@ class Modes:
             num_requests: those that decode; others read their prompts.
             num_tokens: that these committed.
             seconds: of the round.
-            was_right: most of what was drafted was accepted.
+            was_right: more than half of what was drafted was accepted.
             num_rounds: that it stands for.
             reads: prompts are read in it, so that its seconds say nothing of others.
         """
@@ -169,8 +167,7 @@ class Modes:
         """Return the tokens per second expected of a schedule at the present batch size."""
         record, (tokens, seconds) = self._here.records.get(schedule), self._predict(schedule, self._num_requests)
         if record is not None:
-            most = _PRIOR_PLAIN_ROUNDS if schedule == "off" else _PRIOR_ROUNDS
-            prior = most * _PRIOR_ROUNDS / (_PRIOR_ROUNDS + record.num_seen)  # seen once, it need not be guessed
+            prior = _PRIOR_ROUNDS**2 / (_PRIOR_ROUNDS + record.num_seen)  # what was seen need not be guessed
             tokens = record.num_tokens + prior * tokens
             seconds = record.excess * self._plain_s(self._num_requests) + prior * seconds
         return self._num_requests * tokens / max(seconds, 1e-9)
@@ -211,8 +208,6 @@ class Modes:
         if num_waited and (is_unseen or here.credit_s >= self._price_s(tried, rates, num_waited)):
             self._run(tried)
             self.is_trial, self._trial_rounds, here.tried_at[tried] = True, 0, here.rounds
-            if tried != "off" and (record := here.records.get(tried)) is not None:
-                record.fade(_DOUBTED)
 
     def _run(self, schedule: Schedule) -> None:
         if schedule != self.schedule:
