@@ -22,7 +22,7 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
-from options import append_lines, describe_run, load_target
+from options import append_lines, describe_run, load_target, numbers
 from policy_texts import recording_of
 from rich.console import Console
 from rich.table import Table
@@ -43,9 +43,8 @@ from card.workers.request import Request
 from card.writers.draft_writers import make_writer
 
 RESULTS = Path(__file__).parent / "results" / "round_overheads.jsonl"
-AT_ONCE = (1, 4, 16, 32)  # requests
 LENGTHS = (1, 4, 8)  # of `sps`, which tell a round and a layer apart
-NUM_TOKENS, NUM_WARM_UP = {1: 128, 4: 96}, 3  # of each request, by how many there are; rounds that are left out
+NUM_TOKENS, NUM_WARM_UP, MOST_ROUNDS = 112, 3, 20  # of each request; rounds of an engine: left out at first, and taken
 NEAR = 0.05  # by which the median of `off` may be above plain decoding's, and that of a layer above that of `sps`
 TARGET_COST = PassCost(((1, 3e-3), (8, 3.2e-3), (64, 17.6e-3)))
 CHEAP, DEAR = PassCost(((1, 2e-4), (64, 8e-4))), PassCost(((1, 6e-3), (64, 4e-2)))  # drafting pays, or never does
@@ -149,7 +148,7 @@ class Stage:
         self.target, self.draft = _Outside(pair.target, TARGET_COST, clock), _Outside(pair.draft, row.draft_cost, clock)
         link = link_here("inline", make_writer(self.draft, takes_turns=True), clock=clock) if row.drafts else None
         self.parts: Parts = build(plan, Models(target=self.target, link=link, latencies=prices), clock=clock)
-        params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS.get(at_once, 48), ignore_eos=True)
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         for request_id, prompt_ids in enumerate(pair.prompts[:at_once]):
             request = Request(
                 request_id=request_id,
@@ -163,9 +162,9 @@ class Stage:
         self._at_once = at_once
 
     def rounds(self, *, counts_calls: bool = False) -> Iterator[Round]:
-        """Yield the rounds in which all requests decode, but for the first ones."""
-        engine, num_seen, is_over = self.parts.engine, 0, False
-        while engine.has_work:
+        """Yield the first rounds in which all requests decode, but for the very first ones; then end the requests."""
+        engine, num_seen = self.parts.engine, 0
+        while num_seen < NUM_WARM_UP + MOST_ROUNDS:
             found, count = Round(), [0]
             for model in (self.target, self.draft):
                 model.spent_s, model.sizes = 0.0, []
@@ -175,13 +174,17 @@ class Stage:
             updates = engine.step()
             sys.setprofile(None)
             found.seconds = time.thread_time() - started - self.target.spent_s - self.draft.spent_s
-            verified = self.target.sizes[-1] if self.target.sizes else []
+            verified = self.target.sizes[-1]
             found.layers, found.calls = len(self.draft.sizes), count[0]
             found.verifying, found.candidates = sum(size > 1 for size in verified), sum(size - 1 for size in verified)
-            is_over = is_over or any(update.finish_reason is not None for update in updates)
+            if any(update.finish_reason is not None for update in updates):
+                break
             num_seen += len(updates) == self._at_once
-            if len(updates) == self._at_once and num_seen > NUM_WARM_UP and not is_over:
+            if len(updates) == self._at_once and num_seen > NUM_WARM_UP:
                 yield found
+        for request_id in range(self._at_once):
+            engine.abort(request_id)
+        engine.forget_prefixes()
         self.parts.close()
 
 
@@ -333,9 +336,10 @@ class Figures:
 
 @click.command()
 @click.option("--rounds", default=100, show_default=True, help="Rounds of each row and number of requests, at least.")
+@click.option("--at-once", default="1,4,16,32", show_default=True, help="Numbers of requests, several.")
 @click.option("--cost", default="90M", show_default=True, help="Parameters that the target is inflated to.")
 @click.option("--out", type=Path, default=RESULTS, show_default=True, help="A JSON line is appended to it.")
-def main(rounds: int, cost: str, out: Path) -> None:
+def main(rounds: int, at_once: str, cost: str, out: Path) -> None:
     """Measure all rows, print tables, and say whether `off` is plain decoding."""
     console, facts = Console(width=130), describe_run()
     target = make_runner(load_target("demo-target", "int8", cost), max_model_len=320)
@@ -343,11 +347,11 @@ def main(rounds: int, cost: str, out: Path) -> None:
     prompts = [text.prompt_ids for kind in ("questions", "code", "copy-edit") for text in recording_of(kind).texts]
     prompts.sort(key=len)  # where few are wanted, those that are read at once
     pair, found = Pair(target, draft, prompts), list[Around]()
-    for at_once in AT_ONCE:
-        console.print(f"{at_once} at once", style="dim")
-        for name, measured in measure(pair, at_once, rounds).items():
-            counted = Stage(ROWS[name], pair, at_once).rounds(counts_calls=True)
-            found.append(summary(name, at_once, measured, [one.calls for one in counted]))
+    for count in numbers(at_once):
+        console.print(f"{count} at once", style="dim")
+        for name, measured in measure(pair, count, rounds).items():
+            counted = Stage(ROWS[name], pair, count).rounds(counts_calls=True)
+            found.append(summary(name, count, measured, [one.calls for one in counted]))
     table = Table(*Around.__slots__)
     for one in found:
         table.add_row(*(str(value) for value in asdict(one).values()))

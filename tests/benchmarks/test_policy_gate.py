@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Callable
 from dataclasses import astuple
+from typing import Any
 
+import msgspec
 import pytest
+
+from card.errors import BenchError
+from card.planner.profile import Overheads
+
+SHORT = "int8 90M", "short"
 
 
 @pytest.fixture
@@ -13,61 +22,120 @@ def gate(bench):
     return bench["policy_gate"]
 
 
-def line(over_plain: float, over_best: float, cell: str = "a") -> dict[str, float | str]:
-    return {"cell": cell, "over_plain": over_plain, "over_best": over_best}
+@pytest.fixture
+def cells(bench):
+    return bench["policy_cells"]
 
 
-def test_every_pair_of_properties_occurs_in_some_cell(gate):
-    cells = [astuple(cell) for cell in gate.cells() if cell.price in gate.PRICES]
-    axes = (gate.KINDS, gate.PRICES, gate.TOKENS, gate.DRAFTS, gate.WRITERS)
+@pytest.fixture
+def texts(bench):
+    return bench["policy_texts"]
+
+
+def line(over_best: float, over_plain: float = 1.0, speed: float = 100.0, text: str = "demo") -> dict[str, Any]:
+    cell = {"text": text, "price": "int8 90M", "size": "short", "start": "right"}
+    return {
+        "cell": cell,
+        "later_over_best": over_best,
+        "later_over_plain": over_plain,
+        "tuned": {"later": speed},
+        "fixed": {"plain": {"later": 1.0}},
+        "overheads": msgspec.to_builtins(Overheads()),
+    }
+
+
+def test_every_pair_of_properties_occurs_in_some_cell(cells, texts):
+    chosen = [astuple(cell)[:3] for cell in cells.cells() if cell.start == "right"]
+    axes = ((*texts.RECORDED, *texts.MADE_UP), cells.PRICES, cells.SIZES_OF_RUNS)
     for i, j in itertools.combinations(range(len(axes)), 2):
-        assert {(cell[i], cell[j]) for cell in cells} == set(itertools.product(axes[i], axes[j]))
+        assert {(cell[i], cell[j]) for cell in chosen} == set(itertools.product(axes[i], axes[j]))
+    assert {cell.start for cell in cells.cells()} == set(cells.STARTS)
 
 
-@pytest.mark.parametrize("name", ["good", "poor", "adversarial"])
-def test_a_draft_is_right_as_often_as_it_should_be(gate, name):
-    draft = gate.DRAFTS[name]
-    recording = gate.make_recording("prose", draft)
+def test_a_drafter_beside_the_target_is_a_fixed_row_where_it_takes_nothing_from_it(cells):
+    assert "beside" in cells.fixed_rows(cells.Cell("demo", "many cores", "long"))
+    rows = cells.fixed_rows(cells.Cell("demo", "int8 90M", "long"))
+    assert "beside" not in rows
+    assert {row[1].get("num_speculative_tokens") for row in rows.values()} >= {1, 2, 3, 4, 5, 6, 7, 8, 10, 12}
+
+
+@pytest.mark.parametrize("name", ["poor draft", "adversarial draft"])
+def test_a_made_up_draft_is_right_as_often_as_it_should_be(texts, name):
+    draft = texts.MADE_UP[name]
+    recording = texts.make_recording(draft)
     assert recording.agreement() == pytest.approx(draft.agreement, abs=0.03)
-    assert recording == gate.make_recording("prose", draft), "texts are seeded"
+    assert recording == texts.make_recording(draft), "texts are seeded"
 
 
-def test_every_second_mixed_text_copies_its_prompt(gate):
-    recording = gate.make_recording("mixed", gate.DRAFTS["poor"])
-    shares = [len(set(text.token_ids) & set(text.prompt_ids)) / len(set(text.token_ids)) for text in recording.texts]
-    assert max(shares[::2]) < 0.15
-    assert min(shares[1::2]) > 0.4
+def test_recorded_texts_are_those_of_the_demo_pair(texts):
+    for name in texts.RECORDED:
+        recording = texts.recording_of(name)
+        assert (recording.target, recording.draft) == ("demo-target", "demo-draft")
+        assert recording.temperature == (1.0 if name == texts.SAMPLED else 0.0)
+        assert 0.75 < recording.agreement() < 0.97
+        assert recording.num_tokens > 300
 
 
-def test_a_run_takes_the_same_virtual_time_whenever_it_is_made(gate):
-    cell = gate.Cell("prose", "int8 90M", 4, "good", "draft")
+def test_a_run_takes_the_same_virtual_time_whenever_it_is_made(cells):
+    cell, overheads = cells.Cell("demo", *SHORT), Overheads()
+    assert cells.run_row(cell, overheads, "card", {}) == cells.run_row(cell, overheads, "card", {})
 
-    def run():
-        scene = gate.make_scene(cell, gate.make_recording(cell.kind, gate.DRAFTS[cell.draft]))
-        texts = gate.replayed_texts(scene, gate.plan_method(scene, "card", {}))
-        return gate.decode(scene, texts, "card", {}, 800)
 
-    assert run() == run()
+def test_each_engine_of_a_short_run_begins_anew_and_its_first_tokens_are_no_later_ones(cells, monkeypatch):
+    built: list[Any] = []
+
+    def build_stage(*args: Any) -> Any:
+        built.append(BUILD(*args))
+        return built[-1]
+
+    BUILD: Callable[..., Any] = cells.build_stage
+    monkeypatch.setattr(cells, "build_stage", build_stage)
+    monkeypatch.setitem(cells.SIZES_OF_RUNS, "short", cells.Size(1, 60, engines=3))
+    speed = cells.run_row(cells.Cell("demo", *SHORT), Overheads(), "vanilla", {})
+    assert len(built) == 3
+    assert [stage.engine.stats().rounds for stage in built] == [60, 60, 60]
+    seconds = sum(stage.clock() for stage in built)
+    assert speed.whole == pytest.approx(180 / seconds, rel=1e-4)
+    assert speed.later > speed.whole, "the first tokens' seconds hold the reading of a prompt"
+
+
+def test_more_python_around_rounds_makes_plain_decoding_slower_by_just_that(cells):
+    cell = cells.Cell("demo", *SHORT)
+    fast, slow = (cells.run_row(cell, Overheads(round_s=seconds), "vanilla", {}) for seconds in (0.0, 1e-3))
+    assert 1 / slow.later - 1 / fast.later == pytest.approx(1e-3, rel=0.02)
 
 
 @pytest.mark.parametrize("start", ["right", "dear drafting"])
-def test_the_tuned_policy_takes_a_good_draft_model_back_that_began_badly_where_costs_are_measured_wrongly(gate, start):
-    recording = gate.make_recording("prose", gate.Draft(0.88, 0.88, num_wrong=32))
-    scene = gate.make_scene(gate.Cell("prose", gate.AVX2, 1, gate.LATE, "draft", start), recording)
-    texts = gate.replayed_texts(scene, gate.plan_method(scene, "card", {}))
-    plain, tuned = (gate.decode(scene, texts, method, {}, 500) for method in ("vanilla", "card"))
-    assert tuned.schedules["off"] > 0.0, "the beginning speaks against it"
+def test_the_tuned_policy_takes_a_good_draft_model_back_that_began_badly_where_costs_are_measured_wrongly(cells, start):
+    cell, overheads = cells.Cell("late draft", "Q4_0 AVX2 90M", "long", start), Overheads()
+    plain, tuned = (cells.run_row(cell, overheads, method, {}) for method in ("vanilla", "card"))
     assert tuned.later > 1.3 * plain.later
 
 
 def test_the_verdict_names_each_rule_that_is_broken(gate):
-    good = [line(1.2, 0.97), line(0.98, 1.0)]
+    good = [line(0.99, speed=106.0), line(0.98, text="code", speed=106.0)]
+    others = [line(0.9), line(0.9, text="code")]
     assert gate.verdict(good, []) == []
-    assert gate.verdict(good, good) == []
-    (worse,) = gate.verdict(good, [line(1.3, 1.0), line(1.0, 1.0)])
-    assert "geometric mean" in worse
-    assert gate.verdict([*good, line(0.99, 1.0, "new")], good) == [], "a cell that the other lacks is not compared"
-    (behind,) = gate.verdict([line(1.2, 0.94)], [])
-    assert "behind best" in behind
-    (slower,) = gate.verdict([line(0.96, 1.0)], [])
-    assert "behind plain" in slower
+    assert gate.verdict(good, others) == []
+    (mean,) = gate.verdict([line(1.0, speed=104.0)], others)
+    assert "1.040 times that of the other policy" in mean
+    (behind,) = gate.verdict([*good, line(0.97, text="questions")], [])
+    assert "1 of 3 cells are below 0.98 of the best fixed row, the worst at 0.970: questions, int8 90M" in behind
+    (slower,) = gate.verdict([line(1.0, over_plain=0.97)], [])
+    assert "of plain decoding" in slower
+    with pytest.raises(BenchError, match="no cell in common"):
+        gate.verdict(good, [line(1.0, text="copy-edit")])
+
+
+def test_known_fixed_rows_count_only_if_the_same_was_charged_to_them(gate, cells):
+    found = gate.known_fixed([line(1.0)], Overheads(tuned_s=1.0))
+    assert list(found) == [cells.Cell("demo", *SHORT)], "what tuned policies are charged is none of theirs"
+    assert gate.known_fixed([line(1.0)], Overheads(request_s=1.0)) == {}
+
+
+def test_the_gate_charges_what_was_measured_last(gate, tmp_path):
+    path = tmp_path / "round_overheads.jsonl"
+    with pytest.raises(BenchError, match="round_overheads"):
+        gate.measured_overheads(path)
+    path.write_text("".join(json.dumps({"overheads": {"round_s": seconds}}) + "\n" for seconds in (1e-3, 2e-3)))
+    assert gate.measured_overheads(path).round_s == 2e-3
