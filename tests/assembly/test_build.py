@@ -11,7 +11,7 @@ import card.assembly.build as building
 from card.assembly.build import Models, Parts, build, make_writers, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.errors import SettingsError
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
 from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
 from tests.assembly.test_plan import TWO_CORES, Told

@@ -13,9 +13,9 @@ from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
 from card.errors import SettingsError
 from card.judges.choosing import choose_verifier
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import METHODS
-from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.tree.verify import MATCH
 

@@ -88,7 +88,7 @@ from card.machine.threads import CoreSet
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import make_runner
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
 
 model, cache, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0, 0.0)

@@ -14,8 +14,8 @@ from card.latency import measuring, threads
 from card.latency.measuring import Measuring
 from card.latency.store import LatencyStore
 from card.latency.threads import useful_threads
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
-from card.policy.cost import PassCost
 from tests.latency.kept import kept_names
 from tests.latency.timed_model import TimedModel
 from tests.moments import DisturbedMoment, QuietMoment, UntoldMoment

@@ -12,8 +12,8 @@ from card.latency import measuring
 from card.latency import store as kept_latencies
 from card.latency.store import LatencyKey, LatencyStore
 from card.machine.folders import cache_folder
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.policy.cost import PassCost
 from tests.damage import damages
 from tests.pair import Pair
 from tests.shortage import no_more_files

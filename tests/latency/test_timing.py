@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from card.errors import CapacityError, SettingsError
 from card.latency.timing import measure_pass_cost, single_pass_takes
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
 from tests.latency.timed_model import TimedModel
 
 

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.machine.pass_cost import PassCost
 from card.policy.choice import (
     best_by_depth,
     best_chain,
     choose,
     further_gains,
     is_worth_drafting,
-    next_budget,
 )
-from card.policy.cost import PassCost
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 
 Offers = list[list[float]]
@@ -159,12 +158,6 @@ def test_a_draft_pass_of_several_layers_is_paid_for_by_all_of_them() -> None:
     assert is_worth_drafting([0.4, 0.4, 0.3], seconds=1.0, rate=1.0, layers_per_pass=3)
     assert not is_worth_drafting([0.4, 0.4, 0.1, 0.9], seconds=1.0, rate=1.0, layers_per_pass=3)
     assert is_worth_drafting([0.4, 0.4, 0.1, 0.9, 0.5], seconds=1.0, rate=1.0, layers_per_pass=3)
-
-
-def test_a_local_writer_is_asked_for_twice_what_was_verified_and_falls_slowly_to_one() -> None:
-    assert next_budget(8, 10) == 16
-    assert next_budget(0, 10) == 9
-    assert next_budget(0, 1) == 1
 
 
 def test_further_layers_bring_what_is_reached_less_what_is_there_and_what_their_rows_cost() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.policy.cost import LEAST_ROUNDS, ROUND_S, Costs, PassCost, Ratio, ScheduleCost
+from card.policy.cost import LEAST_ROUNDS, ROUND_S, Costs, Ratio, ScheduleCost
 from card.policy.rounds import Outcome, RoundView, Schedule
 from card.workers.request import StepResult
 from tests.decoding import make_request

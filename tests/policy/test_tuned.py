@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.policy.cost import PassCost, ScheduleCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait
 from card.policy.tuned import TunedPolicy
 from card.transport.switch import SwitchLink

@@ -17,6 +17,7 @@ from card.errors import CardError
 from card.latency.timing import measure_pass_cost
 from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
@@ -26,7 +27,6 @@ from card.models.loading import load_decoder, load_tokenizer
 from card.models.own_pass import is_exact
 from card.models.runners import make_runner, plain_runner
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost
 from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler

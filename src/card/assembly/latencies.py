@@ -14,11 +14,12 @@ from card.config import EngineSettings
 from card.latency.measuring import Measuring
 from card.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.machine.folders import cache_folder
+from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
 from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost, ScheduleCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Schedule
 
 

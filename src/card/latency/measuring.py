@@ -9,10 +9,10 @@ from dataclasses import replace
 from card.latency.store import LatencyKey, LatencyStore
 from card.latency.threads import compare, is_contradicted, useful_threads
 from card.latency.timing import measure_pass_cost, single_pass_takes
+from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet, pinned
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost
 
 MEASURING_S = 0.25  # for what the target's passes cost under one schedule
 _CHECK_RUNS, _CHANGED_FACTOR = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same

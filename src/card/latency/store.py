@@ -18,11 +18,11 @@ from card.config import EngineSettings
 from card.kernels.int8_linear import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
 from card.machine.folders import is_safe_folder, read_kept, write_kept
+from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
-from card.policy.cost import PassCost
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from card.errors import CapacityError
+from card.machine.pass_cost import PassCost
 from card.models.protocol import Extension, LanguageModel
-from card.policy.cost import PassCost
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512

@@ -21,13 +21,14 @@ from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
 from card.config import DraftSettings, SamplingParams
 from card.errors import SettingsError
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
 from card.planner.own_drafts import HEAD
 from card.planner.profile import Overheads
-from card.policy.cost import PassCost, ScheduleCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 from card.protocol.messages import Close, DraftSpec, Open

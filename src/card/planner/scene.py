@@ -15,6 +15,7 @@ from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
 from card.latency.threads import AS_FAST
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
 from card.models.parallel_draft import ParallelDraft
@@ -24,7 +25,6 @@ from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedHead, ReplayedModel
 from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
-from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink

@@ -1,8 +1,7 @@
 """Choosing the schedule by what it was seen to bring: measured tokens per second, and short trials of the others.
 
-Each schedule has a record for each class of batch sizes. Tokens of a request in a round scatter and are averaged over
-long; seconds of a round follow the machine and are averaged over a few. Until rounds were seen, a prediction stands in
-for them. What is not run teaches nothing, so now and then another schedule gets a few rounds. Trials may cost
+Each schedule has a record of tokens and seconds for each class of batch sizes. Until rounds were seen, a prediction
+stands in for them. What is not run teaches nothing, so now and then another schedule gets a few rounds. Trials may cost
 `TRIAL_SHARE` of the time: one that is expected to be much slower comes seldom, one that is nearly as fast soon.
 """
 
@@ -35,7 +34,9 @@ class ModeRecord:
     excess: float = 0.0  # seconds over those that a plain round was measured to take at start, by request
 
     def observe(self, num_requests: int, num_tokens: int, excess: float) -> None:
-        """Take a round."""
+        """Take a round; one that takes thrice as long as others is a hiccup and counts as that."""
+        if self.num_rounds:
+            excess = min(excess, 3 * self.excess / self.num_rounds)
         self.fade(_KEPT)
         self.num_rounds += num_requests
         self.num_seen += num_requests
@@ -69,7 +70,7 @@ class Modes:
         predict: Callable[[Schedule, int], tuple[float, float]],
         *,
         plain_s: Callable[[int], float],
-        trial_s: Callable[[Schedule, int, int], float],
+        trial_s: Callable[[int, int], float],
     ) -> None:
         """Begin with what is predicted to be the fastest for one request.
 
@@ -77,7 +78,7 @@ class Modes:
             predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, as
                 far as is known now.
             plain_s: seconds of a plain round for so many requests by what was measured at start.
-            trial_s: seconds of a round of a schedule with a single layer, after so many rounds without it.
+            trial_s: seconds of a round in turns with a single layer for so many requests, after so many rounds without.
         """
         self._all = tuple(schedules)
         self._predict, self._plain_s, self._trial_s = predict, plain_s, trial_s
@@ -224,6 +225,6 @@ class Modes:
         """Return the seconds that a trial of a schedule is expected to cost after so many rounds without it."""
         num_requests, rate = self._num_requests, max(rates.values())
         if self._starts_slowly(schedule):
-            return self._trial_s(schedule, num_requests, num_waited) - num_requests / rate  # a token each, at least
+            return self._trial_s(num_requests, num_waited) - num_requests / rate  # a token each, at least
         _, seconds = self._predict(schedule, num_requests)
         return self._trial_length(schedule) * seconds * (1 - rates[schedule] / rate)

@@ -71,7 +71,7 @@ class TunedPolicy(Policy):
         return self._costs.measured()
 
     def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
-        """Return the tokens/s expected of a schedule, whatever it was seen to reach; arguments as of `round_of`."""
+        """Return the tokens/s expected of a schedule, whatever it was seen to reach; others as of `round_of`."""
         tokens, seconds = self.round_of(schedule, num_requests, agreement)
         return num_requests * tokens / max(seconds, 1e-9)
 
@@ -166,7 +166,7 @@ class TunedPolicy(Policy):
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, costs and the speed of the schedule from a round."""
         view, result = outcome.view, outcome.result
-        if self._asking.was_asked:
+        if self._asking.was_asked and view.requests:
             row_s = self._costs.row_s(self.schedule, result.num_tokens, len(view.requests))
             self._asking.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s)
         self._round += 1
@@ -179,10 +179,12 @@ class TunedPolicy(Policy):
             self._modes.fade(kept)
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
-        reading_s = 0.0
-        if view.passes:  # of its first pass what is beyond twice the usual time: it reads what was written meanwhile
+        reading_s = (
+            0.0  # of a drafter's first pass what is beyond twice the usual time: it reads what was written before
+        )
+        if view.passes:
             first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
-            reading_s += max(0.0, view.passes[0][1] - 2 * first_s)
+            reading_s = max(0.0, view.passes[0][1] - 2 * first_s)
         num_compared = sum(one.num_compared for one in result.verified)
         was_right = 2 * sum(one.num_agreed for one in result.verified) > num_compared
         self._modes.observe(
@@ -243,17 +245,12 @@ class TunedPolicy(Policy):
     def _new_modes(self) -> Modes:
         return Modes(self.costs, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
 
-    def _trial_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
-        """Return the seconds of a round of a schedule that was not run for so many rounds.
-
-        A drafter in turns reads what was written meanwhile, and drafts a single layer.
-        """
+    def _trial_s(self, num_requests: int, num_rounds: int) -> float:
+        """Return the seconds of a round in turns with a single layer, after reading what so many rounds have written."""
         costs = self._costs
-        if schedule != "turns":
-            return self.round_of(schedule, num_requests)[1]
-        pass_s = costs.pass_s(schedule, 2 * num_requests, num_requests)
-        round_s = costs.around_s(schedule, num_requests) + pass_s + costs.first_draft_s(schedule, num_requests)
-        return round_s + costs.reading_s(schedule, num_requests, num_rounds)
+        pass_s = costs.pass_s("turns", 2 * num_requests, num_requests)
+        draft_s = costs.reading_s("turns", num_requests, num_rounds) + costs.first_draft_s("turns", num_requests)
+        return costs.around_s("turns", num_requests) + pass_s + draft_s
 
     def _follow(self) -> None:
         """Take schedule and cores from what was chosen; long prompts are read on all cores."""
