@@ -104,9 +104,9 @@ class World:
         """Draft as a worker does. Returns: the passes; makes the depths those of the drafted paths."""
         passes: list[tuple[int, float]] = []
         while len(passes) < order.num_passes:
-            chances = {i: order.end.chance(depth, depth * self._claimed_logprob) for i, depth in enumerate(depths)}
-            drafted = [i for i, chance in chances.items() if chance >= order.end.floor and i not in order.end.resting]
-            if not drafted or sum(chances[i] - order.end.floor for i in drafted) < order.end.layer:
+            spare = {i: order.end.spare(depth, depth * self._claimed_logprob) for i, depth in enumerate(depths)}
+            drafted = [i for i, chance in spare.items() if chance >= 0.0 and i not in order.end.resting]
+            if not drafted or sum(spare[i] for i in drafted) < order.end.layer:
                 break
             for i in drafted:
                 depths[i] += 1
@@ -293,8 +293,8 @@ def order_of(policy: TunedPolicy, now: RoundView | None = None) -> Draft:
 
 
 def least_chance(end: TurnEnd) -> float:
-    """Return the chance below which a single request is not drafted for any further."""
-    return end.floor + end.layer
+    """Return the chance below which a single request is not drafted for any further, from the second layer on."""
+    return end.floors[1] + end.layer
 
 
 def of_turns(drafter: PassCost, draft: DraftSettings | None = None, alone: PassCost | None = None) -> TunedPolicy:
@@ -321,7 +321,7 @@ def test_a_turn_makes_a_layer_for_many_requests_that_it_would_not_make_for_one()
     alone = order_of(policy).end
     policy.begin(8, frozenset({"turns"}))
     among_eight = order_of(policy, view(8, takes_turns=True)).end
-    assert 8 * (least_chance(alone) - among_eight.floor) > among_eight.layer
+    assert 8 * (least_chance(alone) - among_eight.floors[1]) > among_eight.layer
 
 
 def test_a_turn_is_told_how_far_the_claims_of_the_draft_model_can_be_trusted():
@@ -366,7 +366,7 @@ def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():
     policy.begin(6, frozenset({"turns"}))
     among = order_of(policy, view(takes_turns=True, requests=[make_request(0), *unwilling])).end
     crowd = order_of(policy, view(6, takes_turns=True)).end
-    assert among.floor <= crowd.floor, "they are not charged for layers that they do not get"
+    assert among.floors[1] <= crowd.floors[1], "they are not charged for layers that they do not get"
 
 
 # ---- what was set ---------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_no_pass_is_made_for_a_request_once_its_best_path_is_less_likely_than_th
     seed: int, num_requests: int, floor: float, trust: float, num_passes: int
 ) -> None:
     link = link_with(seed, num_requests)
-    passes = link.draft(num_passes, TurnEnd(floor, trust=trust))
+    passes = link.draft(num_passes, TurnEnd((floor,), trust=trust))
     depths = []
     for *above, last in best_chances(link, trust).values():
         depths.append(len(above))
@@ -71,7 +71,7 @@ def test_no_pass_is_made_for_a_request_once_its_best_path_is_less_likely_than_th
 @settings(max_examples=30)
 def test_a_wide_tree_ends_by_its_best_path(seed: int, floor: float, width: int) -> None:
     link = link_with(seed, 1, width=width)
-    link.draft(8, TurnEnd(floor))
+    link.draft(8, TurnEnd((floor,)))
     (chances,) = best_chances(link).values()
     assert all(chance >= floor for chance in chances[:-1])
     assert chances[-1] < floor or len(chances) == 1 + 8
@@ -112,7 +112,7 @@ def test_requests_that_rest_get_nothing_and_the_others_what_they_would_get_anywa
 def test_a_layer_is_made_only_if_all_that_it_is_made_for_are_together_likely_enough() -> None:
     for num_requests in (1, 2, 4):
         wanted = 1.5 - 0.2 * 1.5  # of a fresh text each is worth 0.8 above the floor
-        passes = link_with(3, num_requests).draft(1, TurnEnd(floor=0.2, layer=wanted))
+        passes = link_with(3, num_requests).draft(1, TurnEnd((0.2,), layer=wanted))
         assert bool(passes) == (num_requests >= 2)
 
 
@@ -122,7 +122,7 @@ def test_the_turn_ends_with_the_first_layer_that_is_not_worth_it(
     seed: int, num_requests: int, floor: float, layer: float
 ) -> None:
     link = link_with(seed, num_requests)
-    num_passes = len(link.draft(MANY // 2, TurnEnd(floor, layer)))
+    num_passes = len(link.draft(MANY // 2, TurnEnd((floor,), layer)))
     found = list(best_chances(link).values())
 
     def worth(depth: int) -> float:
@@ -137,7 +137,7 @@ def test_each_turn_has_its_own_end() -> None:
     link = link_with(3, 1)
     assert link.draft(4, TurnEnd(resting=frozenset({0}))) == []
     assert len(link.draft(4)) == 4
-    assert link.draft(4, TurnEnd(floor=1.0)) == [], "nothing is certain so deep"
+    assert link.draft(4, TurnEnd((1.0,))) == [], "nothing is certain so deep"
     assert len(link.draft(4, NO_END)) == 4
 
 
@@ -163,3 +163,16 @@ def test_a_drafter_of_several_layers_a_pass_ends_by_where_its_path_has_got_to() 
 )
 def test_no_path_is_likelier_than_certain(depth: int, logprob: float, trust: float, chance: float) -> None:
     assert TurnEnd(trust=trust).chance(depth, logprob) == chance
+
+
+@given(seed=st.integers(0, 999), floors=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5))
+@settings(max_examples=40)
+def test_each_depth_has_a_floor_of_its_own_and_the_last_one_holds_for_all_that_is_deeper(
+    seed: int, floors: list[float]
+) -> None:
+    link = link_with(seed, 1)
+    num_passes = len(link.draft(MANY // 2, TurnEnd((0.0, *floors))))
+    (chances,) = best_chances(link).values()
+    floor_of = [0.0, *(floors[min(depth, len(floors)) - 1] for depth in range(1, len(chances)))]
+    assert all(chance >= floor for chance, floor in zip(chances[:num_passes], floor_of, strict=False))
+    assert num_passes == MANY // 2 or chances[num_passes] < floor_of[num_passes]

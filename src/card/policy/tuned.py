@@ -246,7 +246,7 @@ class TunedPolicy(Policy):
         return Modes(self.costs, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
 
     def _trial_s(self, num_requests: int, num_rounds: int) -> float:
-        """Return the seconds of a round in turns with a single layer, after reading what so many rounds have written."""
+        """Return the seconds of a round in turns with a single layer, behind so many rounds that it has yet to read."""
         costs = self._costs
         pass_s = costs.pass_s("turns", 2 * num_requests, num_requests)
         draft_s = costs.reading_s("turns", num_requests, num_rounds) + costs.first_draft_s("turns", num_requests)
