@@ -29,7 +29,7 @@ import click
 import msgspec
 import torch
 from options import append_lines, describe_run
-from policy_cells import Cell, Speed, cells, fixed_rows, run_row
+from policy_cells import AROUND_MODELS, Cell, Speed, cells, fixed_rows, run_row
 from rich.console import Console
 from rich.table import Table
 
@@ -51,7 +51,7 @@ def measured_overheads(path: Path) -> Overheads:
     told = [line["overheads"] for line in lines if "overheads" in line]
     if not told:
         raise BenchError(f"{path} holds no overheads; make it again with benchmarks/round_overheads.py")
-    return msgspec.convert(told[-1], Overheads)
+    return msgspec.structs.replace(msgspec.convert(told[-1], Overheads), **AROUND_MODELS)
 
 
 def name_of(cell: Cell) -> str:

@@ -10,6 +10,7 @@ same decisions. Function calls of a round are counted, too: no machine changes t
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import time
@@ -45,6 +46,7 @@ from card.writers.draft_writers import make_writer
 RESULTS = Path(__file__).parent / "results" / "round_overheads.jsonl"
 LENGTHS = (1, 4, 8)  # of `sps`, which tell a round and a layer apart
 NUM_TOKENS, NUM_WARM_UP, MOST_ROUNDS = 112, 3, 20  # of each request; rounds of an engine: left out at first, and taken
+ROOM_BYTES = 1 << 32  # for the KV of the drafter
 NEAR = 0.05  # by which the median of `off` may be above plain decoding's, and that of a layer above that of `sps`
 TARGET_COST = PassCost(((1, 3e-3), (8, 3.2e-3), (64, 17.6e-3)))
 CHEAP, DEAR = PassCost(((1, 2e-4), (64, 8e-4))), PassCost(((1, 6e-3), (64, 4e-2)))  # drafting pays, or never does
@@ -144,9 +146,14 @@ class Stage:
     def __init__(self, row: Row, pair: Pair, at_once: int) -> None:
         clock, prices = VirtualClock(), _Prices(row.draft_cost)
         facts = Facts(has_draft=row.drafts, is_draft_loaded=row.drafts, latencies=prices)
-        plan = resolve({"max_num_seqs": at_once, **row.settings}, facts, method=row.method)
+        at_first = {"max_num_seqs": at_once, "prefill_chunk": sum(map(len, pair.prompts))}  # all decode from then on
+        plan = resolve({**at_first, **row.settings}, facts, method=row.method)
         self.target, self.draft = _Outside(pair.target, TARGET_COST, clock), _Outside(pair.draft, row.draft_cost, clock)
-        link = link_here("inline", make_writer(self.draft, takes_turns=True), clock=clock) if row.drafts else None
+        link = (
+            link_here("inline", make_writer(self.draft, ROOM_BYTES, takes_turns=True), clock=clock)
+            if row.drafts
+            else None
+        )
         self.parts: Parts = build(plan, Models(target=self.target, link=link, latencies=prices), clock=clock)
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         for request_id, prompt_ids in enumerate(pair.prompts[:at_once]):
@@ -170,9 +177,11 @@ class Stage:
                 model.spent_s, model.sizes = 0.0, []
             started = time.thread_time()
             if counts_calls:
+                gc.disable()  # what it finds of others would be counted
                 sys.setprofile(partial(_count, count))
             updates = engine.step()
             sys.setprofile(None)
+            gc.enable()
             found.seconds = time.thread_time() - started - self.target.spent_s - self.draft.spent_s
             verified = self.target.sizes[-1]
             found.layers, found.calls = len(self.draft.sizes), count[0]
@@ -263,11 +272,12 @@ class Figures:
     def overheads(self) -> Overheads:
         """Return what the planner and the gate charge."""
         plain, drafted = self._line(self._plain), self._line(lambda n: self._drafted(n) - self._plain(n))
-        off = self._line(lambda n: self._at["card, off", n].median_us - self._plain(n))
-        step, tuned_step = self._line(self._layer), self._line(lambda n: self._tuned_layer(n) - self._layer(n))
-        turns = self._line(
-            lambda n: self._turns(n) - self._drafted(n) - self._at["card, off", n].median_us + self._plain(n)
+        off = self._line(lambda n: self._off(n) - self._plain(n))
+        step, tuned_step = (
+            self._line(self._layer),
+            self._line(lambda n: self._tuned_layer(n) - self._layer(n), self._drafting),
         )
+        turns = self._line(lambda n: self._turns(n) - self._drafted(n) - self._off(n) + self._plain(n), self._drafting)
         each = statistics.median(self._writer(n, drafted[1]) for n in self._counts)
         seconds = {
             "round_s": sum(plain),
@@ -287,14 +297,24 @@ class Figures:
         by_writer = {"suffix": round(1e-6 * max(0.0, each), 8)}
         return Overheads(**told, by_writer=by_writer, commit_s=0.0, source="benchmarks/round_overheads.py")
 
-    def _line(self, of: Callable[[int], float]) -> tuple[float, float]:
-        """Return (value without requests, slope) of a figure over requests at once; near ones count for more."""
-        weights = [1 / count for count in self._counts]
-        slope, start = np.polyfit(self._counts, [of(count) for count in self._counts], 1, w=weights)
+    def _line(self, of: Callable[[int], float], counts: Sequence[int] = ()) -> tuple[float, float]:
+        """Return (value without requests, slope) of a figure over requests at once; few of them count for more."""
+        chosen = list(counts or self._counts)
+        if len(chosen) < 2:
+            return of(chosen[0]), 0.0
+        slope, start = np.polyfit(chosen, [of(count) for count in chosen], 1, w=[1 / count for count in chosen])
         return float(start), float(slope)
+
+    @property
+    def _drafting(self) -> list[int]:
+        """Numbers of requests at once with which the tuned policy drafts in most rounds."""
+        return [count for count in self._counts if self._at["card, turns", count].layers > 1]
 
     def _plain(self, at_once: int) -> float:
         return self._at["plain", at_once].median_us
+
+    def _off(self, at_once: int) -> float:
+        return self._at["card, off", at_once].median_us
 
     def _sps(self, at_once: int) -> tuple[float, float]:
         """Return (a round that drafts no layer, each layer) of sequential speculation."""
@@ -322,14 +342,15 @@ class Figures:
     def marks(self) -> list[str]:
         """Return what is dearer than it should be: no more than plain decoding, or than sequential speculation."""
         told = []
-        for count in self._counts:
-            for what, row, own, other in (
-                ("a round of off", "plain", self._at["card, off", count].median_us, self._plain(count)),
-                ("a layer of card", "sps", self._tuned_layer(count), self._layer(count)),
-            ):
-                if own > (1 + NEAR) * other:
+        for what, row, own, other, counts in (
+            ("a round of off", "plain", self._off, self._plain, self._counts),
+            ("a layer of card", "sps", self._tuned_layer, self._layer, self._drafting),
+        ):
+            for count in counts:
+                if own(count) > (1 + NEAR) * other(count):
+                    times = own(count) / other(count)
                     told.append(
-                        f"{what} takes {own:.0f} us with {count} at once, {own / other:.2f} times that of {row}"
+                        f"{what} takes {own(count):.0f} us with {count} at once, {times:.2f} times that of {row}"
                     )
         return told
 

@@ -91,7 +91,7 @@ def test_each_engine_of_a_short_run_begins_anew_and_its_first_tokens_are_no_late
     BUILD: Callable[..., Any] = cells.build_stage
     monkeypatch.setattr(cells, "build_stage", build_stage)
     monkeypatch.setitem(cells.SIZES_OF_RUNS, "short", cells.Size(1, 60, engines=3))
-    speed = cells.run_row(cells.Cell("demo", *SHORT), Overheads(), "vanilla", {})
+    speed = cells.run_row(cells.Cell("late draft", *SHORT), Overheads(), "vanilla", {})
     assert len(built) == 3
     assert [stage.engine.stats().rounds for stage in built] == [60, 60, 60]
     seconds = sum(stage.clock() for stage in built)
