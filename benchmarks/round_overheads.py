@@ -10,6 +10,7 @@ same decisions. Function calls of a round are counted, too: no machine changes t
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import time
@@ -31,13 +32,13 @@ from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
-from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan
 from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.planner.profile import Overheads
 from card.planner.virtual_time import VirtualClock
+from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer
@@ -63,6 +64,11 @@ class Row:
     def drafts(self) -> bool:
         """Whether the draft model is there."""
         return self.method in ("card", "sps")
+
+    @property
+    def rests(self) -> bool:
+        """Whether the draft model is there and hardly ever asked."""
+        return self.draft_cost is DEAR
 
 
 ROWS: Mapping[str, Row] = {
@@ -176,9 +182,11 @@ class Stage:
                 model.spent_s, model.sizes = 0.0, []
             started = time.thread_time()
             if counts_calls:
+                gc.disable()  # what it finds of others would be counted
                 sys.setprofile(partial(_count, count))
             updates = engine.step()
             sys.setprofile(None)
+            gc.enable()
             found.seconds = time.thread_time() - started - self.target.spent_s - self.draft.spent_s
             verified = self.target.sizes[-1]
             found.layers, found.calls = len(self.draft.sizes), count[0]
@@ -204,7 +212,8 @@ def measure(pair: Pair, at_once: int, num_rounds: int) -> dict[str, list[Round]]
     shift = 0
     while any(len(rounds) < num_rounds for rounds in found.values()):
         for name, row in ROWS.items():
-            found[name] += Stage(row, pair.shifted(shift), at_once).rounds()
+            rounds = Stage(row, pair.shifted(shift), at_once).rounds()
+            found[name] += (one for one in rounds if not (row.rests and one.layers))  # a try now and then is none of it
         shift += at_once
     return found
 
@@ -223,11 +232,6 @@ class Around:
     candidates: float  # mean, of a request
     calls: float  # of Python functions, median
     layer_us: float  # of each layer, where rounds have different numbers of them; else 0
-
-    @property
-    def without_layers_us(self) -> float:
-        """The median round, if it had drafted in no time."""
-        return self.median_us - self.layers * self.layer_us
 
 
 def summary(name: str, at_once: int, rounds: Sequence[Round], calls: Sequence[int]) -> Around:
@@ -305,7 +309,7 @@ class Figures:
     @property
     def _drafting(self) -> list[int]:
         """Numbers of requests at once with which the tuned policy drafts in most rounds."""
-        return [count for count in self._counts if self._at["card, turns", count].layers > 1]
+        return [count for count in self._counts if self._at["card, turns", count].layers >= 0.5]
 
     def _plain(self, at_once: int) -> float:
         return self._at["plain", at_once].median_us
@@ -325,10 +329,12 @@ class Figures:
         return self._sps(at_once)[1]
 
     def _turns(self, at_once: int) -> float:
-        return self._at["card, turns", at_once].without_layers_us
+        row = self._at["card, turns", at_once]
+        return row.median_us - row.layers * self._tuned_layer(at_once)
 
     def _tuned_layer(self, at_once: int) -> float:
-        return self._at["card, turns", at_once].layer_us
+        """Return what a layer takes; that of `sps` where all rounds have as many of them."""
+        return self._at["card, turns", at_once].layer_us or self._layer(at_once)
 
     def _writer(self, at_once: int, verified_us: float) -> float:
         """Return what asking a writer for all that it may propose takes, by what fewer candidates took."""

@@ -81,10 +81,11 @@ class Costs:
         return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
 
     def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
-        """Return the seconds that one more row adds to a target pass of so many tokens."""
-        cost = self.at_start[schedule]
-        more_s = cost.target.seconds(num_tokens + 1, num_requests) - cost.target.seconds(num_tokens, num_requests)
-        return more_s * self._ratio_of(schedule, num_tokens)
+        """Return the seconds that one more row adds to a target pass of so many tokens: the mean of its class."""
+        most = 1 << bucket(num_tokens + 1)
+        least = max(1, most // 2)
+        more_s = self.pass_s(schedule, most, num_requests) - self.pass_s(schedule, least, num_requests)
+        return max(0.0, more_s) / max(1, most - least)
 
     def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
