@@ -15,7 +15,7 @@ from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.plan import Plan
 from card.config import DraftSettings, SamplingParams
 from card.errors import WorkerError
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
 from card.protocol.messages import Close, Layer
 from card.workers.metrics import RequestStats
 from card.workers.replica import Replica

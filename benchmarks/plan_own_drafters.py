@@ -24,6 +24,7 @@ import torch
 from card import LLM, SamplingParams
 from card.bench.environment import describe_run
 from card.latency.timing import measure_pass_cost
+from card.machine.pass_cost import PassCost
 from card.methods import find_method
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
@@ -33,7 +34,6 @@ from card.planner.profile import PassTable, Profile, Setup
 from card.planner.recorder import RecordRequest, record
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator
-from card.policy.cost import PassCost
 from card.text.prompts import encode_chat
 from card.workers.metrics import RequestStats
 

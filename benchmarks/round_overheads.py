@@ -32,13 +32,13 @@ from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan
 from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.planner.profile import Overheads
 from card.planner.virtual_time import VirtualClock
-from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer

@@ -39,7 +39,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:  # importing torch takes seconds, also in the process that only shares out the tests
-    from card.machine.threads import CorePlan
+    from card.machine.threads import CoreSet
     from tests.pair import Pair
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
@@ -67,17 +67,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def measures_in_haste() -> Iterator[None]:
-    """Let engines in this process start on one thread and measure in milliseconds: no test asks how fast they are."""
+    """Let engines in this process start on one thread and measure in milliseconds, and take each moment for quiet."""
     from card.assembly import drafters
-    from card.latency import measuring
+    from card.latency import measuring, threads
+    from card.latency.threads import FoundThreads
+    from tests.moments import QuietMoment
 
-    def one_thread(plan: CorePlan, *_: object, **__: object) -> CorePlan:
-        return replace(plan, beside=replace(plan.beside, threads=1), alone=replace(plan.alone, threads=1))
+    def one_thread(_: object, core_set: CoreSet, **__: object) -> FoundThreads:
+        return FoundThreads(replace(core_set, threads=1), was_quiet=True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "with_useful_threads", one_thread)
-        patch.setattr(measuring, "FULL_S", 0.05)
-        patch.setattr(measuring, "QUICK_S", 0.05)
+        patch.setattr(measuring, "useful_threads", one_thread)
+        for module in (measuring, threads):
+            patch.setattr(module, "CoreWatch", QuietMoment)
+        patch.setattr(measuring, "MEASURING_S", 0.05)
+        patch.setattr(drafters, "IN_TURNS_S", 0.05)
         patch.setattr(drafters, "MEASURING_S", 0.05)
         yield
 

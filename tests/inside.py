@@ -131,7 +131,8 @@ def num_pending_tokens(detokenizer: Detokenizer) -> int:
 
 
 def force_schedule(policy: TunedPolicy, schedule: Schedule) -> None:
-    policy._schedules.schedule = schedule
+    policy._modes.schedule = schedule
+    policy._follow()
 
 
 def flush(writer: StoreWriter) -> None:
@@ -147,3 +148,19 @@ def queue_of(engine: Engine) -> RequestQueue:
 def pool_of(engine: Engine) -> SequencePool:
     """Return the KV memory of an engine's target."""
     return engine._worker.pool
+
+
+def listen(engine: Engine) -> None:
+    """Let an engine hear what its drafter has said and answer it, until both are silent."""
+    for _ in range(4):
+        engine._drafter.listen()
+
+
+def worker_of(engine: Engine) -> TargetWorker:
+    """Return the worker that runs an engine's target."""
+    return engine._worker
+
+
+def policy_of(engine: Engine) -> Any:
+    """Return the policy that decides an engine's rounds."""
+    return engine._policy

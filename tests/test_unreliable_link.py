@@ -24,6 +24,7 @@ from card.protocol.messages import (
 )
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.nodes import NewNodes
+from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.metrics import RequestStats
 from tests.decoding import decode as run
 from tests.decoding import fake, plain, toy_draft, toy_target
@@ -100,7 +101,8 @@ class BabblingLink(DrafterLink):
 
     def wait(self, timeout_s: float) -> None: ...
 
-    def draft(self, num_passes: int) -> None: ...
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
+        return []
 
     def reject(self, reason: str) -> None:
         self.rejections.append(reason)

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from card.protocol.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 from card.transport.link import DrafterLink, LinkStatus
 from card.workers.drafter import DrafterWorker
+from card.workers.drafter_pass import NO_END, TurnEnd
 
 M = TypeVar("M", TargetMessage, DrafterMessage)
 
@@ -79,18 +80,21 @@ class FakeLink(DrafterLink):
     def wait(self, timeout_s: float) -> None:
         """Return at once."""
 
-    def draft(self, num_passes: int) -> None:
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
         """Let one round go by: messages move, the drafter makes a few passes or is killed. The number is ignored."""
         self._now += 1
         if self._rng.random() < self._faults.kill:
             self.worker = self._make_worker()
             self._num_restarts += 1
             self._urgent.append(Ready(0, 0, 0))
-            return
+            return []
         for message in self._to_drafter.take(self._now):
             self._answer(self.worker.receive(message))
-        for _ in range(self._rng.randint(0, self._faults.max_passes)):
+        self.worker.begin_turn(end)
+        most = self._rng.randint(0, self._faults.max_passes)
+        for _ in range(most):
             self._answer(self.worker.step())
+        return [(1, 0.0)] * most
 
     def reject(self, reason: str) -> None:
         """Remember the reason; a test looks at the status."""

@@ -132,7 +132,6 @@ class PaperRounds:
         self.cores = CoreSet()
         self._num_layers = settings.layers_per_round
         self._verifies_new_layers = settings.variant == "no-re-rooting-turns"
-        self._depths: list[int] = []
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Nothing changes."""
@@ -146,17 +145,15 @@ class PaperRounds:
         return request.draft.budget
 
     def prepare(self, view: RoundView) -> Draft | None:
-        """Note how deep the best paths are, then draft."""
-        if view.num_passes:
-            return None
-        self._depths = [depth for depth, _ in view.best_paths]
+        """Draft as many layers as there are to be."""
         return Draft(self._num_layers)
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return the best paths as far as they were there: layers made since only lengthen them."""
         if self._verifies_new_layers:
             return offers
-        return [offer.leading(min(depth, len(offer))) for offer, depth in zip(offers, self._depths, strict=True)]
+        num_new = len(view.passes)
+        return [offer.leading(max(0, len(offer) - num_new)) for offer in offers]
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing is learnt."""

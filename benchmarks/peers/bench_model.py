@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class ModelBench:
         self._files: dict[RowKey, Files] = {}
         self._versions: dict[RowKey, str] = {}
         self.rows: list[RowKey] = []
+        # What starts keep is made in this run: thread counts kept from a busy hour would be taken without another look.
+        self._cache = tempfile.TemporaryDirectory(prefix="card-peers-")
         broken: dict[str, str] = {}
         for row in rows:
             subject = f"{row.peer}:{row.quantisation}"
@@ -85,6 +88,7 @@ class ModelBench:
         python = environments.python_of(settings.folder, row.spec.environment)
         log = settings.folder / "logs" / f"{pair.spec.name}-{row.peer}-{row.quantisation}.log"
         env = {"OMP_NUM_THREADS": str(len(settings.cores)), "TOKENIZERS_PARALLELISM": "false"}
+        env["XDG_CACHE_HOME"] = self._cache.name
         env["VLLM_CACHE_ROOT"] = str(settings.folder / "vllm-cache")  # what it compiles; else in the home folder
         worker = WorkerProcess([python, _HERE / row.spec.worker], env, log, settings.timeout_s)
         job = {
@@ -139,6 +143,7 @@ class ModelBench:
     def close(self) -> None:
         """End all workers."""
         self.workers.close()
+        self._cache.cleanup()
 
     def _round(
         self, do: str, options: dict[RowKey, Option], asked: Mapping[str, Any], order: random.Random

@@ -13,6 +13,7 @@ OURS = "card"
 _OPENVINO_LENGTHS = (3, 5, 8)
 _LLAMA_LENGTHS = (2, 4, 8, 12)
 _VLLM_LENGTHS = (4, 8)
+_SPS_LENGTHS = (2, 4, 6, 8, 12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,34 @@ class PeerSpec:
     plain: str  # its method without speculation, whose texts are the reference for its others
     options: Mapping[str, tuple[dict[str, Any], ...]]  # by method: settings, of which the fastest is kept
     batched: tuple[str, ...] = ()  # methods that are run with several requests at once
-    shares_worker: bool = True  # whether one worker can hold several methods and options
+    shared: tuple[str, ...] | None = None  # methods that one worker holds, with all their options; None: every one
+
+    def shares_worker(self, method: str) -> bool:
+        """Return whether a worker that has this method may hold others, too."""
+        return self.shared is None or method in self.shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRow:
+    """One of our rows: a method as it is typed, with nothing set but what stands here."""
+
+    method: str
+    length: int | None = None  # draft tokens of a round
+    has_all_cores: bool = False  # a thread for each core; else the start chooses how many
+
+
+OWN_ROWS: Mapping[str, OwnRow] = MappingProxyType(
+    {
+        "vanilla-all-cores": OwnRow(method="vanilla", has_all_cores=True),
+        "vanilla": OwnRow(method="vanilla"),
+        "suffix": OwnRow(method="suffix"),
+        OURS: OwnRow(method="card"),
+        f"{OURS}-all-cores": OwnRow(method="card", has_all_cores=True),
+        **{f"sps-{length}": OwnRow(method="sps", length=length, has_all_cores=True) for length in _SPS_LENGTHS},
+    }
+)
+_SPS_ROWS = tuple(name for name, row in OWN_ROWS.items() if row.method == "sps")
+LONGEST_SPS = max(_SPS_LENGTHS)
 
 
 def _lengths(lengths: Sequence[int]) -> tuple[dict[str, Any], ...]:
@@ -95,14 +123,13 @@ PEERS: Mapping[str, PeerSpec] = MappingProxyType(
                 worker="worker_card.py",
                 environment=None,
                 plain="vanilla-all-cores",
-                options=dict.fromkeys(
-                    ("vanilla-all-cores", "sps", "sps-all-cores", "suffix", "card", "card-writers"), _ITSELF
-                ),
-                batched=("vanilla-all-cores", "card", "card-writers"),
+                options=dict.fromkeys(OWN_ROWS, _ITSELF),
+                batched=("vanilla-all-cores", OURS, "sps-4"),
+                shared=_SPS_ROWS,  # the others start as they do for users: each in a process of its own
             ),
             PeerSpec(
                 name="transformers",
-                worker="worker_card.py",
+                worker="worker_transformers.py",
                 environment=None,
                 plain="transformers-all-cores",
                 options=dict.fromkeys(("transformers-all-cores", "transformers-assisted-all-cores"), _ITSELF),
@@ -114,7 +141,7 @@ PEERS: Mapping[str, PeerSpec] = MappingProxyType(
                 plain="plain",
                 options={"plain": _ITSELF, "draft": _lengths(_VLLM_LENGTHS), "ngram": _lengths((4,))},
                 batched=("plain", "draft"),
-                shares_worker=False,
+                shared=(),
             ),
         )
     }
@@ -140,6 +167,11 @@ class RowKey:
     def spec(self) -> PeerSpec:
         """The peer."""
         return PEERS[self.peer]
+
+    @property
+    def is_own_fixed(self) -> bool:
+        """Whether it is ours and one of those that `card` chooses from: all of ours but `card` and its variants."""
+        return self.peer == OURS and not self.method.startswith(OURS)
 
     @property
     def reference(self) -> RowKey:

@@ -19,6 +19,14 @@ BENCHMARK = "peers"
 Line = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A rate over that of another row."""
+
+    value: float
+    other: RowKey
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One row over all prompts of a set."""
@@ -33,8 +41,9 @@ class Summary:
     num_same: int  # texts equal to plain decoding's
     first_token_s: float | None  # median time until the first token
     peak_bytes: int | None  # most memory of its worker, mapped files with it; None: not measured
-    vs_fastest: float | None  # over the fastest row that is not ours
-    vs_fastest_bits: float | None  # over the fastest one of as many bits a weight
+    vs_fastest: Ratio | None  # over the fastest row that is not ours
+    vs_fastest_bits: Ratio | None  # over the fastest one of as many bits a weight
+    vs_fixed: Ratio | None  # over the fastest of our fixed rows of the same weights; for ours alone
 
 
 def parts_at(token_ids: Sequence[int], reference: Sequence[int], end_ids: Collection[int]) -> int | None:
@@ -131,6 +140,11 @@ def summarise(lines: Sequence[Line]) -> list[Summary]:
     summaries = []
     for row, of_row in by_row.items():
         alike = {other: rate for other, rate in peers.items() if BITS[other.quantisation] == BITS[row.quantisation]}
+        fixed = {
+            other: rate
+            for other, rate in rates.items()
+            if other.is_own_fixed and (other.peer, other.quantisation) == (row.peer, row.quantisation)
+        }
         num_texts, num_same = _counts(of_row)
         summaries.append(
             Summary(
@@ -146,6 +160,7 @@ def summarise(lines: Sequence[Line]) -> list[Summary]:
                 peak_bytes=max((line["peak_bytes"] for line in of_row if "peak_bytes" in line), default=None),
                 vs_fastest=_ratio(rates[row], peers),
                 vs_fastest_bits=_ratio(rates[row], alike),
+                vs_fixed=_ratio(rates[row], fixed),
             )
         )
     return sorted(summaries, key=lambda summary: -summary.tokens_per_s)
@@ -183,6 +198,6 @@ def _counts(lines: Sequence[Line]) -> tuple[int, int]:
     return len(compared), sum(line["same_text"] for line in compared)
 
 
-def _ratio(rate: float, others: Mapping[RowKey, float]) -> float | None:
-    best = max(others.values(), default=0.0)
-    return rate / best if best > 0 else None
+def _ratio(rate: float, others: Mapping[RowKey, float]) -> Ratio | None:
+    best = max(others, key=others.__getitem__, default=None)
+    return Ratio(rate / others[best], best) if best is not None and others[best] > 0 else None

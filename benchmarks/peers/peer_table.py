@@ -1,20 +1,26 @@
 """Make Markdown tables from the lines of `run.py`.
 
 python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.gz
+python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.gz --all        # all rows of ours, too
 python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.gz --fastest    # few rows
 python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --overview       # one table of all
+python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --by-engine      # the same, turned
+
+Of ours, tables show `card` alone. It is compared with the fastest of our fixed rows (plain decoding, suffix, sequential
+speculation of each length) in the same weights, and with the fastest row of any peer.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from catalog import OURS
-from peer_results import Line, Summary, groups, read_lines, summarise
+from peer_results import Line, Ratio, Summary, groups, read_lines, summarise
 
+_VS_FIXED, _VS_PEER = f"{OURS} / best own fixed row", f"{OURS} / best peer"
 _HEADER = (
     "engine",
     "weights",
@@ -23,52 +29,62 @@ _HEADER = (
     "range",
     "first token, ms",
     "memory, GB",
-    "vs fastest peer",
+    _VS_FIXED,
+    _VS_PEER,
     "vs peers of as many bits",
     "same text",
 )
-_OWN_ROWS = (OURS, "card-writers", "vanilla-all-cores")  # of an overview
+_PLAIN = "vanilla-all-cores"
 _PEERS = ("llama.cpp", "openvino", "vllm")
-_OVERVIEW = ("tokens/s", *_OWN_ROWS, *_PEERS, f"{OURS} / fastest peer")
+_OVERVIEW = ("tokens/s", OURS, _PLAIN, *_PEERS, _VS_FIXED, _VS_PEER)
 
 
-def tables(lines: Sequence[Line], *, fastest: bool = False) -> str:
-    """Return a table for each model and set of prompts, the fastest row first.
+def tables(lines: Sequence[Line], *, fastest: bool = False, has_all: bool = False) -> str:
+    """Return a table for each model and set of prompts, the fastest row first; of ours, `card` alone.
 
     Args:
-        fastest: only the fastest row of each engine, and ours as it tunes itself.
+        fastest: only the fastest row of each other engine.
+        has_all: all rows of ours, too.
     """
     parts = []
     for title, of_group in groups(lines).items():
-        summaries = summarise(of_group)
+        summaries = [one for one in summarise(of_group) if has_all or one.row.peer != OURS or one.row.method == OURS]
         if fastest:
             first_of = {summary.row.peer: summary for summary in reversed(summaries)}
-            summaries = [one for one in summaries if first_of[one.row.peer] is one or one.row.method == OURS]
+            summaries = [one for one in summaries if first_of[one.row.peer] is one or one.row.peer == OURS]
         parts += [f"{title}:", table(summaries)]
     return "\n\n".join([*parts, note(lines)])
 
 
-def overview(files: Sequence[Sequence[Line]]) -> str:
-    """Return one table of several files: a line for each group, our rows in 8 bits and the fastest row of each peer."""
-    rule = ["---", *["---:"] * (len(_OVERVIEW) - 1)]
-    rows: list[Sequence[str]] = [_OVERVIEW, rule]
+def overview(files: Sequence[Sequence[Line]], *, by_engine: bool = False, weights: Collection[str] = ("int8",)) -> str:
+    """Return one table of several files: `card` and plain decoding of ours, and the fastest row of each peer.
+
+    Args:
+        by_engine: a column for each group, instead of a line.
+        weights: those of ours.
+    """
+    rows: list[Sequence[str]] = [_OVERVIEW]
     for lines in files:
         for title, of_group in groups(lines).items():
             summaries = summarise(of_group)
-            own = {one.row.method: one for one in summaries if (one.row.peer, one.row.quantisation) == (OURS, "int8")}
+            own = {one.row.method: one for one in summaries if one.row.peer == OURS and one.row.quantisation in weights}
             first_of = {one.row.peer: one for one in reversed(summaries)}
-            cells = [f"{own[name].tokens_per_s:.0f}" if name in own else "–" for name in _OWN_ROWS]
+            cells = [f"{own[name].tokens_per_s:.0f}" if name in own else "–" for name in (OURS, _PLAIN)]
             for peer in _PEERS:
                 found = first_of.get(peer)
                 cells.append(f"{found.tokens_per_s:.0f} {found.row.quantisation}" if found else "–")
-            rows.append([title, *cells, _shown(own[OURS].vs_fastest if OURS in own else None)])
+            ours = own.get(OURS)
+            rows.append([title, *cells, _named(ours.vs_fixed if ours else None), _shown(ours and ours.vs_fastest)])
+    if by_engine:
+        rows = list(zip(*rows, strict=True))
+    rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def table(summaries: Sequence[Summary]) -> str:
     """Return the rows of one group as a table."""
     lines = [_cells(summary) for summary in summaries]
-    rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"]
+    rule = ["---"] * 3 + ["---:"] * (len(_HEADER) - 4) + ["---"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (_HEADER, rule, *lines))
 
 
@@ -93,26 +109,43 @@ def _cells(summary: Summary) -> list[str]:
         f"{summary.least:.1f}–{summary.most:.1f}",
         "–" if summary.first_token_s is None else f"{1e3 * summary.first_token_s:.0f}",
         "–" if summary.peak_bytes is None else f"{summary.peak_bytes / 1e9:.2f}",
-        _shown(summary.vs_fastest),
+        _named(summary.vs_fixed),
+        _named(summary.vs_fastest) if row.peer == OURS else _shown(summary.vs_fastest),
         _shown(summary.vs_fastest_bits),
         f"{summary.num_same} of {summary.num_texts}",
     ]
 
 
-def _shown(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}"
+def _shown(ratio: Ratio | None) -> str:
+    return "–" if ratio is None else f"{ratio.value:.2f}"
+
+
+def _named(ratio: Ratio | None) -> str:
+    """Return a ratio with the row that it is over."""
+    if ratio is None:
+        return "–"
+    other = ratio.other
+    name = other.method if other.peer == OURS else f"{other.peer} {other.quantisation} {other.method}"
+    return f"{ratio.value:.2f} ({name})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the last run of each file. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", type=Path, nargs="+", help="files of benchmarks/peers/run.py; may be packed (.gz)")
-    parser.add_argument("--overview", action="store_true", help="one table of all files: the fastest row of each peer")
-    parser.add_argument("--fastest", action="store_true", help="only the fastest row of each engine, and `card`")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--overview", action="store_true", help="one table of all files: the fastest row of each peer")
+    form.add_argument("--by-engine", action="store_true", help="the same with a line for each engine")
+    form.add_argument("--fastest", action="store_true", help="only the fastest row of each engine, and `card`")
+    form.add_argument("--all", action="store_true", help="all rows of ours, too")
+    parser.add_argument("--weights", default="int8", help="of ours in one table, such as Q4_0,Q4_K_M [%(default)s]")
     args = parser.parse_args(argv)
     try:
         files = [read_lines(path) for path in args.files]
-        print(overview(files) if args.overview else "\n\n".join(tables(one, fastest=args.fastest) for one in files))
+        if args.overview or args.by_engine:
+            print(overview(files, by_engine=args.by_engine, weights=args.weights.split(",")))
+        else:
+            print("\n\n".join(tables(one, fastest=args.fastest, has_all=args.all) for one in files))
     except (OSError, ValueError) as error:
         print(f"peer_table.py: error: {error}", file=sys.stderr)
         return 2

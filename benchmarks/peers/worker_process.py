@@ -162,7 +162,7 @@ class Workers:
         name = _worker_name(row, option)
         if self._prepared.get(name, {}).pop(_option_name(row, option), None) is None:
             return
-        if row.spec.shares_worker:
+        if row.spec.shares_worker(row.method):
             self._workers[name].ask("release", method=row.method, option=option)
         else:
             self._end(name)
@@ -208,7 +208,7 @@ def free_memory_bytes() -> int:
 
 def _worker_name(row: RowKey, option: Option) -> str:
     shared = f"{row.peer}:{row.quantisation}"
-    return shared if row.spec.shares_worker else f"{shared}:{_option_name(row, option)}"
+    return shared if row.spec.shares_worker(row.method) else f"{shared}:{_option_name(row, option)}"
 
 
 def _option_name(row: RowKey, option: Option) -> str:

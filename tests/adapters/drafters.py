@@ -10,6 +10,7 @@ from card.adapters.settings import AdapterSettings
 from card.config import EngineSettings
 from card.protocol.messages import DrafterMessage, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
+from card.workers.drafter_pass import NO_END, TurnEnd
 from card.writers.local import find_writer
 from tests.adapters.engine import FakeEngine
 from tests.decoding import drafter_for
@@ -35,7 +36,7 @@ class DirectLink(DrafterLink):
         self.link.draft(1)
         return self.link.receive()
 
-    def draft(self, num_passes: int) -> None:
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
         """Fail: nobody may wait for it."""
         raise AssertionError("it drafts by itself")
 

@@ -18,6 +18,7 @@ from card.adapters.tracking import Followed, RowTracker
 from card.config import EngineSettings
 from card.protocol.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
+from card.workers.drafter_pass import NO_END, TurnEnd
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 from tests.adapters.drafters import VOCAB_SIZE, DirectLink, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
@@ -153,8 +154,8 @@ class Lying(FakeLink):
                 )
             )
 
-    def draft(self, num_passes: int) -> None:
-        return
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
+        return []
 
     def receive(self) -> list[DrafterMessage]:
         said, self._said = self._said, []

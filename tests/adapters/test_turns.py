@@ -17,6 +17,7 @@ from card.machine.threads import integer_pass_threads
 from card.protocol.messages import DrafterMessage
 from card.transport.in_process import InlineLink
 from card.workers.drafter import DrafterWorker
+from card.workers.drafter_pass import NO_END, TurnEnd
 from tests.adapters.drafters import VOCAB_SIZE, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import drafter_for, toy_draft, toy_target
@@ -39,10 +40,10 @@ class Timed(InlineLink):
         self.num_passes = 0
         self._pass_s = pass_s
 
-    def draft(self, num_passes: int) -> None:
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
         self.num_passes += num_passes
         self.now += num_passes * self._pass_s
-        super().draft(num_passes)
+        return super().draft(num_passes, end)
 
 
 class Engine:

@@ -11,7 +11,7 @@ import card.assembly.build as building
 from card.assembly.build import Models, Parts, build, make_writers, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.errors import SettingsError
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
 from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
 from tests.assembly.test_plan import TWO_CORES, Told
@@ -20,7 +20,7 @@ from tests.gguf_files import demo_tokenizer
 from tests.toy import TableModel
 
 TARGET = TableModel(1)
-TWO_SCHEDULES = resolve({}, TWO_CORES)
+TWO_SCHEDULES = resolve({}, replace(TWO_CORES, spare_cores=1))
 
 
 def built(plan: Plan) -> Parts:
@@ -89,7 +89,7 @@ def test_a_policy_that_is_given_is_taken() -> None:
 def test_the_policy_may_choose_among_the_schedules_of_the_plan_and_no_drafts_unless_one_is_set(
     settings: dict, schedules: set[str]
 ) -> None:
-    costs = schedule_costs(resolve(settings, TWO_CORES), Told())
+    costs = schedule_costs(resolve(settings, replace(TWO_CORES, spare_cores=1)), Told())
     assert costs.keys() == schedules
     assert all((cost.drafter is None) is (schedule == "off") for schedule, cost in costs.items())
 

@@ -11,11 +11,8 @@ import pytest
 from card.assembly.drafters import Drafter
 from card.assembly.latencies import MeasuredLatencies
 from card.assembly.plan import Facts, resolve
-from card.latency import measuring
 from card.models.torch_runner import TorchRunner
 from tests.assembly.test_plan import TWO_CORES, cost
-from tests.pair import Pair
-from tests.shortage import no_more_files
 from tests.tiny import tiny_llama
 
 RUNNER = TorchRunner(tiny_llama(32), max_model_len=64)
@@ -68,36 +65,4 @@ def test_what_a_drafter_in_another_process_says_is_known_at_the_next_start(tmp_p
 
 def test_a_target_that_has_its_threads_set_keeps_them(tmp_path: Path) -> None:
     plan, told = latencies(tmp_path, {})
-    assert told.with_useful_threads(plan.cores) is plan.cores
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(24, "Too many open files"), MemoryError(), RuntimeError("can't start new thread"), KeyError("x")]
-)
-def test_measuring_again_that_fails_ends_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
-) -> None:
-    plan, told = latencies(tmp_path, {})
-    told.target(plan, "off")
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(measuring, "measure_pass_cost", fail)
-    upkeep = told.remeasure()
-    assert [next(upkeep, None) for _ in range(3)] == [None, None, None], "as its driver asks, more than once"
-    (line,) = caplog.messages
-    assert line.startswith(f"latencies are not measured again: {type(error).__name__}")
-
-
-def test_without_files_to_open_it_is_measured_again_all_the_same(
-    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The model's files are not looked at again, which may be others by now."""
-    plan, told = latencies(tmp_path, {"target": pair.target})
-    told.target(plan, "off")
-    upkeep = told.remeasure()
-    with no_more_files():
-        assert len(list(upkeep)) == 1
-    assert caplog.messages == []
-    assert list(told.remeasure()) == []
+    assert told.with_useful_threads(plan.cores) == plan.cores

@@ -13,9 +13,9 @@ from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
 from card.errors import SettingsError
 from card.judges.choosing import choose_verifier
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import METHODS
-from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.tree.verify import MATCH
 
@@ -107,8 +107,10 @@ TWO_CORES = Facts(has_draft=True, cores=(0, 1))
     ("method", "settings", "facts", "placements"),
     [
         ("vanilla", {}, TWO_CORES, {}),
-        ("card", {}, TWO_CORES, {"beside": "process", "turns": "inline"}),
-        ("card", {}, replace(TWO_CORES, cores=(0,)), {"turns": "inline"}),
+        ("card", {}, TWO_CORES, {"turns": "inline"}),
+        ("card", {}, replace(TWO_CORES, spare_cores=1), {"beside": "process", "turns": "inline"}),
+        ("card", {"draft_threads": 2}, replace(TWO_CORES, spare_cores=1), {"turns": "inline"}),
+        ("card", {"schedule": "beside"}, TWO_CORES, {"beside": "process"}),
         ("card", {"policy": "fixed"}, TWO_CORES, {"beside": "process"}),
         ("card", {"schedule": "turns"}, TWO_CORES, {"turns": "inline"}),
         ("card", {"device": "cuda"}, TWO_CORES, {"beside": "thread"}),
@@ -227,12 +229,14 @@ def test_a_quota_limits_threads_and_pins_nothing() -> None:
     assert shared_out(3, cores=(1, 2, 3)) == (CoreSet((1, 2, 3), 3), CoreSet((1, 2, 3), 3), (7,))
 
 
-@pytest.mark.parametrize(
-    ("num_cores", "placements"), [(1, {"turns"}), (2, {"beside", "turns"}), (None, {"beside", "turns"})]
-)
-def test_a_drafter_gets_a_process_where_there_is_time_for_one(num_cores: int | None, placements: set[str]) -> None:
-    facts = Facts(has_draft=True, cores=tuple(range(8)), num_cores=num_cores)
-    assert resolve({}, facts, method="card").placements.keys() == placements
+def test_in_turns_the_target_has_all_cores_whatever_a_drafter_beside_it_would_take() -> None:
+    four = Facts(has_draft=True, cores=(0, 1, 2, 3), spare_cores=1)
+    plan = resolve({}, four, method="card")
+    assert plan.cores_of("beside") == CoreSet((0, 1, 2), 3)
+    assert plan.cores_of("turns") == plan.cores_of("off") == CoreSet((), 4)
+    alone = resolve({}, replace(four, spare_cores=0), method="card")
+    assert alone.cores_of("turns") == CoreSet((), 4)
+    assert alone.cores.draft == ()
 
 
 def test_kv_takes_its_share_of_what_is_free_and_no_more() -> None:

@@ -88,7 +88,7 @@ from card.machine.threads import CoreSet
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import make_runner
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
 
 model, cache, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0, 0.0)
@@ -100,7 +100,7 @@ def results():
     store = LatencyStore(Path(cache))
     found = store.cost(key)
     assert found in (None, COST), found
-    store.keep_cost(key, COST, is_quick=False)
+    store.keep_cost(key, COST)
     return logits.sum().item(), logits.abs().max().item(), len(load_tokenizer(model, cache_dir=cache))
 
 first, draw, tried = results(), random.Random(seed), 0

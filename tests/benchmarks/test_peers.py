@@ -131,15 +131,38 @@ def test_a_row_without_its_reference_is_compared_with_nothing(peers: SimpleNames
     (line,) = peers.peer_results.decode_lines({row: answer([1, 2], 0.1)}, facts, {"repeat": 0}, [END])
     assert line["same_text"] is None
     (summary,) = peers.peer_results.summarise([line])
-    assert summary.num_texts == 0 and summary.vs_fastest == 1.0
+    assert summary.num_texts == 0 and summary.vs_fastest.value == 1.0
 
 
 def test_ratios_are_over_the_fastest_row_that_is_not_ours(peers: SimpleNamespace) -> None:
     ours, openvino, draft, plain = peers.peer_results.summarise(make_lines(peers))
-    assert (ours.row.peer, ours.vs_fastest, ours.vs_fastest_bits) == ("card", pytest.approx(2.0), pytest.approx(2.0))
-    assert (openvino.vs_fastest, draft.vs_fastest_bits) == (pytest.approx(1.0), pytest.approx(1.0))
-    assert (plain.vs_fastest, plain.vs_fastest_bits) == (pytest.approx(0.25), pytest.approx(0.5))
+    assert (ours.row.peer, ours.vs_fastest.value, ours.vs_fastest_bits.value) == ("card", *[pytest.approx(2.0)] * 2)
+    assert (openvino.vs_fastest.value, draft.vs_fastest_bits.value) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert (plain.vs_fastest.value, plain.vs_fastest_bits.value) == (pytest.approx(0.25), pytest.approx(0.5))
     assert (draft.num_same, draft.num_texts, draft.option) == (0, 3, "K=4")
+
+
+def test_of_ours_tables_show_card_alone_over_the_best_fixed_row_of_the_same_weights(peers: SimpleNamespace) -> None:
+    lines = make_lines(peers)
+    ours = [line for line in lines if line["peer"] == "card"]
+    for method, weights, factor in (("card", "int8", 0.8), ("sps-4", "int8", 0.5), ("sps-8", "Q4_0", 9.0)):
+        lines += [
+            {**one, "method": method, "quantisation": weights, "decode_s": one["decode_s"] / factor} for one in ours
+        ]
+    lines += [{**one, "method": "card-all-cores", "decode_s": one["decode_s"] / 2} for one in ours]
+    shown = peers.peer_table.tables(lines)
+    assert "0.80 (vanilla-all-cores) | 1.60 (openvino int8 plain)" in shown
+    assert not any(row in shown for row in ("| vanilla-all-cores |", "| sps-4 |", "| card-all-cores |"))
+    assert "| sps-4 |" in peers.peer_table.tables(lines, has_all=True)
+    turned = peers.peer_table.overview([lines], by_engine=True).splitlines()
+    assert turned[0] == "| tokens/s | demo, questions |" and turned[2] == "| card | 32 |"
+
+
+def test_rows_of_ours_start_apart_but_for_those_that_differ_in_draft_length(peers: SimpleNamespace) -> None:
+    row, name = peers.catalog.RowKey, peers.worker_process._worker_name
+    names = {method: name(row("card", "int8", method), {}) for method in peers.catalog.OWN_ROWS}
+    assert len({names[method] for method in names if method.startswith("sps-")}) == 1
+    assert len(set(names.values())) == 6
 
 
 def test_a_rate_is_the_median_over_repeats_of_all_tokens_over_all_seconds(peers: SimpleNamespace) -> None:
@@ -172,7 +195,7 @@ def test_the_table_and_the_picture_show_the_last_run(peers: SimpleNamespace, tmp
     file.write_text(text, encoding="utf-8")
     table = peers.peer_table.tables(peers.peer_results.read_lines(file))
     assert "demo, questions:" in table and "other" not in table
-    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 100 | 1.50 | 0.50 | 1.00 | 0 of 3 |" in table
+    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 100 | 1.50 | – | 0.50 | 1.00 | 0 of 3 |" in table
     packed = tmp_path / "peers.jsonl.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     assert peers.peer_table.tables(peers.peer_results.read_lines(packed)) == table

@@ -15,6 +15,7 @@ from card.errors import CardError, ModelError
 from card.models.protocol import Extension
 from card.protocol.messages import DrafterMessage, Ready
 from card.workers.drafter import DrafterWorker
+from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.target import TargetWorker
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order
 from tests.chaos.soak import MAX_NUM_SEQS
@@ -85,7 +86,7 @@ class TreacherousLink(FakeLink):
         """Requests that the drafter holds."""
         return len(self.worker.drafting)
 
-    def draft(self, num_passes: int) -> None:
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
         """Let a round go by, as badly as it may."""
         draw = 1.0 if self.is_calm else self._chaos.random()
         if self._num_hung:
@@ -102,9 +103,10 @@ class TreacherousLink(FakeLink):
                     self.worker.receive(forged_order(self._chaos))
                 if draw < 0.08:
                     raise RuntimeError("the draft model fails")
-                super().draft(num_passes)
+                return super().draft(num_passes, end)
             except (CardError, RuntimeError) as error:
                 self._replace(type(error).__name__)
+        return []
 
     def receive(self) -> list[DrafterMessage]:
         """Return what has come, and what nobody has sent."""

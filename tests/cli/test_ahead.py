@@ -28,9 +28,10 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("card", {}),
         ("card", {"placement": "process", "schedule": "beside"}),
-        ("card", {"writers": ("beam", "suffix"), "draft_threads": 1}),
+        ("card", {"schedule": "beside"}),
+        ("card", {"policy": "fixed"}),
+        ("card", {"schedule": "beside", "writers": ("beam", "suffix"), "draft_threads": 1}),
         ("pearl", {}),
     ],
 )
@@ -43,14 +44,16 @@ def test_a_process_is_started_where_the_drafter_will_have_one(method: str, optio
 @pytest.mark.parametrize(
     ("method", "draft", "options"),
     [
-        ("card", None, {}),
+        ("card", "demo-draft", {}),  # whether it will have one is measured
         ("card", "demo-draft", {"schedule": "turns"}),
         ("card", "demo-draft", {"placement": "inline"}),
-        ("card", "demo-draft", {"device": "cuda"}),
-        ("card", "demo-draft", {"draft_device": "cuda:1"}),
-        ("card", "demo-draft", {"draft_address": "tcp://127.0.0.1:5555"}),
-        ("card", "demo-draft", {"writers": ("suffix",)}),
-        ("card", "demo-draft", {"draft_threads": 2}),
+        ("card", "demo-draft", {"policy": "fixed", "placement": "thread"}),
+        ("pearl", None, {}),
+        ("pearl", "demo-draft", {"device": "cuda"}),
+        ("pearl", "demo-draft", {"draft_device": "cuda:1"}),
+        ("pearl", "demo-draft", {"draft_address": "tcp://127.0.0.1:5555"}),
+        ("card", "demo-draft", {"schedule": "beside", "writers": ("suffix",)}),
+        ("pearl", "demo-draft", {"draft_threads": 2}),
         ("sps", "demo-draft", {}),
     ],
 )

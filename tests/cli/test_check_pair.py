@@ -21,9 +21,10 @@ from card.cli.pair_facts import latencies, verdict
 from card.cli.pair_measuring import TimeLimit, measure_agreement, measure_speeds
 from card.config import DraftSettings
 from card.errors import PromptError
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.loading import load_model, load_tokenizer
-from card.policy.cost import PassCost, ScheduleCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Schedule
 from tests.commands import Ran, run_command
 from tests.pair import Pair, make_model

@@ -11,12 +11,9 @@ from card.api.llm import LLM
 from card.latency import measuring
 from card.latency import store as kept_latencies
 from card.latency.store import LatencyKey, LatencyStore
-from card.latency.timing import with_useful_threads
 from card.machine.folders import cache_folder
-from card.machine.threads import CorePlan, CoreSet
-from card.models.loading import load_decoder
-from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
+from card.machine.threads import CoreSet
 from tests.damage import damages
 from tests.pair import Pair
 from tests.shortage import no_more_files
@@ -30,7 +27,7 @@ def key(what: str = "pass", model: str = "demo-target", **changes: object) -> La
 
 
 def test_a_cost_is_found_by_the_next_start(tmp_path: Path):
-    LatencyStore(tmp_path / "new" / "folder").keep_cost(key(), COST, is_quick=False)
+    LatencyStore(tmp_path / "new" / "folder").keep_cost(key(), COST)
     assert LatencyStore(tmp_path / "new" / "folder").cost(key()) == COST
 
 
@@ -48,14 +45,14 @@ def test_a_cost_is_found_by_the_next_start(tmp_path: Path):
 )
 def test_another_key_finds_nothing(tmp_path: Path, other: LatencyKey):
     store = LatencyStore(tmp_path)
-    store.keep_cost(key(), COST, is_quick=False)
+    store.keep_cost(key(), COST)
     assert store.cost(other) is None
 
 
 @pytest.mark.parametrize("identity", ["", "other sources-avx2"])
 def test_what_another_pass_took_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str):
     store, on_a_gpu = LatencyStore(tmp_path), key(device="cuda")
-    store.keep_cost(key(), COST, is_quick=False)
+    store.keep_cost(key(), COST)
     monkeypatch.setattr(kept_latencies, "kernels_identity", lambda: identity)
     assert store.cost(key()) is None, "torch's pass, or one of machine code that has changed, takes another time"
     assert key(device="cuda") == on_a_gpu
@@ -70,25 +67,26 @@ def test_a_folder_whose_weights_have_changed_is_another_model(pair: Pair, tmp_pa
     assert before is not None and after is not None and after.digest != before.digest
 
 
-def test_a_hasty_measurement_serves_until_there_is_a_better_one(tmp_path: Path):
-    store = LatencyStore(tmp_path)
-    store.keep_cost(key(), COST, is_quick=True)
-    assert store.cost(key()) == COST
-    assert store.cost(key(), is_final=True) is None
-    store.keep_cost(key(), COST.scaled(2.0), is_quick=False)
-    assert store.cost(key(), is_final=True) == COST.scaled(2.0)
+def test_a_measurement_is_forgotten_alone(tmp_path: Path):
+    store, other = LatencyStore(tmp_path), key("other")
+    store.keep_cost(key(), COST)
+    LatencyStore(tmp_path).keep_threads(other, 2)  # meanwhile, by another process
+    store.forget(key())
+    assert LatencyStore(tmp_path).cost(key()) is None
+    assert LatencyStore(tmp_path).threads(other) == 2
+    store.forget(None)
 
 
 def test_an_old_measurement_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LatencyStore(tmp_path)
-    store.keep_cost(key(), COST, is_quick=False)
+    store.keep_cost(key(), COST)
     later = kept_latencies.time.time() + 400 * 86400
     monkeypatch.setattr(kept_latencies.time, "time", lambda: later)
     assert store.cost(key()) is None
 
 
 def test_a_file_that_was_damaged_holds_nothing(tmp_path: Path):
-    LatencyStore(tmp_path).keep_cost(key(), COST, is_quick=False)
+    LatencyStore(tmp_path).keep_cost(key(), COST)
     file = tmp_path / "latencies.json"
     whole = file.read_bytes()
     for damage in [*damages(whole), whole.replace(b"0.001", b"9.001"), b"[" * 100_000]:
@@ -100,7 +98,7 @@ def test_a_file_that_was_damaged_holds_nothing(tmp_path: Path):
 def test_latencies_that_others_could_have_written_are_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_file: bool
 ):
-    LatencyStore(tmp_path).keep_cost(key(), COST, is_quick=False)
+    LatencyStore(tmp_path).keep_cost(key(), COST)
     file = tmp_path / "latencies.json"
     assert file.stat().st_mode & 0o077 == 0
     (file if is_file else tmp_path).chmod(0o777)
@@ -108,7 +106,7 @@ def test_latencies_that_others_could_have_written_are_not_taken(
         assert LatencyStore(tmp_path).cost(key()) is None
     if not is_file:
         before = file.read_bytes()
-        LatencyStore(tmp_path).keep_cost(key("other"), COST, is_quick=False)
+        LatencyStore(tmp_path).keep_cost(key("other"), COST)
         assert file.read_bytes() == before
         (line,) = caplog.messages
         assert line.startswith(f"{tmp_path} is not used for measured latencies: others can write to {tmp_path} (mode")
@@ -116,7 +114,7 @@ def test_latencies_that_others_could_have_written_are_not_taken(
 
 def test_latencies_of_another_quota_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LatencyStore(tmp_path)
-    store.keep_cost(key(), COST, is_quick=False)
+    store.keep_cost(key(), COST)
     for quota in (1.5, None):
         kept_latencies._machine.cache_clear()
         monkeypatch.setattr(kept_latencies, "cpu_quota", lambda quota=quota: quota)
@@ -125,11 +123,11 @@ def test_latencies_of_another_quota_are_not_found(tmp_path: Path, monkeypatch: p
 
 def test_without_files_to_open_nothing_is_found_kept_or_lost(pair: Pair, tmp_path: Path):
     store, known, other = LatencyStore(tmp_path), key(), key("other")
-    store.keep_cost(known, COST, is_quick=False)
+    store.keep_cost(known, COST)
     with no_more_files():
         assert key(model=pair.target) is None, "what its weights are is not known"
         assert LatencyStore(tmp_path).cost(known) is None
-        store.keep_cost(other, COST, is_quick=False)
+        store.keep_cost(other, COST)
         assert store.cost(known) == store.cost(other) == COST
         store.clear()
     assert LatencyStore(tmp_path).cost(known) == COST
@@ -143,14 +141,14 @@ def test_a_broken_file_is_replaced(tmp_path: Path, content: bytes):
     (tmp_path / "latencies.json").write_bytes(content)
     store = LatencyStore(tmp_path)
     assert store.cost(key()) is None
-    store.keep_cost(key(), COST, is_quick=False)
+    store.keep_cost(key(), COST)
     assert LatencyStore(tmp_path).cost(key()) == COST
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing_else(tmp_path: Path):
     (tmp_path / "file").write_text("")
     store = LatencyStore(tmp_path / "file" / "below")
-    store.keep_cost(key(), COST, is_quick=False)
+    store.keep_cost(key(), COST)
     assert store.cost(key()) == COST, "it is known to this start"
 
 
@@ -158,7 +156,7 @@ def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kept_latencies, "_MOST_ENTRIES", 3)
     store = LatencyStore(tmp_path)
     for number in range(5):
-        store.keep_threads(key(more=str(number)), number, is_quick=False)
+        store.keep_threads(key(more=str(number)), number)
     kept = [LatencyStore(tmp_path).threads(key(more=str(number))) for number in range(5)]
     assert kept == [None, None, 2, 3, 4]
 
@@ -166,7 +164,7 @@ def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_several_starts_at_once_leave_a_whole_file(tmp_path: Path):
     def write(number: int) -> None:
         for _ in range(20):
-            LatencyStore(tmp_path).keep_threads(key(more=str(number)), number, is_quick=False)
+            LatencyStore(tmp_path).keep_threads(key(more=str(number)), number)
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for writer in writers:
@@ -195,7 +193,7 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(measuring, "_CHANGED_FACTOR", 1e9)  # whatever else this machine does
     monkeypatch.setattr(measuring, "measure_pass_cost", refuse)
-    monkeypatch.setattr(measuring, "with_useful_threads", refuse)
+    monkeypatch.setattr(measuring, "useful_threads", refuse)
     with LLM(pair.target, pair.draft, **settings) as llm:
         assert llm.host.policy.costs["off"].target == measured  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="it measured again"):
@@ -209,35 +207,7 @@ def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Pat
         core_set, measured = llm.host.plan.cores.alone, llm.host.policy.costs["off"].target  # type: ignore[attr-defined]
         latencies = llm.host.latencies
         key = latencies._measuring._key("pass", core_set)
-        latencies._store.keep_cost(key, measured.scaled(factor), is_quick=False)
+        latencies._store.keep_cost(key, measured.scaled(factor))
     with LLM(pair.target, pair.draft, **settings) as llm:
         again = llm.host.policy.costs["off"].target.seconds(1)  # type: ignore[attr-defined]
     assert again != measured.scaled(factor).seconds(1), "what was kept was not believed"
-
-
-def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path):
-    with LLM(pair.target, pair.draft, writers=("suffix",), cache_dir=str(tmp_path)) as llm:
-        text = (tmp_path / "latencies.json").read_text()
-        assert '"is_quick": true' in text
-        llm.measure_again()
-        replaced = (tmp_path / "latencies.json").read_text()
-        assert replaced.count('"is_quick": true') < text.count('"is_quick": true')
-        llm.measure_again()
-        assert (tmp_path / "latencies.json").read_text() == replaced, "once is enough"
-
-
-def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(measuring, "with_useful_threads", with_useful_threads)  # other tests take one thread unseen
-    runner = TorchRunner(load_decoder(pair.target), max_model_len=64)
-    plan, store = CorePlan(CoreSet((), 2), CoreSet((), 2), ()), LatencyStore(tmp_path)
-    hasty = measuring.Measuring(runner, store, pair.target, max_sequences=1, is_quick=True)
-    found = hasty.with_useful_threads(plan)
-    (of_threads,) = {name.digest: name for name in hasty._thread_keys(plan) if name is not None}.values()
-    assert store.threads(of_threads) == found.alone.threads
-    assert store.threads(of_threads, is_final=True) is None
-    with no_more_files():
-        assert len(list(hasty.remeasure())) == 1
-    assert store.threads(of_threads, is_final=True) in (1, 2), "it is known to this start"
-    assert list(hasty.remeasure()) == []

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from card.errors import CapacityError, SettingsError
-from card.latency.timing import measure_pass_cost, single_pass_takes, with_useful_threads
-from card.machine.threads import CorePlan, CoreSet
-from card.models.protocol import Extension
-from card.policy.cost import PassCost
-from tests.toy import TableModel
-
-
-class TimedModel(TableModel):
-    """A table model whose passes take what ``seconds`` says of (tokens, sequences, rows held), on its own clock."""
-
-    def __init__(self, seconds: Callable[[int, int, int], float], **options: int) -> None:
-        super().__init__(1, **options)
-        self.now_s = 0.0
-        self._seconds = seconds
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
-        num_tokens = sum(len(extension.token_ids) for extension in extensions)
-        num_rows = sum(self.num_rows(extension.slot) for extension in extensions)
-        self.now_s += self._seconds(num_tokens, len(extensions), num_rows)
-        return super().forward(extensions)
+from card.latency.timing import measure_pass_cost, single_pass_takes
+from card.machine.pass_cost import PassCost
+from tests.latency.timed_model import TimedModel
 
 
 def bent(num_tokens: int, num_sequences: int, num_rows: int) -> float:
@@ -227,90 +203,6 @@ def test_a_model_of_one_token_of_context_cannot_be_measured() -> None:
     model = TimedModel(bent, max_model_len=1)
     with pytest.raises(SettingsError, match="at least two sizes"):
         measure_pass_cost(model, clock=model.clock)
-
-
-# ---- the number of threads ------------------------------------------------------------------------------------------
-
-
-def useful_threads(seconds: Callable[[int, int, float], float], beside: int = 2, alone: int = 2) -> tuple[int, int]:
-    """Return the threads chosen beside and alone where a pass takes ``seconds`` of (threads, tokens, time so far)."""
-    model = TimedModel(lambda num_tokens, _, __: seconds(torch.get_num_threads(), num_tokens, model.now_s))
-    plan = with_useful_threads(CorePlan(CoreSet((), beside), CoreSet((), alone), ()), model, clock=model.clock)
-    assert plan.beside.threads and plan.alone.threads
-    return plan.beside.threads, plan.alone.threads
-
-
-def test_no_more_threads_are_taken_than_keep_passes_fast() -> None:
-    def seconds(threads: int, num_tokens: int, now_s: float) -> float:
-        return 0.004 / min(threads, 4) * (1.05 if threads > 4 else 1.0)
-
-    assert useful_threads(seconds, beside=2, alone=16) == (2, 4)
-    assert useful_threads(lambda threads, num_tokens, now_s: 0.004 + 0.001 * threads, alone=16) == (1, 1)
-
-
-def test_threads_that_change_nothing_now_are_taken_as_they_may_help_later() -> None:
-    assert useful_threads(lambda threads, num_tokens, now_s: 0.004 * (1.02 if threads > 1 else 1.0)) == (2, 2)
-
-
-def test_threads_that_help_passes_of_many_tokens_alone_are_taken() -> None:
-    def seconds(threads: int, num_tokens: int, now_s: float) -> float:
-        return 0.003 + 0.0001 * threads + 0.0003 * max(num_tokens - 8, 0) / threads
-
-    assert useful_threads(seconds) == (2, 2)
-
-
-def test_half_a_second_in_which_something_else_needs_the_other_cores_does_not_decide() -> None:
-    def seconds(threads: int, num_tokens: int, now_s: float) -> float:
-        return 0.005 if threads > 1 and now_s < 0.6 else 0.004 / threads**0.5
-
-    assert useful_threads(seconds) == (2, 2)
-
-
-def test_threads_are_tried_once_where_beside_and_alone_are_the_same() -> None:
-    model = TimedModel(lambda num_tokens, _, __: 0.004)
-    with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
-    once_s = model.now_s
-    with_useful_threads(CorePlan(CoreSet((), 3), CoreSet((), 2), ()), model, clock=model.clock)
-    assert model.now_s - once_s > 1.5 * once_s
-
-
-def test_threads_of_a_slow_model_are_tried_in_one_turn() -> None:
-    model = TimedModel(lambda num_tokens, _, __: 2.0 / torch.get_num_threads())
-    with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
-    assert model.now_s == pytest.approx(12.0)  # each of two passes once untimed and once timed, on 1 and on 2 threads
-
-
-def test_while_somebody_waits_threads_of_a_slow_model_are_tried_with_the_first_size_alone() -> None:
-    sizes: list[int] = []
-
-    def noted(num_tokens: int, _: int, __: int) -> float:
-        sizes.append(num_tokens)
-        return (0.2 if is_slow else 0.002) / torch.get_num_threads()
-
-    for is_slow, tried in ((True, [4, 4, 4, 4]), (False, [4, 4, 16, 16])):
-        sizes.clear()
-        model = TimedModel(noted)
-        two = CoreSet((), 2)
-        plan = with_useful_threads(CorePlan(two, two, ()), model, clock=model.clock, is_quick=True)
-        assert (plan.alone.threads, sizes[:4]) == (2, tried)
-        assert not is_slow or len(sizes) == 4
-
-
-def test_threads_are_compared_by_the_sizes_that_all_came_to() -> None:
-    def seconds(
-        num_tokens: int, _: int, __: int
-    ) -> float:  # one thread comes to 4 tokens alone, two come to 16 as well
-        return (0.03 if num_tokens == 4 else 0.01) / torch.get_num_threads()
-
-    model, two = TimedModel(seconds), CoreSet((), 2)
-    plan = with_useful_threads(CorePlan(two, two, ()), model, clock=model.clock, is_quick=True)
-    assert plan.alone.threads == 2
-
-
-def test_threads_can_be_chosen_for_a_model_of_very_short_context() -> None:
-    model = TimedModel(lambda num_tokens, _, __: 0.004 / torch.get_num_threads(), max_model_len=3, num_tree_rows=0)
-    plan = with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
-    assert plan.alone.threads == 2
 
 
 # ---- whether it is still the same machine ---------------------------------------------------------------------------

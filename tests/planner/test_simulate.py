@@ -247,11 +247,20 @@ def test_a_plan_refuses_what_it_cannot_follow():
         plan_method(replace(scene, cores=1), "pearl", {})
 
 
+def test_a_drafter_is_beside_a_target_that_does_not_miss_its_core():
+    for profile, placements in (
+        (flat(1e-2, threads=(1, 2)), {"beside": "process", "turns": "inline"}),
+        (replace_setups(flat(1e-2, threads=(1, 2))), {"turns": "inline"}),
+        (flat(1e-2, threads=(2,)), {"turns": "inline"}),  # nobody knows
+        (flat(1e-2), {"beside": "thread"}),
+    ):
+        assert plan_method(toy_scene(target=profile), "card", {}).placements == placements
+
+
 def test_the_target_has_fewer_cores_beside_a_drafter():
     target = replace_setups(flat(1e-2, threads=(1, 2)))
     scene = toy_scene(target=target)
-    plan = plan_method(scene, "card", {})
-    assert plan.placements == {"beside": "process", "turns": "inline"}
+    plan = plan_method(scene, "card", {"schedule": "beside"})
     assert (setups_of(scene, plan).alone.threads, setups_of(scene, plan).beside.threads) == (2, 1)
     assert planned_setups(scene, "vanilla", {}).alone.threads == 2
     assert planned_setups(replace(scene, network_s=0.0), "card", {}).beside.threads == 2

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from card.policy.acceptance import FIRST_AGREEMENT, Acceptance, Chances
+from card.policy.acceptance import FIRST_AGREEMENT, TEXT_KEPT, Acceptance, Chances
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Verified
 
@@ -32,9 +32,15 @@ def tree(*nodes: tuple[int, float], writers: tuple[int, ...] = ()) -> Nodes:
 
 
 def verified(
-    offer: Nodes, accepted: tuple[int, ...] = (), *, compared: int = 0, agreed: int = 0, is_greedy: bool = True
+    offer: Nodes,
+    accepted: tuple[int, ...] = (),
+    *,
+    compared: int = 0,
+    agreed: int = 0,
+    claimed: float = 0.0,
+    is_greedy: bool = True,
 ) -> Verified:
-    return Verified(0, offer, accepted, is_greedy, compared, agreed)
+    return Verified(0, offer, accepted, is_greedy, compared, agreed, claimed)
 
 
 # ---- the chance of a candidate --------------------------------------------------------------------------------------
@@ -93,7 +99,7 @@ def test_a_bin_that_is_not_used_any_more_goes_back_to_the_path_probability() -> 
 
 
 def test_greedy_and_sampled_text_are_learnt_apart() -> None:
-    acceptance, offer = Acceptance(), tree((-1, 0.6))
+    acceptance, offer = Acceptance(), tree((-1, 0.6), writers=(SUFFIX,))
     for _ in range(300):
         acceptance.observe([verified(offer, (0,)), verified(offer, is_greedy=False)])
     assert acceptance.probabilities(offer, is_greedy=True)[0] > 0.9
@@ -164,29 +170,77 @@ def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_th
     def after(num_texts: int) -> float:
         acceptance = Acceptance()
         texts = range(num_texts)
-        assert acceptance.begin(texts)
+        assert acceptance.begin(texts) < 1.0
         for _ in range(30):
             acceptance.observe([verified(NO_NODES, compared=1, agreed=0)])
-        assert not acceptance.begin(texts)
+        assert acceptance.begin(texts) == 1.0, "they are those of the last round"
         before = acceptance.agreement
-        assert acceptance.begin([*texts[1:], 99])
+        assert TEXT_KEPT <= acceptance.begin([*texts[1:], 99]) < 1.0
         return acceptance.agreement - before
 
     assert after(1) > after(4) > 0
 
 
-def test_others_are_what_they_get_accepted_by_depth_whoever_else_proposed_it() -> None:
-    acceptance = Acceptance()
-    offer = tree((-1, 0.9), (0, 0.8), (1, 0.7), (-1, 0.1), writers=(BEAM | SUFFIX, SUFFIX, BEAM, BEAM))
-    for _ in range(10):
-        acceptance.observe([verified(offer, (0, 1, 2)), verified(offer, (3,))])
-    shares, num_rows = acceptance.other_writers
-    assert shares[:3] == pytest.approx((0.5, 0.5, 0.0))
-    assert num_rows == pytest.approx(2.0)
+# ---- what the draft model claims ------------------------------------------------------------------------------------
 
 
-def test_a_chain_of_others_ends_where_only_the_draft_model_goes_on() -> None:
+def see(acceptance: Acceptance, share: float, claimed: float, num_rounds: int = 300, seed: int = 0) -> Acceptance:
+    """Let it see single candidates of which this share agrees, each said to be as likely as ``claimed``."""
+    rng = random.Random(seed)
+    for _ in range(num_rounds):
+        acceptance.observe([verified(NO_NODES, compared=1, agreed=int(rng.random() < share), claimed=claimed)])
+    return acceptance
+
+
+@given(share=st.floats(0.1, 1.0), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_an_honest_draft_model_is_trusted_whatever_it_is_worth(share: float, seed: int) -> None:
+    assert see(Acceptance(), share, share, 1000, seed).trust == pytest.approx(1.0, rel=0.25)
+
+
+@pytest.mark.parametrize(("share", "claimed"), [(0.4, 0.8), (0.7, 0.95), (0.5, 0.4), (0.9, 0.6)])
+def test_trust_is_what_agrees_over_what_was_said_to_agree(share: float, claimed: float) -> None:
+    acceptance = see(Acceptance(), share, claimed)
+    assert acceptance.trust == pytest.approx(share / claimed, rel=0.15)
+    assert (acceptance.trust < 1.0) == (share < claimed)
+
+
+def test_before_anything_was_seen_claims_are_believed() -> None:
     acceptance = Acceptance()
-    offer = tree((-1, 0.9), (0, 0.8), writers=(BEAM, SUFFIX))
-    acceptance.observe([verified(offer, (0, 1))])
-    assert acceptance.other_writers == ((0.0,) * 12, 0.0), "nobody would have reached it without the draft model"
+    assert acceptance.trust == pytest.approx(1.0)
+    assert acceptance.chance(3, math.log(0.3)) == pytest.approx(0.3)
+
+
+def test_trust_comes_back_when_claims_become_true_and_when_nothing_more_is_seen() -> None:
+    acceptance = see(Acceptance(), 0.3, 0.9)
+    assert acceptance.trust < 0.5
+    assert see(acceptance, 0.9, 0.9, 1500).trust > 0.9
+    acceptance = see(Acceptance(), 0.3, 0.9, 20)
+    before = acceptance.trust
+    for _ in range(3000):
+        acceptance.observe([verified(NO_NODES)])
+    assert before < 0.8
+    assert acceptance.trust > 0.95
+
+
+def test_a_draft_model_that_is_never_right_leaves_no_chance_and_no_division_by_nothing() -> None:
+    acceptance = see(Acceptance(lasts=True), 0.0, 0.9, 5000)
+    assert 0.0 < acceptance.trust < 0.1
+    acceptance = see(Acceptance(), 0.0, 0.0, 5000)
+    assert math.isfinite(acceptance.trust)
+
+
+def test_paths_of_the_draft_model_are_as_likely_as_it_says_times_its_trust_for_each_layer() -> None:
+    acceptance = see(Acceptance(), 0.4, 0.8)
+    offer = tree((-1, 0.9), (0, 0.8), (1, 0.7))
+    probs = acceptance.probabilities(offer, is_greedy=True)
+    assert probs == pytest.approx([0.9 * acceptance.trust, 0.8 * acceptance.trust**2, 0.7 * acceptance.trust**3])
+    assert probs == pytest.approx([acceptance.chance(i + 1, score) for i, score in enumerate(offer.path_logprobs)])
+    modest = see(Acceptance(), 0.9, 0.5)
+    assert modest.chance(2, math.log(0.9)) == 1.0, "a chance, however much better it is than it says"
+
+
+def test_what_the_draft_model_claims_says_nothing_of_candidates_that_others_propose() -> None:
+    acceptance = see(Acceptance(), 0.1, 0.9)
+    offer = tree((-1, 0.7), writers=(SUFFIX,))
+    assert acceptance.probabilities(offer, is_greedy=True) == pytest.approx([0.7])

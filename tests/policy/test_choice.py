@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.policy.choice import best_by_depth, best_chain, choose, is_worth_drafting
-from card.policy.cost import PassCost
+from card.machine.pass_cost import PassCost
+from card.policy.choice import (
+    best_by_depth,
+    best_chain,
+    choose,
+    further_gains,
+    is_worth_drafting,
+)
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 
 Offers = list[list[float]]
@@ -152,3 +158,15 @@ def test_a_draft_pass_of_several_layers_is_paid_for_by_all_of_them() -> None:
     assert is_worth_drafting([0.4, 0.4, 0.3], seconds=1.0, rate=1.0, layers_per_pass=3)
     assert not is_worth_drafting([0.4, 0.4, 0.1, 0.9], seconds=1.0, rate=1.0, layers_per_pass=3)
     assert is_worth_drafting([0.4, 0.4, 0.1, 0.9, 0.5], seconds=1.0, rate=1.0, layers_per_pass=3)
+
+
+def test_further_layers_bring_what_is_reached_less_what_is_there_and_what_their_rows_cost() -> None:
+    gains = list(further_gains(0.5, range(3), agreement=0.8, price=0.1))
+    assert gains == pytest.approx([0.4 - 0.1, 0.32 - 0.1, 0.256 - 0.1])
+    gains = list(further_gains(1.0, range(3), agreement=0.8, price=0.1, present=[0.5, 0.9], num_verified=2))
+    assert gains == pytest.approx([0.3, 0.0, 0.512 - 0.1]), "what is verified anyway costs no row"
+
+
+def test_a_start_that_takes_long_is_paid_for_by_all_layers_behind_it() -> None:
+    assert is_worth_drafting([0.6, 0.6], seconds=0.1, start_s=0.9, rate=1.0)
+    assert not is_worth_drafting([0.6, 0.6], seconds=0.1, start_s=1.1, rate=1.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.policy.cost import PassCost, ScheduleCost
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
+from card.policy.cost import ScheduleCost
+from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait
 from card.policy.tuned import TunedPolicy
-from card.transport.link import LinkStatus
 from card.transport.switch import SwitchLink
 from card.tree.nodes import NO_NODES, Nodes
+from card.workers.drafter_pass import TurnEnd
 from card.workers.request import StepResult, Verified
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
@@ -46,101 +48,150 @@ def costs(**changes: PassCost) -> dict[Schedule, ScheduleCost]:
     }
 
 
+def in_turns(**changes: PassCost) -> dict[Schedule, ScheduleCost]:
+    """Return the same without a drafter beside the target."""
+    return {schedule: cost for schedule, cost in costs(**changes).items() if schedule != "beside"}
+
+
 def chain(*path_logprobs: float) -> Nodes:
     return Nodes.chain(range(len(path_logprobs)), path_logprobs)
 
 
 def view(num_requests: int = 1, draft: DraftSettings | None = None, **changes) -> RoundView:
     requests = [make_request(i, draft=draft) for i in range(num_requests)]
-    return RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False, is_up=True, **changes)
+    given = RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False, is_up=True)
+    return replace(given, **changes)
 
 
 @dataclass
 class World:
-    """A machine with its own tokens/s for each schedule. Each request verifies three candidates of the drafter's."""
+    """A machine with a clock of its own, on which passes take what is said here, whatever a policy believes."""
 
-    speed: dict[Schedule, float]
+    real: dict[Schedule, ScheduleCost] = field(default_factory=costs)
     agreement: float = 0.8
+    claimed: float | None = None  # what the drafter says of that; None: the truth
     seed: int = 0
+    python_s: float = 3e-4  # around a round
 
     def run(
         self, policy: TunedPolicy, num_rounds: int, num_requests: int = 1, available: frozenset[Schedule] = ALL
-    ) -> dict[Schedule, int]:
+    ) -> Counter[Schedule]:
         """Return how many rounds ran under each schedule."""
-        rng, used = random.Random(self.seed), dict.fromkeys(self.speed, 0)
+        rng, used = random.Random(self.seed), Counter[Schedule]()
         for _ in range(num_rounds):
             policy.begin(num_requests, available)
-            schedule = policy.schedule
-            used[schedule] += 1
-            verified = []
-            for idx in range(num_requests):
-                agreed = [rng.random() < self.agreement for _ in range(3)]
-                num_agreed = agreed.index(False) if False in agreed else 3
-                compared = (0, 0) if schedule == "off" else (min(num_agreed + 1, 3), num_agreed)
-                verified.append(Verified(idx, NO_NODES, (), True, *compared))
-            committed = num_requests + sum(one.num_agreed for one in verified)
-            seconds = committed / self.speed[schedule]
-            num_tokens = num_requests * (1 if schedule == "off" else 4)
-            result = StepResult(verified=verified, num_tokens=num_tokens, busy_s=0.95 * seconds)
-            policy.observe(Outcome(view(num_requests), result, seconds, committed, 0, 0.0))
+            used[policy.schedule] += 1
+            self._round(policy, view(num_requests, takes_turns=policy.schedule == "turns"), rng)
         return used
 
+    def _round(self, policy: TunedPolicy, now: RoundView, rng: random.Random) -> None:
+        schedule, num_requests, depths = policy.schedule, len(now.requests), [0] * len(now.requests)
+        if schedule == "turns" and isinstance(order := policy.prepare(now), Draft):
+            now.has_drafted, now.passes = True, self._turn(order, depths)
+            now.waited_s = sum(seconds for _, seconds in now.passes)
+        elif schedule == "beside":
+            depths = [3] * num_requests
+        drafted = [chain(*[i * self._claimed_logprob for i in range(1, depth + 1)]) for depth in depths]
+        chosen = policy.choose(now, drafted) if any(drafted) else drafted
+        verified = [self._verify(idx, *both, rng) for idx, both in enumerate(zip(drafted, chosen, strict=True))]
+        num_rows = num_requests + sum(map(len, chosen))
+        num_committed = num_requests + sum(len(one.accepted) for one in verified)
+        busy_s = self.real[schedule].target.seconds(num_rows, num_requests)
+        result = StepResult(verified=verified, num_tokens=num_rows, busy_s=busy_s)
+        policy.observe(Outcome(now, result, busy_s + now.waited_s + self.python_s, num_committed, 0, 0.0))
 
-def test_speculation_comes_back_when_it_pays_again():
-    policy = TunedPolicy(costs(), DraftSettings())
-    World({"beside": 80.0, "turns": 80.0, "off": 140.0}, agreement=0.05).run(policy, 300)
+    def _turn(self, order: Draft, depths: list[int]) -> list[tuple[int, float]]:
+        """Draft as a worker does. Returns: the passes; makes the depths those of the drafted paths."""
+        passes: list[tuple[int, float]] = []
+        while len(passes) < order.num_passes:
+            spare = {i: order.end.spare(depth, depth * self._claimed_logprob) for i, depth in enumerate(depths)}
+            drafted = [i for i, chance in spare.items() if chance >= 0.0 and i not in order.end.resting]
+            if not drafted or sum(spare[i] for i in drafted) < order.end.layer:
+                break
+            for i in drafted:
+                depths[i] += 1
+            passes.append((len(drafted), self.real["turns"].drafter.seconds(len(drafted), len(drafted)) + 1e-4))
+        return passes
+
+    def _verify(self, idx: int, drafted: Nodes, chosen: Nodes, rng: random.Random) -> Verified:
+        agreed = next((i for i in range(len(drafted)) if rng.random() >= self.agreement), len(drafted))
+        num_compared = min(agreed + 1, len(drafted))
+        accepted = tuple(range(min(agreed, len(chosen))))
+        return Verified(
+            idx, chosen, accepted, True, num_compared, agreed, num_compared * math.exp(self._claimed_logprob)
+        )
+
+    @property
+    def _claimed_logprob(self) -> float:
+        return math.log(self.agreement if self.claimed is None else self.claimed)
+
+
+# ---- the schedule ---------------------------------------------------------------------------------------------------
+
+
+def test_drafting_that_does_not_pay_is_left_and_comes_back_when_it_pays_again():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    World(agreement=0.1).run(policy, 100)
+    assert World(agreement=0.1).run(policy, 400)["off"] > 340
+    World(agreement=0.95).run(policy, 300)
+    assert World(agreement=0.95).run(policy, 200)["turns"] > 160
+
+
+def test_the_schedule_that_passes_turn_out_to_make_fastest_is_found_whatever_was_measured_at_start():
+    slow_beside, fast_beside = costs(beside=cost(3e-2, 1e-3)), costs(beside=cost(6e-3, 1e-4))
+    for real, best in ((slow_beside, "turns"), (fast_beside, "beside")):
+        for believed in (slow_beside, fast_beside):
+            policy, world = TunedPolicy(believed, DraftSettings()), World(real)
+            world.run(policy, 500)
+            assert world.run(policy, 200)[best] > 150
+
+
+@pytest.mark.parametrize("times", [2.0, 4.0])
+def test_costs_that_were_measured_too_dear_at_start_do_not_keep_drafting_off_for_good(times):
+    drafter_s = 5e-3 * times
+    policy = TunedPolicy(in_turns(drafter=cost(drafter_s, 5e-5)), DraftSettings())
     assert policy.schedule == "off"
-    World({"beside": 300.0, "turns": 200.0, "off": 140.0}, agreement=0.95).run(policy, 600)
-    used = World({"beside": 300.0, "turns": 200.0, "off": 140.0}, agreement=0.95).run(policy, 600)
-    assert used["beside"] > 500
+    world = World(in_turns(drafter=cost(1e-3, 5e-5)), agreement=0.9)
+    world.run(policy, 400)
+    assert world.run(policy, 200)["turns"] > 150
 
 
-def test_all_cores_that_were_measured_too_slow_are_found_out_before_it_settles_beside_a_drafter():
-    believed = costs(alone=cost(1.4e-2, 1e-3))
-    policy = TunedPolicy(believed, DraftSettings())
-    assert policy.schedule == "beside"
-    assert World({"beside": 200.0, "turns": 330.0, "off": 140.0}).run(policy, 100)["turns"] > 90
-    told_right = TunedPolicy(believed, DraftSettings())
-    used = World({"beside": 300.0, "turns": 150.0, "off": 70.0}).run(told_right, 100)
-    assert used == {"beside": 92, "turns": 8, "off": 0}
-
-
-def test_where_the_target_computes_alike_under_both_schedules_there_is_nothing_to_find_out():
-    policy = TunedPolicy(costs(alone=cost(1e-2, 1e-3)), DraftSettings())
-    used = World({"beside": 300.0, "turns": 150.0, "off": 100.0}).run(policy, 100)
-    assert used == {"beside": 100, "turns": 0, "off": 0}
-
-
-def test_each_batch_size_has_its_own_best_schedule():
-    policy = TunedPolicy(costs(), DraftSettings())
-    alone = World({"beside": 300.0, "turns": 200.0, "off": 140.0})
-    crowded = World({"beside": 800.0, "turns": 900.0, "off": 1100.0})
-    for _ in range(6):
-        alone.run(policy, 200, 1)
-        crowded.run(policy, 200, 16)
-    assert alone.run(policy, 300, 1)["beside"] >= 240
-    assert crowded.run(policy, 300, 16)["off"] >= 240
+def test_a_drafter_measured_too_cheap_is_left_as_soon_as_rounds_show_what_it_takes():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    assert policy.schedule == "turns"
+    world = World(in_turns(drafter=cost(2e-2, 5e-5)))
+    world.run(policy, 40)
+    assert world.run(policy, 400)["off"] > 340
 
 
 def test_a_schedule_whose_drafter_is_down_is_left_at_once_and_taken_up_again():
-    policy = TunedPolicy(costs(), DraftSettings())
-    world = World({"beside": 300.0, "turns": 200.0, "off": 140.0})
-    world.run(policy, 600)
-    used = world.run(policy, 50, available=frozenset({"turns", "off"}))
-    assert used["beside"] == 0
-    assert world.run(policy, 600)["beside"] > 300
-
-
-def test_the_only_schedule_left_is_kept_while_its_drafter_is_down():
-    policy = TunedPolicy({"beside": costs()["beside"]}, DraftSettings())
-    policy.begin(1, frozenset({"off"}))
-    assert policy.schedule == "beside"
+    policy, world = TunedPolicy(in_turns(), DraftSettings()), World()
+    world.run(policy, 200)
+    assert world.run(policy, 50, available=frozenset({"off"})) == {"off": 50}
+    world.run(policy, 100)
+    assert world.run(policy, 100)["turns"] > 80
 
 
 def test_a_bad_pair_is_predicted_to_be_off_and_a_good_one_is_not():
     policy = TunedPolicy(costs(drafter=cost(2e-2, 1e-3)), DraftSettings())
     assert policy.schedule == "off", "the drafter is slower than the target"
     assert TunedPolicy(costs(), DraftSettings()).schedule != "off"
+
+
+def test_reading_a_long_prompt_does_not_count_against_the_drafter_that_reads_it():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    for idx in range(40):
+        policy.begin(1, ALL)
+        assert policy.schedule == "turns"
+        is_new = idx % 4 == 0  # ten prompts, each of which takes the drafter as long as ten rounds
+        passes = [(1, 0.1 if is_new else 1.2e-3), (1, 1.2e-3)]
+        now = view(takes_turns=True, has_drafted=True, num_unread=int(is_new), passes=passes)
+        now.waited_s = sum(seconds for _, seconds in passes)
+        verified = [Verified(0, NO_NODES, (), True, 2, 2, 1.6)]
+        result = StepResult(verified=verified, num_tokens=3, busy_s=8e-3)
+        policy.observe(Outcome(now, result, 8e-3 + now.waited_s + 3e-4, 3, 0, 0.0))
+    policy.begin(1, ALL)
+    assert policy.schedule == "turns"
 
 
 @pytest.mark.parametrize("schedule", ["beside", "turns"])
@@ -159,132 +210,10 @@ def test_a_dear_drafter_pays_beside_the_target_before_it_pays_in_turns():
     assert policy.predicted("beside", agreement=0.95) > policy.predicted("turns", agreement=0.95)
 
 
-def test_what_others_get_accepted_speeds_every_schedule_up_and_leaves_less_to_the_drafter():
-    alone, helped = (TunedPolicy(costs(), DraftSettings()) for _ in range(2))
-    offer = Nodes((1, 2), (-1, 0), (-0.1, -0.2), (1, 2), (2, 2))
-    others_right = StepResult(verified=[Verified(0, offer, (0, 1), True, 0, 0)])
-    for _ in range(100):
-        helped.observe(Outcome(view(), others_right, 0.0, 3, 0, 0.0))
-    assert helped.predicted("off") > 1.5 * alone.predicted("off")
-    gains = [told.predicted("turns", agreement=0.7) / told.predicted("off") for told in (alone, helped)]
-    assert gains[0] > gains[1]
-
-
-def test_in_turns_a_drafter_costs_only_the_rounds_in_which_others_are_wrong():
-    policy = TunedPolicy(costs(drafter=cost(4e-3, 1e-6)), DraftSettings())
-    offer = Nodes((1,), (-1,), (-0.1,), (1,), (2,))
-    for turn in range(200):
-        verified = Verified(0, offer, () if turn % 10 == 0 else (0,), True, 0, 0)
-        policy.observe(Outcome(view(), StepResult(verified=[verified]), 0.0, 2, 0, 0.0))
-    assert policy.predicted("turns", agreement=0.8) > 1.2 * policy.predicted("off")
-
-
-def num_chosen(policy: TunedPolicy, offers: list[Nodes], draft: DraftSettings | None = None) -> int:
-    """Return how many candidates are verified; they are the leading ones of each offer."""
-    chosen = policy.choose(view(draft=draft), offers)
-    for offer, part in zip(offers, chosen, strict=True):
-        assert part.tokens == offer.tokens[: len(part)]
-    return sum(len(part) for part in chosen)
-
-
-def test_more_is_verified_where_tokens_cost_little_and_less_where_they_cost_much():
-    offers = [chain(-0.1, -0.3, -0.6, -1.0, -1.6, -2.3)]
-    cheap = TunedPolicy({"beside": costs(beside=cost(1e-2, 1e-5))["beside"]}, DraftSettings())
-    dear = TunedPolicy({"beside": costs(beside=cost(1e-3, 1e-2))["beside"]}, DraftSettings())
-    assert num_chosen(cheap, offers) == 6
-    assert num_chosen(dear, offers) <= 1
-
-
-def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more():
-    policy = TunedPolicy({"beside": costs(beside=cost(1e-2, 3e-3))["beside"]}, DraftSettings())
-    offer = chain(-0.05, -0.1, -0.2)
-    assert num_chosen(policy, [offer]) > 0
-    for _ in range(120):
-        policy.begin(1, ALL)
-        result = StepResult(verified=[Verified(0, offer, (), True, 1, 0)], num_tokens=4, busy_s=0.013)
-        policy.observe(Outcome(view(), result, 0.0135, 1, 0, 0.0))
-    assert num_chosen(policy, [offer]) == 0
-
-
-def test_writers_are_asked_for_little_where_little_of_theirs_is_worth_verifying_and_for_all_where_all_is():
-    policy = TunedPolicy({"beside": costs(beside=cost(1e-2, 3e-3))["beside"]}, DraftSettings())
-    (request,) = view().requests
-    most = request.draft.budget
-    assert policy.writer_budget(request) == most
-    for _ in range(most):  # the draft model's own candidates, which are verified, say nothing of the others
-        assert num_chosen(policy, [msgspec.structs.replace(chain(-0.01, -6.0), writers=(1, 2))]) == 1
-    assert policy.writer_budget(request) == 1
-    num_chosen(policy, [msgspec.structs.replace(chain(-0.01), writers=(2,))])
-    assert policy.writer_budget(request) == most, "all that they proposed was worth it: a copy may begin"
-    for fewer in range(most - 1, 3, -1):
-        num_chosen(policy, [msgspec.structs.replace(chain(-0.01, -0.02, -6.0), writers=(2, 3, 2))])
-        assert policy.writer_budget(request) == fewer
-    num_chosen(policy, [msgspec.structs.replace(chain(-0.01, -0.02, -6.0), writers=(2, 3, 2))])
-    assert policy.writer_budget(request) == 4, "twice the two that were verified"
-
-
-def test_in_turns_it_drafts_until_a_layer_is_not_worth_its_time():
-    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
-    policy.begin(1, ALL)
-    drafted = view(best_paths=[(0, 0.0)])
-    drafted.takes_turns = True
-    assert policy.prepare(drafted) == Draft(1)
-    drafted.best_paths, drafted.num_passes = [(5, -7.0)], 5
-    assert policy.prepare(drafted) is None, "nobody believes in so unlikely a path"
-
-
-def test_a_drafter_that_rests_in_turns_reads_no_prompt_ahead():
-    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
-    prompt = replace(view(0), takes_turns=True, num_prompt_tokens=8)
-    policy.begin(1, ALL)
-    assert policy.prepare(prompt) == Draft(1)
-    assert policy.prepare(replace(prompt, num_passes=1)) is None
-    for num_passes, action in ((0, None), (2, Draft(1))):
-        now = replace(view(), takes_turns=True, num_passes=num_passes, waited_s=1e-3 * num_passes)
-        policy.observe(Outcome(now, StepResult(num_tokens=1, busy_s=7e-3), 8e-3, 1, 0, 0.0))
-        assert policy.prepare(prompt) == action
-
-
-def test_in_turns_nothing_is_drafted_that_the_budget_leaves_no_room_for():
-    policy = TunedPolicy({"turns": costs(drafter=cost(1e-6, 0.0))["turns"]}, DraftSettings(budget=4))
-    policy.begin(1, ALL)
-    for depth, action in ((3, Draft(1)), (4, None)):
-        assert policy.prepare(replace(view(best_paths=[(depth, -1e-3)]), takes_turns=True, num_passes=1)) == action
-
-
-def test_in_turns_it_stops_when_the_drafter_makes_nothing_deeper():
-    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
-    policy.begin(1, ALL)
-    drafted = view(best_paths=[(0, 0.0)])
-    drafted.takes_turns = True
-    for num_passes in range(3):
-        drafted.num_passes = num_passes
-        action = policy.prepare(drafted)
-    assert action is None
-
-
-def test_a_drafter_that_is_not_asked_to_draft_is_told_nothing_and_catches_up_before_it_is():
-    class Sometimes(Policy):
-        def prepare(self, view):
-            num_new = view.num_context_rows - 2
-            return Draft(3) if num_new > 9 and view.num_passes == 0 else None
-
-    target = toy_target(1)
-    link = inline(toy_draft(target, 1.0))
-    told: list[tuple[int, object]] = []
-    send, draft = link.send, link.draft
-    link.send = lambda message: (told.append(message), send(message))
-    link.draft = lambda num_passes: (told.append("draft"), draft(num_passes))
-    worker = TargetWorker(target, clock=time.perf_counter)
-    policy = Sometimes("turns")
-    engine = Engine(worker, link, policy=policy)
-    request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=40))
-    texts = run_all(engine, {0: [request]})
-    assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
-    kinds = ["draft" if message == "draft" else type(message).__name__ for message in told]
-    assert kinds[:3] == ["Open", "Correction", "draft"], "one correction tells all that was missed"
-    assert len(told[1].token_ids) > 5
-    assert engine.stats().tree_nodes == 0
+def test_a_drafter_slower_than_the_target_promises_no_gain_beside_it_however_right_it_is():
+    policy = TunedPolicy(costs(drafter=cost(1.5e-2, 0.0)), DraftSettings())
+    plain_beside = 1 / costs()["beside"].target.seconds(1)
+    assert policy.predicted("beside", agreement=0.9) <= plain_beside
 
 
 def test_long_prompts_are_read_on_all_cores_though_a_drafter_runs_beside():
@@ -298,35 +227,155 @@ def test_long_prompts_are_read_on_all_cores_though_a_drafter_runs_beside():
     assert kept.reading_cores == beside, "the schedule was set, and with it the cores"
 
 
-class Resting:
-    """A link that counts how often it is looked after."""
-
-    runs_by_itself = True
-    layers_per_pass = 1
-    ready = None
-    status = LinkStatus("up")
-
-    def __init__(self) -> None:
-        self.num_receives = 0
-
-    def receive(self):
-        self.num_receives += 1
-        return []
+# ---- what is verified -----------------------------------------------------------------------------------------------
 
 
-def test_the_drafter_that_rests_is_looked_after_now_and_then_and_the_present_one_always():
-    beside, turns, seconds = Resting(), Resting(), itertools.count(step=0.01)
-    link = SwitchLink(beside, turns, clock=lambda: next(seconds))
-    for _ in range(160):
-        link.receive()
-    assert beside.num_receives == 160
-    assert 5 <= turns.num_receives <= 20
+def num_chosen(policy: TunedPolicy, offers: list[Nodes], draft: DraftSettings | None = None) -> int:
+    """Return how many candidates are verified; they are the leading ones of each offer."""
+    chosen = policy.choose(view(draft=draft, takes_turns=policy.schedule == "turns"), offers)
+    for offer, part in zip(offers, chosen, strict=True):
+        assert part.tokens == offer.tokens[: len(part)]
+    return sum(len(part) for part in chosen)
+
+
+@pytest.mark.parametrize("schedule", ["beside", "turns"])
+def test_more_is_verified_where_tokens_cost_little_and_less_where_they_cost_much(schedule):
+    offers = [chain(-0.1, -0.3, -0.6, -1.0, -1.6, -2.3)]
+    cheap, dear = (
+        TunedPolicy({schedule: costs(beside=target, alone=target)[schedule]}, DraftSettings())
+        for target in (cost(1e-2, 1e-5), cost(1e-3, 1e-2))
+    )
+    assert num_chosen(cheap, offers) == 6
+    assert num_chosen(dear, offers) <= 1
+
+
+@pytest.mark.parametrize("schedule", ["beside", "turns"])
+def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more(schedule):
+    target = cost(1e-2, 3e-3)
+    policy = TunedPolicy({schedule: costs(beside=target, alone=target)[schedule]}, DraftSettings())
+    offer = chain(-0.05, -0.1, -0.2)
+    assert num_chosen(policy, [offer]) > 0
+    for _ in range(120):
+        policy.begin(1, ALL)
+        result = StepResult(verified=[Verified(0, offer, (), True, 1, 0, 0.95)], num_tokens=4, busy_s=0.013)
+        policy.observe(Outcome(view(), result, 0.0135, 1, 0, 0.0))
+    assert num_chosen(policy, [offer]) == 0
+
+
+def test_writers_are_asked_for_little_where_nothing_of_theirs_is_taken_and_for_all_where_something_is():
+    policy = TunedPolicy({"beside": costs()["beside"]}, DraftSettings())
+    (request,), offer = view().requests, msgspec.structs.replace(chain(-0.01, -0.02), writers=(2, 2))
+
+    def budgets(accepted: tuple[int, ...], num_rounds: int) -> list[int]:
+        found = []
+        for _ in range(num_rounds):
+            policy.begin(1, ALL)
+            found.append(policy.writer_budget(request))
+            verified = [Verified(0, offer, accepted, True, 0, 0)]
+            policy.observe(Outcome(view(), StepResult(verified=verified, num_tokens=3, busy_s=0.01), 0.011, 1, 0, 0.0))
+        return found
+
+    most = request.draft.budget
+    assert budgets((), 1) == [most]
+    assert 0 < sum(budgets((), 20)) < 20 * most / 4
+    budgets((0,), 4)
+    assert budgets((0,), 10) == [most] * 10
+
+
+# ---- turns ----------------------------------------------------------------------------------------------------------
+
+
+def order_of(policy: TunedPolicy, now: RoundView | None = None) -> Draft:
+    """Return the order for a turn of a request that nothing else is offered for."""
+    order = policy.prepare(now or view(takes_turns=True))
+    assert isinstance(order, Draft)
+    return order
+
+
+def least_chance(end: TurnEnd) -> float:
+    """Return the chance below which a single request is not drafted for any further, from the second layer on."""
+    return end.floors[1] + end.layer
+
+
+def of_turns(drafter: PassCost, draft: DraftSettings | None = None, alone: PassCost | None = None) -> TunedPolicy:
+    """Return a policy that always takes turns with such a drafter."""
+    target = costs()["turns"].target if alone is None else alone
+    policy = TunedPolicy({"turns": ScheduleCost(CoreSet(), target, drafter)}, draft or DraftSettings())
+    policy.begin(1, frozenset({"turns"}))
+    return policy
+
+
+def test_a_turn_ends_sooner_the_dearer_the_drafter_is():
+    ends = [least_chance(order_of(of_turns(cost(seconds, 0.0))).end) for seconds in (1e-4, 3e-3, 4e-3, 5e-3)]
+    assert ends == sorted(ends)
+    assert 0.0 < ends[0] < ends[-1] < 1.0
+
+
+def test_a_turn_ends_sooner_the_dearer_rows_are():
+    ends = [least_chance(order_of(of_turns(cost(1e-3, 0.0), alone=cost(7e-3, row_s))).end) for row_s in (0.0, 5e-3)]
+    assert ends[0] < ends[1]
+
+
+def test_a_turn_makes_a_layer_for_many_requests_that_it_would_not_make_for_one():
+    policy = of_turns(cost(4e-3, 0.0))
+    alone = order_of(policy).end
+    policy.begin(8, frozenset({"turns"}))
+    among_eight = order_of(policy, view(8, takes_turns=True)).end
+    assert 8 * (least_chance(alone) - among_eight.floors[1]) > among_eight.layer
+
+
+def test_a_turn_is_told_how_far_the_claims_of_the_draft_model_can_be_trusted():
+    for claimed, is_below in ((0.95, True), (0.6, False)):
+        policy = of_turns(cost(1e-3, 0.0))
+        World({"turns": costs()["turns"]}, agreement=0.6, claimed=claimed).run(policy, 200)
+        assert (order_of(policy).end.trust < 0.85) == is_below
+
+
+def test_a_turn_makes_no_more_layers_than_the_budget_has_room_for():
+    for budget, layers_per_pass, most in ((4, 1, 4), (1, 1, 1), (6, 4, 2)):
+        policy = of_turns(cost(1e-6, 0.0), DraftSettings(budget=budget))
+        assert order_of(policy, view(takes_turns=True, layers_per_pass=layers_per_pass)).num_passes == most
+
+
+def test_a_drafter_in_turns_reads_prompts_in_the_prefill():
+    policy = of_turns(cost(1e-3, 0.0))
+    assert policy.prepare(view(0, takes_turns=True, num_prompt_tokens=8)) == Draft(1)
+    assert policy.prepare(view(0, takes_turns=True)) is None
+
+
+def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
+    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
+    sure = msgspec.structs.replace(chain(*[-0.001 * i for i in range(1, 13)]), writers=(2,) * 12)
+    policy.begin(1, ALL)
+    for _ in range(60):
+        result = StepResult(verified=[Verified(0, sure, tuple(range(12)), True, 0, 0)], num_tokens=13, busy_s=0.014)
+        policy.observe(Outcome(view(takes_turns=True), result, 0.015, 13, 0, 0.0))
+    assert policy.prepare(view(takes_turns=True, undrafted=[sure])) is None
+    assert order_of(policy, view(takes_turns=True, undrafted=[NO_NODES])).end.resting == frozenset()
+    both = view(2, takes_turns=True, undrafted=[sure, NO_NODES])
+    assert order_of(policy, both).end.resting == {0}, "the other one is drafted for"
+    unsure = msgspec.structs.replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
+    assert order_of(policy, view(takes_turns=True, undrafted=[unsure])).end.resting == frozenset()
+
+
+def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():
+    params = SamplingParams(temperature=0.0, seed=0, speculates=False)
+    unwilling = [make_request(i, params=params) for i in range(1, 6)]
+    policy = of_turns(cost(1e-3, 1e-3))
+    assert policy.prepare(view(takes_turns=True, requests=unwilling)) is None
+    policy.begin(6, frozenset({"turns"}))
+    among = order_of(policy, view(takes_turns=True, requests=[make_request(0), *unwilling])).end
+    crowd = order_of(policy, view(6, takes_turns=True)).end
+    assert among.floors[1] <= crowd.floors[1], "they are not charged for layers that they do not get"
+
+
+# ---- what was set ---------------------------------------------------------------------------------------------------
 
 
 def test_it_waits_for_candidates_only_if_told_to_and_as_long_as_told():
     costly = {"beside": costs(beside=cost(0.1, 1e-3))["beside"]}
     draft = DraftSettings(max_wait_s=0.25)
-    missed = view(draft=draft, best_paths=[(0, 0.0)], num_short=1)
+    missed = view(draft=draft, num_short=1)
     assert TunedPolicy(costly, draft).prepare(missed) is None
     told = TunedPolicy(costly, draft, pinned=frozenset({"max_wait_s"}))
     assert told.prepare(missed) == Wait(0.25)
@@ -349,7 +398,11 @@ def test_what_was_set_is_obeyed():
         policy.begin(num_requests, ALL)
         assert policy.beam_width() == 5
     assert num_chosen(policy, [chain(-0.1, -0.6, -0.8)], draft) == 2
-    assert policy.prepare(view(draft=draft, best_paths=[(0, 0.0)], num_short=1)) == Wait(0.25)
+    assert policy.prepare(view(draft=draft, num_short=1)) == Wait(0.25)
+    assert TunedPolicy({"turns": costs()["turns"]}, draft, pinned=pinned).beam_width() == 5
+
+
+# ---- with an engine -------------------------------------------------------------------------------------------------
 
 
 seconds = st.floats(1e-5, 1e-1)
@@ -422,37 +475,6 @@ class Restless:
             force_schedule(self._policy, self._rng.choice(sorted(available)))
 
 
-def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
-    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
-    fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
-    assert policy.prepare(fresh) == Draft(1)
-    sure = msgspec.structs.replace(chain(*[-0.001 * i for i in range(1, 13)]), writers=(2,) * 12)
-    for _ in range(60):
-        verified = [Verified(0, sure, tuple(range(12)), True, 0, 0)]
-        policy.observe(Outcome(replace(view(), num_passes=1), StepResult(verified=verified), 0.05, 5, 1, 0.0))
-    assert policy.prepare(replace(fresh, undrafted=[sure])) is None
-    unsure = msgspec.structs.replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
-    assert policy.prepare(replace(fresh, undrafted=[unsure])) == Draft(1)
-
-
-def in_turns(drafter_s: float, token_s: float, *, num_compared: int, num_agreed: int) -> TunedPolicy:
-    """Return a policy in turns that saw so many of the drafter's candidates agree in each verification."""
-    policy = TunedPolicy(
-        {"turns": ScheduleCost(CoreSet(), cost(7e-3, token_s), cost(drafter_s, 5e-5))}, DraftSettings()
-    )
-    verified = [Verified(0, NO_NODES, (), True, num_compared, num_agreed)]
-    for _ in range(100):
-        policy.observe(Outcome(view(0), StepResult(verified=verified), 0.01, 2, 0, 0.0))
-    policy.begin(1, frozenset({"turns"}))
-    return policy
-
-
-def test_in_turns_a_drafter_that_agrees_is_let_draft_and_one_that_does_not_is_not():
-    fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
-    assert in_turns(3e-3, 5e-4, num_compared=5, num_agreed=5).prepare(fresh) == Draft(1)
-    assert in_turns(5e-3, 5e-4, num_compared=4, num_agreed=1).prepare(fresh) is None
-
-
 def test_the_engine_asks_local_writers_for_as_much_as_the_policy_says():
     asked: list[int] = []
 
@@ -474,11 +496,11 @@ def test_the_engine_asks_local_writers_for_as_much_as_the_policy_says():
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=30))
     assert run_all(engine, {0: [request]})[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
     assert asked[0] == request.draft.budget
-    assert asked[-1] == 1
+    assert asked[-1] < request.draft.budget
+    assert len(asked) < 20, "of 29 rounds"
 
 
-@pytest.mark.parametrize("schedule", ["turns", "beside"])
-def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(schedule):
+def test_the_engine_shows_a_policy_what_the_writers_have_before_a_drafter_has_its_turn():
     class Repeats:
         def propose(self, best_path, budget):
             return Nodes.chain((3, 4), (-0.1, -0.2))
@@ -490,50 +512,13 @@ def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(schedul
             pass
 
     seen: list[RoundView] = []
-    policy = TunedPolicy({schedule: costs()[schedule]}, DraftSettings())
+    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
     prepare = policy.prepare
     policy.prepare = lambda view: (seen.append(view), prepare(view))[1]
     target = toy_target(1)
     worker = TargetWorker(target, clock=time.perf_counter, writers={"repeats": lambda request: Repeats()})
-    link = fake(toy_draft(target, 0.8))
-    link.runs_by_itself = schedule == "beside"
-    engine = Engine(worker, link, policy=policy)
+    engine = Engine(worker, inline(toy_draft(target, 0.8)), policy=policy)
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=6))
     texts = run_all(engine, {0: [request]})
     assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
-    assert all(v.takes_turns == (schedule == "turns") for v in seen)
     assert next(offer.tokens for v in seen for offer in v.undrafted) == (3, 4)
-
-
-def test_the_engine_tells_the_first_draft_pass_of_a_turn_from_all_of_them():
-    outcomes: list[Outcome] = []
-    policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
-    policy.prepare = lambda view: Draft(1) if view.num_passes < 1 + len(outcomes) % 3 else None
-    policy.observe = outcomes.append
-    target = toy_target(1)
-    link = fake(toy_draft(target, 0.8))
-    link.runs_by_itself = False
-    seconds = itertools.count()
-    engine = Engine(
-        TargetWorker(target, clock=time.perf_counter), link, policy=policy, clock=lambda: float(next(seconds))
-    )
-    run_all(engine, {0: [make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=30))]})
-    views = [one.view for one in outcomes if one.view.requests]
-    assert {view.num_passes for view in views} == {1, 2, 3}
-    assert all(view.first_pass_s == view.waited_s > 0 for view in views if view.num_passes == 1)
-    assert all(view.num_passes * view.first_pass_s == view.waited_s for view in views), "all take as long here"
-
-
-def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():
-    params = SamplingParams(temperature=0.0, seed=0, speculates=False)
-    requests = [make_request(i, params=params) for i in range(2)]
-    turns = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
-    turns.begin(2, frozenset({"turns"}))
-    best_paths = [(0, 0.0), (0, 0.0)]
-    alone = replace(view(best_paths=best_paths), requests=requests, takes_turns=True)
-    assert turns.prepare(alone) is None
-    many = [make_request(0), *(make_request(i, params=params) for i in range(1, 6))]
-    among = replace(view(6, best_paths=[(0, 0.0)] * 6), requests=many, takes_turns=True)
-    crowd = TunedPolicy({"turns": ScheduleCost(CoreSet(), cost(7e-3, 1e-4), cost(1e-4, 0.0))}, DraftSettings())
-    crowd.begin(6, frozenset({"turns"}))
-    assert crowd.prepare(among) == Draft(1), "they are not charged for layers that they do not get"

@@ -12,6 +12,7 @@ from card.errors import WorkerError
 from card.protocol.messages import Close, DrafterMessage, Pong, TargetMessage
 from card.transport.background import BackgroundLink
 from card.transport.link import DrafterLink, LinkStatus
+from card.workers.drafter_pass import NO_END, TurnEnd
 from tests.waiting import until
 
 PATIENCE_S = 90.0
@@ -45,7 +46,7 @@ class Recording(DrafterLink):
     def wait(self, timeout_s: float) -> None:
         raise AssertionError("nobody may wait")
 
-    def draft(self, num_passes: int) -> None:
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
         raise AssertionError("it drafts by itself")
 
     def reject(self, reason: str) -> None:

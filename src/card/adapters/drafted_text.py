@@ -125,8 +125,8 @@ class DraftedText(FollowedText):
     def judge(self, new_ids: Sequence[int]) -> Verified:
         """Return what the tokens that a step committed tell of the candidates; before `commit`."""
         known, num_right = judged(self.chain, new_ids)
-        compared, agreed = (0, 0) if self._replica is None else self._replica.compare(new_ids)
-        return Verified(id(self), known, tuple(range(num_right)), True, compared, agreed)
+        compared = (0, 0, 0.0) if self._replica is None else self._replica.compare(new_ids)
+        return Verified(id(self), known, tuple(range(num_right)), True, *compared)
 
     def commit(self, new_ids: Sequence[int], drafting: DraftingFacts | None) -> list[TargetMessage]:
         """Go on with the tokens that a step committed. Returns: what the drafter must be told."""
@@ -147,7 +147,7 @@ class DraftedText(FollowedText):
             return []
         if len(self) >= self._room:
             return self.open(drafting)
-        self._replica.advance(new_ids)
+        self._replica.advance()
         return [self._replica.correction()]
 
     def drafted(self, most: int) -> Nodes:

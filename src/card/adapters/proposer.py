@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from card.adapters.chains import ChainPolicy, next_budget
 from card.adapters.drafted_text import DraftedText, DraftingFacts
 from card.adapters.figures import Figures
 from card.adapters.tracking import Followed, RowTracker, Tokens
 from card.config import DraftSettings
 from card.errors import ProtocolError
-from card.policy.chains import ChainPolicy
-from card.policy.choice import next_budget
 from card.protocol.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.transport.link import DrafterLink, NoDrafter
 from card.tree.nodes import NO_NODES

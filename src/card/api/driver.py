@@ -18,7 +18,6 @@ from card.workers.request import Request, Update
 logger = logging.getLogger(__name__)
 IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
 JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
-_IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was measured in haste at start
 
 
 @dataclass(slots=True)
@@ -57,8 +56,6 @@ class Driver:
         self._latest = host.engine.stats()
         self.last_progress = time.monotonic()
         self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
-        self._idle_looks = 0  # in a row
-        self._remeasuring = host.latencies.remeasure()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 
@@ -131,8 +128,6 @@ class Driver:
                 for command in commands:
                     self._obey(command)
                 self._publish()
-                if self._idle_looks >= _IDLE_LOOKS:
-                    next(self._remeasuring, None)
                 if self._host.scorer.has_work:
                     self._host.scorer.step(is_alone=not self._host.engine.has_work)
                     self.last_progress = time.monotonic()
@@ -149,7 +144,7 @@ class Driver:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
         with self._changed:
             if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
-                self._idle_looks = 0 if self._changed.wait(IDLE_LOOK_S) else self._idle_looks + 1
+                self._changed.wait(IDLE_LOOK_S)
             if self._is_closing:
                 return None
             commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation

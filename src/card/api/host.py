@@ -133,16 +133,22 @@ class Host:
         facts = replace(facts, context_limit=context_limit(loaded.model), in_integers=is_exact(loaded.model))
         plan = resolve(asked, facts, method=method)
         self._take_target(loaded, plan, target)
+        give_back_memory()  # before the first pass brings the weights into memory
+        say("measuring what passes cost here")
+        # Whether the target misses the cores of a drafter beside it is measured before there is one.
+        without_misses = resolve(asked, replace(facts, spare_cores=num_usable_cores() - 1), method=method)
         self.latencies = MeasuredLatencies(
-            plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
+            without_misses, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
+        if without_misses.placements != plan.placements:
+            facts = replace(facts, spare_cores=self.latencies.spare_cores(without_misses))
+            plan = resolve(asked, facts, method=method)
         writers = self._make_writers(plan)
-        self.link, shown = self._begin_drafter(plan, draft, spare, leases)
+        self.link, shown = self._make_drafter(plan, draft, spare, leases)
         if self.link is not None and self.latencies.waits_for_drafter:  # while it loads it takes a core
             say("waiting for the drafter")
             self.link.start()
-        give_back_memory()  # before the first pass brings the weights into memory
-        say("measuring what passes cost here")
+        give_back_memory()  # what loading a drafter here has left
         # Before the passes are warmed up: they decide what is kept.
         watchers = self._make_watchers(plan, draft if isinstance(draft, str) else "", writers, shown)
         with pinned(self.latencies.with_useful_threads(plan.cores).alone):
@@ -156,6 +162,9 @@ class Host:
         )
         self._build(resolve(asked, facts, method=method), watchers, writers)
         _warn_if_short(self.max_kv_bytes, facts.free_bytes)
+        if self.link is not None:
+            self.link.begin()  # not earlier: what is measured beside a drafter that loads is not kept
+        self.latencies.watch_rounds()
 
     def _take_target(self, loaded: Target, plan: Plan, named: str | LoadedModel) -> None:
         """Make the runner, and read what the model and its tokenizer say about texts."""
@@ -183,6 +192,8 @@ class Host:
         )
         self._parts = build(plan, models)
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, plan.draft
+        if (agreement := self.latencies.agreement) is not None:
+            self.policy.recall(agreement)
         self.max_model_len, self.max_kv_bytes = plan.max_model_len, plan.max_kv_bytes or 0
         pool, chunk = self._parts.worker.pool, self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, pool, lambda: self.policy.cores, chunk=chunk)
@@ -190,6 +201,8 @@ class Host:
     def close(self) -> None:
         """End the drafter and the processes that try grammars. May be called twice."""
         self.grammars.close()
+        self.latencies.mend(self.policy.measured())
+        self.latencies.remember_agreement(self.policy.agreement)
         if self.link is not None:
             self.latencies.remember_drafter()
             self._finalizer()
@@ -255,13 +268,10 @@ class Host:
         rows: Rows | None = "all" if "all" in wanted else "logits" if wanted else None
         return Watchers(self.runner.features, consumers, wish, for_writers=rows)
 
-    def _begin_drafter(
+    def _make_drafter(
         self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None
     ) -> tuple[DrafterLink | None, Sequence[FeatureConsumer]]:
-        """Return the link to the drafter, if there is one, and what shows it the target's features.
-
-        One that is elsewhere loads while this process goes on.
-        """
+        """Return the link to the drafter, if there is one, and what shows it the target's features."""
         if spare is not None and not plan.has_drafter_process:
             spare.close()
         if not plan.placements:

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 
 
-_DONE = object()
-
-
 @dataclass(slots=True)
 class _UnreadRequest:
     """A request in the engine and what has come of it that nobody has taken yet."""
@@ -140,14 +137,6 @@ class LLM(Hosted):
         """Return gauges and totals of the engine."""
         with self._lock:
             return self._engine.stats()
-
-    def measure_again(self) -> None:
-        """Measure once more, for the next start, what was measured in haste at this one: use it while nobody waits."""
-        remeasuring = self._host.latencies.remeasure()
-        has_more = True
-        while has_more:
-            with self._lock:
-                has_more = not self._engine.has_work and next(remeasuring, _DONE) is not _DONE
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV of finished requests that is kept for texts that begin alike."""

@@ -17,6 +17,7 @@ from card.errors import CardError
 from card.latency.timing import measure_pass_cost
 from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
@@ -26,7 +27,6 @@ from card.models.loading import load_decoder, load_tokenizer
 from card.models.own_pass import is_exact
 from card.models.runners import make_runner, plain_runner
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost
 from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
@@ -47,7 +47,7 @@ from card.writers.protocol import DraftWriter
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
-_QUICK_S = 0.1  # for the passes of a draft model while somebody waits, in place of `MEASURING_S`
+IN_TURNS_S = 0.1  # for what the passes of a draft model in this process cost: everybody waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,12 @@ class Drafter:
     lane: Lane | None = None  # where it computes
     consumers: Sequence[FeatureConsumer] = ()  # of the target's features: what shows them to the drafter
 
-    def measured(self, cores: CoreSet, *, is_quick: bool = False) -> PassCost | None:
+    def measured(self, cores: CoreSet) -> PassCost | None:
         """Return what passes of a draft model in this process cost; None if there is none here."""
         if self.runner is None or self.lane is None:
             return None
         with pinned(cores), self.lane.entered():
-            limit_s = _QUICK_S if is_quick else MEASURING_S
-            return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=limit_s)
+            return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=IN_TURNS_S)
 
     def reported(self) -> PassCost | None:
         """Return what a drafter elsewhere says its passes cost; None if it is not up yet, or says nothing."""
@@ -92,7 +91,7 @@ class Drafter:
 
 
 def make_drafter(plan: Plan, source: DraftSource) -> Drafter:
-    """Return the drafter that the plan asks for; what is elsewhere has begun to load.
+    """Return the drafter that the plan asks for; one that is elsewhere begins when its link does.
 
     Raises: ModelError if a draft model in this process cannot be loaded.
     """
@@ -100,7 +99,6 @@ def make_drafter(plan: Plan, source: DraftSource) -> Drafter:
     outside: DrafterLink | None = None
     if placements.get("beside") in ("process", "remote"):
         outside = outside_link(plan, source)
-        outside.begin()
         del placements["beside"]
     if outside is not None and not placements:
         return Drafter(outside)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import transformers
@@ -11,26 +11,26 @@ import transformers
 from card.assembly.drafters import Drafter
 from card.assembly.plan import Plan
 from card.config import EngineSettings
-from card.errors import in_words
 from card.latency.measuring import Measuring
 from card.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.machine.folders import cache_folder
+from card.machine.pass_cost import PassCost
+from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
 from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Schedule
-
-logger = logging.getLogger(__name__)
 
 
 class MeasuredLatencies:
-    """The latencies of one target and its drafter; what is measured is kept for the next start."""
+    """The latencies of one target and its drafter; what a quiet moment has shown is kept for the next start."""
 
     def __init__(self, plan: Plan, runner: TorchRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
-        """Begin; nothing is measured yet.
+        """Check what is kept; nothing else is measured yet.
 
         Args:
+            plan: with all the placements that there may be.
             runner: of the target.
             is_target_named: the target was given by a name, under which its latencies are kept.
             is_draft_named: the same of the draft model.
@@ -39,31 +39,36 @@ class MeasuredLatencies:
         self._settings = settings
         self._is_draft_named = is_draft_named and settings.draft is not None
         self._finds_threads = settings.threads is None and runner.device.type == "cpu"
-        self._useful: dict[CorePlan, CorePlan] = {}
         self._drafter: Drafter | None = None
+        self._in_turns: PassCost | None = None  # of a drafter in this process
         self._store = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None)
         self._process_key: LatencyKey | None = None  # of a drafter in a process of its own
         if self._is_draft_named and plan.has_drafter_process:
             core_set = CoreSet(plan.cores.draft, settings.draft_threads)
             self._process_key = drafter_key("drafter", settings, core_set)
+        self._agreement_key: LatencyKey | None = None
+        if self._is_draft_named and is_target_named:
+            pair = f"of {settings.target} in {settings.dtype}"
+            self._agreement_key = drafter_key("agreement", settings, CoreSet(), more=pair)
         self.waits_for_drafter = self._waits(plan)
         self._measuring = Measuring(
             runner,
             self._store,
             settings.target if is_target_named else None,
             max_sequences=min(8, settings.max_num_seqs),
-            is_quick=not self.waits_for_drafter,
             more=settings.target_cost or "",
         )
         self._measuring.forget_if_wrong(plan.cores)
+        self._watch: CoreWatch | None = None  # of rounds
 
     def with_useful_threads(self, cores: CorePlan) -> CorePlan:
-        """Return the cores with no more threads for the target than speed it up, unless they were set."""
-        if not self._finds_threads:
-            return cores
-        if cores not in self._useful:
-            self._useful[cores] = self._measuring.with_useful_threads(cores)
-        return self._useful[cores]
+        """Return the cores with all threads for the target, or fewer that are faster, unless they were set."""
+        return replace(cores, beside=self._useful(cores.beside), alone=self._useful(cores.alone))
+
+    def spare_cores(self, plan: Plan) -> int:
+        """Return how many of the cores that a plan gives to a drafter's process the target does not miss."""
+        cores = replace(plan.cores, alone=self._useful(plan.cores.alone))
+        return 0 if self._measuring.misses_cores(cores) else plan.settings.draft_threads
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:
         """Return what the target's passes cost under a schedule."""
@@ -76,9 +81,10 @@ class MeasuredLatencies:
             return None
         if placement in ("process", "remote"):
             return drafter.reported() or (self._store.cost(self._process_key) if placement == "process" else None)
-        key = drafter_key("draft in turns", self._settings, plan.cores.alone) if self._is_draft_named else None
-        is_quick = not self.waits_for_drafter
-        return self._measuring.remembered(key, lambda: drafter.measured(plan.cores.alone, is_quick=is_quick))
+        if self._in_turns is None:
+            key = drafter_key("draft in turns", self._settings, plan.cores.alone) if self._is_draft_named else None
+            self._in_turns = self._measuring.remembered(key, lambda: drafter.measured(plan.cores.alone))
+        return self._in_turns
 
     @property
     def knows_drafter(self) -> bool:
@@ -89,21 +95,38 @@ class MeasuredLatencies:
         """Ask this drafter from now on."""
         self._drafter = drafter
 
-    def remeasure(self) -> Iterator[None]:
-        """Measure what was measured in haste once more, for the next start; pauses after each part.
-
-        Whatever fails meanwhile is logged and ends it: upkeep is no reason for an engine to end.
-        """
-        try:
-            yield from self._measuring.remeasure()
-        except Exception as error:  # of files, of memory, of torch: the next request says whether passes still work
-            logger.warning("latencies are not measured again: %s", in_words(error))
-
     def remember_drafter(self) -> None:
         """Keep what a drafter in a process of its own said that its passes cost."""
         cost = self._drafter.reported() if self._drafter is not None else None
         if cost is not None:
-            self._store.keep_cost(self._process_key, cost, is_quick=False)
+            self._store.keep_cost(self._process_key, cost)
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the draft model's tokens that were the target's in earlier starts; None if that is not known."""
+        return self._store.agreement(self._agreement_key)
+
+    def remember_agreement(self, agreement: float | None) -> None:
+        """Keep such a share for the next start; None if too little was seen."""
+        if agreement is not None:
+            self._store.keep_agreement(self._agreement_key, agreement)
+
+    def watch_rounds(self) -> None:
+        """Watch from now on who has the cores: rounds begin."""
+        self._watch = CoreWatch()
+
+    def mend(self, measured: Mapping[Schedule, ScheduleCost]) -> None:
+        """Forget what is kept of the target's passes where rounds took another time, if nobody else had the cores.
+
+        Args:
+            measured: as of `Policy.measured`.
+        """
+        if measured and self._watch is not None and self._watch.was_quiet() is not False:
+            for cost in measured.values():
+                self._measuring.mend(cost.cores, cost.target)
+
+    def _useful(self, core_set: CoreSet) -> CoreSet:
+        return self._measuring.with_useful_threads(core_set) if self._finds_threads else core_set
 
     def _waits(self, plan: Plan) -> bool:
         """Return whether the drafter must be up before the first token.

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
 from card.config.selection import SelfDrafting, parse_selection
 from card.errors import SettingsError
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
-from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.tree.verify import MATCH, Verifier
 from card.workers.offers import DRAFTER
@@ -33,7 +33,7 @@ class Latencies(Protocol):
     """Costs of passes: measured, remembered, or typed in."""
 
     def with_useful_threads(self, cores: CorePlan) -> CorePlan:
-        """Return the cores with no more threads for the target than speed it up."""
+        """Return the cores with all threads for the target, or fewer that are faster."""
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:
         """Return what the target's passes cost under a schedule."""
@@ -52,6 +52,7 @@ class Facts:
     wants_states: bool = False  # the draft model reads the target's hidden states, which stay in this process
     cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: it is not told which
     num_cores: int | None = None  # the time of so many of them it gets; None: of all
+    spare_cores: int = 0  # of them the target does not miss so many; 0 also where nobody knows
     in_integers: bool = False  # the target's passes are integer ones
     context_limit: int | None = None  # most tokens of a text that the target allows
     longest_text: int = 0  # tokens of the longest text that is known to come, answer included
@@ -246,7 +247,10 @@ def _refuse_contradictions(
 
 
 def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[Schedule, Placement]:
-    """Return where the drafter runs under each schedule: as set, else by the method; a tuned one may have two."""
+    """Return where the drafter runs under each schedule: as set, else by the method.
+
+    A tuned one on a CPU takes turns with the target. It may run beside it, too, if the target does not miss its cores.
+    """
     if settings.draft_address is not None or facts.has_pool:
         return {"beside": "remote"}
     if settings.placement is not None or not method.is_tuned:
@@ -261,10 +265,9 @@ def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[
         return {"beside": "thread"} if settings.schedule == "beside" else {"turns": "inline"}
     if settings.schedule == "beside" or settings.policy == "fixed":
         return {"beside": "process"}
-    has_cores = (
-        facts.cores is None or min(len(facts.cores), facts.num_cores or len(facts.cores)) > settings.draft_threads
-    )
-    return {"beside": "process", "turns": "inline"} if has_cores else {"turns": "inline"}
+    if facts.spare_cores < settings.draft_threads:
+        return {"turns": "inline"}
+    return {"beside": "process", "turns": "inline"}
 
 
 def _plan_cores(settings: EngineSettings, facts: Facts, *, own_drafter_core: bool) -> CorePlan:

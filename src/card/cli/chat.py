@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,6 @@ def run(stats: bool, **options: Any) -> None:
             click.echo(f"target costs {llm.target_cost}", err=True)
         if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
-            threading.Thread(target=llm.measure_again, daemon=True).start()  # while the user types
         conversation = Conversation(llm, params, shows_stats=stats)
         while (line := _ask()) is not None and line != "/quit":
             conversation.take(line)

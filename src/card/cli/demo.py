@@ -64,7 +64,7 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
     console.print()
     show(console, closing_table(racers), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
     console.print(
-        "All have the same cores; card drafts on one of them, or in turns with the target, as it finds faster."
+        "All have the same cores; card drafts as long as that is faster, and as far as its draft model is sure."
     )
     if differing := ", ".join(racer.method for racer in racers if racer.token_ids != racers[0].token_ids):
         console.print(f"Text differs from plain decoding: {differing}. In bfloat16 two tokens may tie; see README.")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from card.config import INT8, DraftSettings
+from card.machine.pass_cost import PassCost
 from card.models.block_layers import block_bytes
 from card.models.facts import parameter_count
 from card.models.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import PassCost, ScheduleCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 

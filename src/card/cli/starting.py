@@ -97,11 +97,8 @@ def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
 
 
 def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
-    """Start a process for the drafter if these options lead to one; whoever loads the models takes it over.
-
-    A wrong guess costs a process that ends unused.
-    """
-    if draft is None or not _leads_to_a_process(method, options):
+    """Start a process for the drafter if these options ask for one; whoever loads the models takes it over."""
+    if draft is None or not _asks_for_a_process(method, options):
         return None
     try:
         return DrafterChild(options.get("draft_threads") or 1)
@@ -109,13 +106,15 @@ def start_drafter_child(method: str, draft: str | None, options: Mapping[str, An
         return None  # the drafter's link says what is wrong
 
 
-def _leads_to_a_process(method: str, options: Mapping[str, Any]) -> bool:
+def _asks_for_a_process(method: str, options: Mapping[str, Any]) -> bool:
+    """Return whether the drafter has a process whatever is measured: one that takes turns has none."""
     chosen = find_method(method)
+    is_beside = not chosen.is_tuned or options.get("schedule") == "beside" or options.get("policy") == "fixed"
     placement = options.get("placement") or (None if chosen.is_tuned else chosen.placement)
     devices = {options.get("device") or "cpu", options.get("draft_device") or "cpu"}
     writers = options.get("writers")
     return (
-        placement in (None, "process")
+        (placement == "process" or (placement is None and is_beside))
         and options.get("schedule") != "turns"
         and options.get("draft_address") is None
         and devices == {"cpu"}

@@ -27,6 +27,7 @@ class Dialogue:
         self._worker = worker
         self._is_behind = False  # the drafter was not told of what the last passes committed
         self._beam_width: int | None = None
+        self._schedule: Schedule | None = None
 
     @property
     def takes_turns(self) -> bool:
@@ -69,7 +70,10 @@ class Dialogue:
 
     def follow(self, schedule: Schedule, beam_width: int | None) -> None:
         """Speak to the drafter of this schedule, tune its beams, and let it catch up if it runs by itself."""
-        self.link.use(schedule)
+        if schedule != self._schedule:
+            self._schedule = schedule
+            self.link.use(schedule)
+            self.listen()  # another drafter is told of every request before it has its first turn
         if schedule == "beside":
             self.let_catch_up()
         if beam_width != self._beam_width:
@@ -77,7 +81,8 @@ class Dialogue:
             self._worker.tune(beam_width)
 
     def let_catch_up(self) -> None:
-        """Tell the drafter what it missed while nobody wanted to hear it."""
+        """Tell the drafter what it missed while nobody wanted to hear it, whole texts if it asks for them."""
         if self._is_behind:
             self._is_behind = False
             self.send(self._worker.catch_up())
+            self.listen()

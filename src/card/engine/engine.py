@@ -7,7 +7,7 @@ drafter. It is driven by `step` from one thread at a time and never blocks longe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
@@ -18,19 +18,18 @@ from card.engine.running import RunningRequest
 from card.engine.tracing import NoTracing, Tracing
 from card.errors import TargetError
 from card.machine.threads import pinned
-from card.policy.rounds import Draft, Outcome, Policy, RoundView
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
 from card.transport.link import DrafterLink, NoDrafter
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.failures import Failures
 from card.workers.metrics import EngineStats
-from card.workers.request import CheckedRequest, FinishReason, Request, Update
+from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update
 from card.workers.sequence import Sequence, Work
 from card.workers.target import TargetWorker
 from card.workers.target_pass import MASK_WAIT_S
 from card.workers.trace import Trace
 
 _LONG_PROMPT = 256  # tokens from which prompts are read on `Policy.reading_cores`: there shorter ones are slower
-_MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
 
 
 class Engine:
@@ -157,24 +156,30 @@ class Engine:
         work += [Work(one.sequence, drafts=True) for one in drafting]
         if not work:
             self._wait_for_masks()
+        is_heard = self._policy.schedule != "off" and (view.has_drafted or not view.takes_turns)
         pass_started = self._clock()
-        result, errors = self._passes.run(work)
+        result, errors = self._passes.run(work, is_heard=is_heard)
         self._drafter.tracing.passed(work, result, pass_started, self._policy.schedule)
-        rests = self._policy.schedule == "off" or (view.takes_turns and not view.num_passes)
-        self._drafter.tell_round(result.messages, is_heard=not rests)
+        self._drafter.tell_round(result.messages, is_heard=is_heard)
         seconds = self._clock() - started
         failures.take_in(result.failures)
         updates += self._finish(result.updates, failures)
         self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), seconds)
-        drafter_work = [one.new_drafter_work() for one in decoding]
         errors |= failures.errors
         updates += [self._end(one, "error", error) for one, error in errors.items() if self._queue.find(one)]
         if work and not errors:
-            decoding_ids = {request.request_id for request in view.requests}
-            num_committed = sum(len(u.token_ids) for u in updates if u.request_id in decoding_ids)
-            busy_s, passes = sum(busy_s for busy_s, _ in drafter_work), sum(passes for _, passes in drafter_work)
-            self._calls.observe(Outcome(view, result, seconds, num_committed, passes, busy_s))
+            self._calls.observe(self._outcome(view, result, seconds, decoding))
         return updates
+
+    def _outcome(self, view: RoundView, result: StepResult, seconds: float, decoding: list[RunningRequest]) -> Outcome:
+        """Return what a policy learns from."""
+        decoding_ids = {request.request_id for request in view.requests}
+        num_committed = sum(len(u.token_ids) for u in result.updates if u.request_id in decoding_ids)
+        busy_s, num_passes = 0.0, 0
+        for one in decoding if self._policy.schedule == "beside" else ():
+            its_busy_s, its_passes = one.new_drafter_work()
+            busy_s, num_passes = busy_s + its_busy_s, num_passes + its_passes
+        return Outcome(view, result, seconds, num_committed, num_passes, busy_s)
 
     def _wait_for_masks(self) -> None:
         """Wait for a moment: all that run sit out until it is known what their grammars permit."""
@@ -223,63 +228,73 @@ class Engine:
 
     def _prepare(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
-        link = self._drafter.link
+        self._totals.drafter_lead = 0.0
         if self._policy.schedule == "off":
-            self._totals.drafter_lead = 0.0
             return
-        view.layers_per_pass = link.layers_per_pass
-        running = [one.sequence for one in self._queue.running.values()]
-        view.num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
-        if self._worker.has_writers and (view.takes_turns or not any(one.sequence.best_path[0] for one in decoding)):
-            view.undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
-        started = self._clock()  # what writers take is none of the drafter's time
-        while True:
-            view.requests = [one.sequence.request for one in decoding]  # the drafter may have declined one
-            view.is_up = link.status.state == "up"
-            view.best_paths = [self._best_path(one.sequence, failures) for one in decoding]
-            if view.is_up and not view.takes_turns:
-                view.num_short = sum(one.is_waited_for for one in decoding)
-            action = self._calls.prepare(view)
-            if action is None or view.num_passes >= _MOST_DRAFT_PASSES:
-                break
-            if isinstance(action, Draft):
-                self._drafter.let_catch_up()
-                link.draft(action.num_passes)
-                view.num_passes += action.num_passes
-            else:
-                link.wait(action.seconds)
-            self._drafter.listen()
-            view.waited_s = self._clock() - started
-            view.first_pass_s = view.first_pass_s or view.waited_s
-        self._totals.drafter_lead = sum(depth for depth, _ in view.best_paths) / max(1, len(view.best_paths))
+        view.is_up, view.layers_per_pass = self._drafter.status.state == "up", self._drafter.link.layers_per_pass
+        started = self._clock()
+        if view.takes_turns:
+            if self._worker.has_writers:
+                view.undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
+                started = self._clock()  # what writers take is none of the drafter's time
+            self._draft(view, started)
+        else:
+            self._wait(view, decoding, started)
+        view.requests = [one.sequence.request for one in decoding]  # the drafter may have declined one
+        depths = [one.sequence.candidates_depth for one in decoding]
+        self._totals.drafter_lead = sum(depths) / max(1, len(depths))
         self._drafter.tracing.waited(started, view.waited_s, takes_turns=view.takes_turns)
         for one in decoding if view.waited_s else ():
             one.sequence.stats.waited_s += view.waited_s
-            if not view.takes_turns and one.is_waited_for:
+
+    def _draft(self, view: RoundView, started: float) -> None:
+        """Let a drafter that takes turns draft; it stops by itself."""
+        running = [one.sequence for one in self._queue.running.values()]
+        view.num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
+        order = self._calls.prepare(view)
+        if isinstance(order, Draft):
+            self._drafter.let_catch_up()
+            view.has_drafted = True
+            view.passes = self._drafter.link.draft(order.num_passes, order.end)
+            self._drafter.listen()
+            view.waited_s = self._clock() - started
+
+    def _wait(self, view: RoundView, decoding: list[RunningRequest], started: float) -> None:
+        """Wait for a drafter that runs by itself."""
+        while True:
+            view.is_up = self._drafter.link.status.state == "up"
+            view.num_short = sum(one.is_waited_for for one in decoding) if view.is_up else 0
+            order = self._calls.prepare(view)
+            if not isinstance(order, Wait):
+                break
+            self._drafter.link.wait(order.seconds)
+            self._drafter.listen()
+            view.requests = [one.sequence.request for one in decoding]
+            view.waited_s = self._clock() - started
+        for one in decoding if view.waited_s else ():
+            if one.is_waited_for:
                 one.unheard_at = one.sequence.stats.drafter_passes
 
-    def _offers(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> list[Nodes]:
-        """Return what each decoding request verifies."""
-        if view.undrafted and not any(depth for depth, _ in view.best_paths):
-            offers = list(view.undrafted)  # the drafter has nothing to add
+    def _offers(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> Iterable[Nodes]:
+        """Return what each decoding request verifies; where nobody proposes anything, as plain decoding does it."""
+        asks_drafter = view.has_drafted or self._policy.schedule == "beside"
+        if view.undrafted and not asks_drafter:
+            offers = list(view.undrafted)
+        elif asks_drafter or self._worker.has_writers:
+            offers = [self._query(one.sequence, failures, asks_drafter=asks_drafter) for one in decoding]
         else:
-            asks = self._policy.schedule != "off"
-            offers = [self._query(one.sequence, failures, asks_drafter=asks) for one in decoding]
+            return [NO_NODES] * len(decoding)
         if not any(offers):
             return offers
         chosen = self._calls.choose(view, offers)
         rows_left = [self._worker.rows_left(one.sequence) for one in decoding]
         return [offer.leading(most) for offer, most in zip(chosen, rows_left, strict=True)]
 
-    def _best_path(self, sequence: Sequence, failures: Failures) -> tuple[int, float]:
-        with failures.of(sequence.request.request_id):
-            return sequence.best_path
-        return 0, 0.0
-
     def _query(self, sequence: Sequence, failures: Failures, *, asks_drafter: bool) -> Nodes:
         with failures.of(sequence.request.request_id):
-            writer_budget = self._policy.writer_budget(sequence.request)
-            return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
+            writer_budget = self._policy.writer_budget(sequence.request) if self._worker.has_writers else 0
+            if writer_budget or asks_drafter:
+                return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
         return NO_NODES
 
     def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:

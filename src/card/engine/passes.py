@@ -27,16 +27,19 @@ class TargetPasses:
         if self._death is not None:
             raise WorkerError(f"the engine is down: {self._death}; start it anew")
 
-    def run(self, work: Sequence[Work]) -> tuple[StepResult, dict[int, TargetError]]:
-        """Run a pass. Returns: what came of it, and the error of each request that it failed for."""
+    def run(self, work: Sequence[Work], *, is_heard: bool = True) -> tuple[StepResult, dict[int, TargetError]]:
+        """Run a pass; ``is_heard`` as of `TargetWorker.step`.
+
+        Returns: what came of it, and the error of each request that it failed for.
+        """
         if not work:
             return StepResult(), {}
         errors: dict[int, TargetError] = {}
         try:
-            result = self._worker.step(work)
+            result = self._worker.step(work, is_heard=is_heard)
         except Exception as error:
             logger.warning("a target pass for %d requests failed: %s", len(work), error)
-            result = self._run_halves(work, error, errors)
+            result = self._run_halves(work, error, errors, is_heard=is_heard)
         self._num_failed_rounds = 0 if len(errors) < len(work) else self._num_failed_rounds + 1
         if self._num_failed_rounds >= _MOST_FAILED_ROUNDS:
             self._num_failed_rounds = 0
@@ -54,7 +57,9 @@ class TargetPasses:
             return f"{_MOST_FAILED_ROUNDS} rounds in a row failed, and a token alone fails with {in_words(error)}"
         return None
 
-    def _run_halves(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
+    def _run_halves(
+        self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError], *, is_heard: bool
+    ) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
         if len(work) == 1 and not work[0].offer and not work[0].drafts:
             errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
@@ -63,7 +68,7 @@ class TargetPasses:
         total = StepResult()
         for half in (work[:middle], work[middle:]) if middle else ([Work(work[0].sequence)],):
             try:
-                total.add(self._worker.step(half))
+                total.add(self._worker.step(half, is_heard=is_heard))
             except Exception as further:
-                total.add(self._run_halves(half, further, errors))
+                total.add(self._run_halves(half, further, errors, is_heard=is_heard))
         return total

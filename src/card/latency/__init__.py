@@ -1,1 +1,1 @@
-"""Pass times on this machine: measured, kept for later starts, and measured again when it is quiet."""
+"""Pass times on this machine: measured in quiet moments, kept for later starts, and checked there."""

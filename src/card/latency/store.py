@@ -18,11 +18,11 @@ from card.config import EngineSettings
 from card.kernels.int8_linear import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
 from card.machine.folders import is_safe_folder, read_kept, write_kept
+from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
-from card.policy.cost import PassCost
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     about: dict[str, str]  # what the key was made of, for people
     measured_at: float  # seconds since the epoch
-    is_quick: bool  # measured in a fraction of the usual time, while somebody waited for the first text
     is_checked: bool = False  # its logits were found to be transformers' own
-    threads: int | None = None  # the number that was found to be useful
+    threads: int | None = None  # a number of threads or cores that was found
+    agreement: float | None = None  # share of a draft model's tokens that were the target's
     pass_s: tuple[tuple[int, float], ...] = ()
     per_sequence_s: float = 0.0
     per_context_row_s: float = 0.0
@@ -59,26 +59,35 @@ class LatencyStore:
         self._file = folder / "latencies.json" if folder is not None and is_kept else None
         self._entries: dict[str, _Entry] = _read(self._file)
 
-    def cost(self, key: LatencyKey | None, *, is_final: bool = False) -> PassCost | None:
-        """Return what passes cost by an earlier start; None if it is not known. ``is_final``: no quick measurement."""
+    def cost(self, key: LatencyKey | None) -> PassCost | None:
+        """Return what passes cost by an earlier start; None if it is not known."""
         entry = self._find(key)
-        if entry is None or len(entry.pass_s) < 2 or (is_final and entry.is_quick):
+        if entry is None or len(entry.pass_s) < 2:
             return None
         return PassCost(entry.pass_s, entry.per_sequence_s, entry.per_context_row_s)
 
-    def threads(self, key: LatencyKey | None, *, is_final: bool = False) -> int | None:
-        """Return how many threads were found to be useful; None if it is not known. ``is_final``: as of `cost`."""
+    def threads(self, key: LatencyKey | None) -> int | None:
+        """Return how many threads, or cores, an earlier start found; None if it is not known."""
         entry = self._find(key)
-        return None if entry is None or (is_final and entry.is_quick) else entry.threads
+        return None if entry is None else entry.threads
 
-    def keep_cost(self, key: LatencyKey | None, cost: PassCost, *, is_quick: bool) -> None:
+    def agreement(self, key: LatencyKey | None) -> float | None:
+        """Return how often a draft model's token was the target's in earlier starts; None if it is not known."""
+        entry = self._find(key)
+        return None if entry is None else entry.agreement
+
+    def keep_agreement(self, key: LatencyKey | None, agreement: float) -> None:
+        """Keep such a share; without a key nothing is kept."""
+        self._keep(key, agreement=agreement)
+
+    def keep_cost(self, key: LatencyKey | None, cost: PassCost) -> None:
         """Keep a measurement; without a key nothing is kept."""
         parts = {"per_sequence_s": cost.per_sequence_s, "per_context_row_s": cost.per_context_row_s}
-        self._keep(key, is_quick=is_quick, pass_s=cost.points, **parts)
+        self._keep(key, pass_s=cost.points, **parts)
 
-    def keep_threads(self, key: LatencyKey | None, threads: int, *, is_quick: bool) -> None:
-        """Keep a number of threads; without a key nothing is kept."""
-        self._keep(key, is_quick=is_quick, threads=threads)
+    def keep_threads(self, key: LatencyKey | None, threads: int) -> None:
+        """Keep a number of threads or cores; without a key nothing is kept."""
+        self._keep(key, threads=threads)
 
     def was_checked(self, key: LatencyKey | None) -> bool:
         """Return whether the logits of a model were compared at an earlier start."""
@@ -87,10 +96,18 @@ class LatencyStore:
 
     def keep_check(self, key: LatencyKey | None) -> None:
         """Keep that they were; without a key nothing is kept."""
-        self._keep(key, is_quick=False, is_checked=True)
+        self._keep(key, is_checked=True)
+
+    def forget(self, key: LatencyKey | None) -> None:
+        """Forget one measurement; without a key there is none."""
+        if key is None or self._file is None:
+            return
+        self._entries = {**self._entries, **_read(self._file)}
+        if self._entries.pop(key.digest, None) is not None:
+            _write(self._file, self._entries)
 
     def clear(self) -> None:
-        """Forget everything: this machine is not what it was, or was not itself when it was measured."""
+        """Forget everything: this machine is not what it was."""
         self._entries = {}
         if self._file is not None:
             _write(self._file, {})
@@ -150,11 +167,11 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
         return cls(about=about)
 
 
-def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey | None:
-    """Return the key of a latency of the draft model that the settings name; None as of `LatencyKey.of`."""
+def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet, more: str = "") -> LatencyKey | None:
+    """Return the key of a latency of the draft model that the settings name; others as of `LatencyKey.of`."""
     assert settings.draft is not None
     device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
-    more = "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
+    more += "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
     return LatencyKey.of(what, settings.draft, dtype=dtype, device=device, core_set=core_set, more=more)
 
 

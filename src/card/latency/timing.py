@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass
 
 from card.errors import CapacityError
-from card.machine.threads import CorePlan, CoreSet, pinned
+from card.machine.pass_cost import PassCost
 from card.models.protocol import Extension, LanguageModel
-from card.policy.cost import PassCost
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
@@ -20,13 +18,6 @@ _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is tim
 _FIRST_SIZES = (1, 8, 4, 16)
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
-
-# How many threads the target gets: each number is timed in several turns, by passes of these sizes.
-_TRIED_TOKENS = (4, 16)  # more tokens gain more by threads
-_TURN_S, _NUM_TURNS = 0.04, 10
-_TURNS_LIMIT_S = 3.0  # no turn begins later: passes of large models are long, and scatter less
-_QUICK_NUM_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits, by fewer sizes where passes are long
-_THREADS_TOLERANCE = 1.03  # more threads than the fastest number may take so many times as long
 
 
 def measure_pass_cost(
@@ -54,19 +45,19 @@ def measure_pass_cost(
             was up before their turn.
     Raises: CapacityError if the model has no room for a single sequence; SettingsError if it allows one token only.
     """
-    bench = _Bench(model, clock)
+    bench = Bench(model, clock)
     try:
         until_warm = clock() + time_limit_s / 2
         num_prefix_rows = max(1, min(_PREFIX_ROWS, model.max_model_len // 2))
         most = min(max_tokens, model.max_model_len - num_prefix_rows)
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
-        bench.warm_up([_TimedPass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], until_warm)
+        bench.warm_up([TimedPass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], until_warm)
         started = clock()
         until_points, until_sequences, until_prefill, until = (
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
         )
-        found = bench.fastest([_TimedPass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
+        found = bench.fastest([TimedPass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
         cost = PassCost(_hull(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
         per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
@@ -84,142 +75,68 @@ def single_pass_takes(
 
     Raises: CapacityError if the model has no room for a single sequence.
     """
-    bench = _Bench(model, clock)
+    bench = Bench(model, clock)
     try:
-        timed = _TimedPass((bench.open(_PREFIX_ROWS + 1),), 1)
-        bench._run_s(timed)
-        return any(low_s <= bench._run_s(timed) <= high_s for _ in range(num_runs))
+        timed = TimedPass((bench.open(_PREFIX_ROWS + 1),), 1)
+        bench.run_s(timed)
+        return any(low_s <= bench.run_s(timed) <= high_s for _ in range(num_runs))
     finally:
         bench.close()
 
 
-def with_useful_threads(
-    plan: CorePlan,
-    model: LanguageModel,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    is_quick: bool = False,
-    limit_s: float | None = None,
-) -> CorePlan:
-    """Return the plan with as many threads for the target as do not slow its passes down: small models want few.
-
-    Args:
-        is_quick: take a third of the usual time or less, as somebody waits for the first text.
-        limit_s: seconds after which no further turn begins; None: some seconds, or fewer if it is to be quick.
-    """
-    usual_s = _QUICK_LIMIT_S if is_quick else _TURNS_LIMIT_S
-    trial = _Trial(
-        model,
-        clock,
-        num_turns=_QUICK_NUM_TURNS if is_quick else _NUM_TURNS,
-        num_needed=1 if is_quick else len(_TRIED_TOKENS),
-        limit_s=usual_s if limit_s is None else limit_s,
-    )
-    alone = trial.useful(plan.alone)
-    beside = alone if plan.beside == plan.alone else trial.useful(plan.beside)
-    return replace(plan, beside=beside, alone=alone)
-
-
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """Tries numbers of threads."""
-
-    model: LanguageModel
-    clock: Callable[[], float]
-    _: KW_ONLY
-    num_turns: int
-    num_needed: int  # of the tried sizes, which each turn comes to
-    limit_s: float  # after which no further turn begins
-
-    def useful(self, core_set: CoreSet) -> CoreSet:
-        """Return the core_set with the fastest number of threads, or more that take as long.
-
-        Each count has several turns, of which each pass's shortest time counts: whatever else the machine does must
-        last through all of them to decide. Something may: two virtual cores can be one real core for seconds, and where
-        further threads then cost nothing they gain later. So they win ties: threads that are missing are missed in
-        every round.
-        """
-        counts, started = _thread_counts(core_set.threads or 1), self.clock()
-        fastest: dict[int, dict[int, float]] = {threads: {} for threads in counts}
-        for turn in range(self.num_turns if len(counts) > 1 else 0):
-            if turn and self.clock() - started > self.limit_s:
-                break
-            for threads, best in fastest.items():
-                for num_tokens, seconds in self._tried_s(replace(core_set, threads=threads)).items():
-                    best[num_tokens] = min(best.get(num_tokens, math.inf), seconds)
-        compared = set.intersection(*map(set, fastest.values()))
-        sums_s = {threads: sum(best[num_tokens] for num_tokens in compared) for threads, best in fastest.items()}
-        longest_s = _THREADS_TOLERANCE * min(sums_s.values())
-        return replace(core_set, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
-
-    def _tried_s(self, core_set: CoreSet) -> dict[int, float]:
-        """Return the shortest seconds of a pass of those tried numbers of tokens that a turn comes to."""
-        with pinned(core_set):
-            bench = _Bench(self.model, self.clock)
-            try:
-                slot = bench.open(min(max(_TRIED_TOKENS), self.model.max_model_len))
-                passes = [
-                    _TimedPass((slot,), min(num_tokens, self.model.max_model_len)) for num_tokens in _TRIED_TOKENS
-                ]
-                found = bench.fastest(passes, self.clock() + _TURN_S, self.num_needed)
-                return {timed.num_tokens: seconds for timed, seconds in found.items()}
-            finally:
-                bench.close()
-
-
-def _thread_counts(most: int) -> list[int]:
-    """Return 1, 2, 4, ... and ``most``."""
-    return sorted({most, *(1 << power for power in range(most.bit_length()))})
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedPass:
+class TimedPass:
     """A pass to be timed: so many new tokens in each of these sequences."""
 
     slots: tuple[int, ...]
     num_tokens: int
 
 
-class _Bench:
+class Bench:
     """Sequences of token 0 in a model; each timed pass is undone before the next."""
 
     def __init__(self, model: LanguageModel, clock: Callable[[], float]) -> None:
+        """Begin without a sequence."""
         self.clock = clock
         self.model = model
         self._slots: list[int] = []
 
     def open(self, num_rows: int) -> int:
+        """Open a sequence of so many rows at most. Raises: CapacityError if there is no room for it."""
         self._slots.append(self.model.open(num_rows))
         return self._slots[-1]
 
     def close(self) -> None:
+        """Close all sequences."""
         for slot in self._slots:
             self.model.close(slot)
 
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
+        """Add so many tokens to each of these sequences."""
         self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
 
-    def warm_up(self, passes: Sequence[_TimedPass], until: float) -> None:
+    def warm_up(self, passes: Sequence[TimedPass], until: float) -> None:
         """Run passes once, the longest first, as far as time allows."""
         for untimed in reversed(passes):
             if self.clock() >= until:
                 return
-            self._run_s(untimed)
+            self.run_s(untimed)
 
-    def fastest(self, passes: Sequence[_TimedPass], until: float, num_needed: int = 0) -> dict[_TimedPass, float]:
+    def fastest(self, passes: Sequence[TimedPass], until: float, num_needed: int = 0) -> dict[TimedPass, float]:
         """Return the shortest seconds of each pass reached before ``until``; the first ones are timed in any case."""
-        best: dict[_TimedPass, float] = {}
+        best: dict[TimedPass, float] = {}
         for _ in range(_MOST_RUNS):
             for idx, timed in enumerate(passes):
                 is_new = timed not in best
                 if self.clock() >= until and not (is_new and idx < num_needed):
                     return best
                 if is_new:
-                    self._run_s(timed)  # the first of its shape may compile, allocate or fill caches
-                best[timed] = min(best.get(timed, math.inf), self._run_s(timed))
+                    self.run_s(timed)  # the first of its shape may compile, allocate or fill caches
+                best[timed] = min(best.get(timed, math.inf), self.run_s(timed))
         return best
 
-    def _run_s(self, timed: _TimedPass) -> float:
+    def run_s(self, timed: TimedPass) -> float:
+        """Return the seconds of one pass, which is undone."""
         extensions = [self._chain(slot, timed.num_tokens) for slot in timed.slots]
         started = self.clock()
         logits = self.model.forward(extensions)
@@ -261,7 +178,7 @@ def _sizes(most: int) -> list[int]:
     return sorted(sizes, key=lambda size: (_FIRST_SIZES.index(size) if size in _FIRST_SIZES else math.inf, size))
 
 
-def _per_sequence_s(bench: _Bench, cost: PassCost, first_slot: int, max_sequences: int, until: float) -> float:
+def _per_sequence_s(bench: Bench, cost: PassCost, first_slot: int, max_sequences: int, until: float) -> float:
     """Return what each further sequence adds to a pass of as many tokens; least squares through (1 sequence, 0)."""
     slots = [first_slot]
     num_prefix_rows = bench.model.num_rows(first_slot)
@@ -275,7 +192,7 @@ def _per_sequence_s(bench: _Bench, cost: PassCost, first_slot: int, max_sequence
             return 0.0
     bench.prefill(slots[1:], num_prefix_rows)
     counts = sorted({len(slots), *(size for size in _sizes(len(slots)) if size > 1)}, reverse=True)
-    found = bench.fastest([_TimedPass(tuple(slots[:count]), 1) for count in counts], until)
+    found = bench.fastest([TimedPass(tuple(slots[:count]), 1) for count in counts], until)
     weighted_s = squares = 0.0
     for timed, seconds in found.items():
         num_further = len(timed.slots) - 1
@@ -284,7 +201,7 @@ def _per_sequence_s(bench: _Bench, cost: PassCost, first_slot: int, max_sequence
     return max(0.0, weighted_s / squares) if squares else 0.0
 
 
-def _per_context_row_s(bench: _Bench, cost: PassCost, chunk_tokens: int, until_prefill: float, until: float) -> float:
+def _per_context_row_s(bench: Bench, cost: PassCost, chunk_tokens: int, until_prefill: float, until: float) -> float:
     """Return what each row of context adds to a pass of one token, from as long a context as time and model allow."""
     most_rows = min(_LONG_CONTEXT_ROWS, bench.model.max_model_len - 1)
     if bench.clock() >= until_prefill:
@@ -300,5 +217,5 @@ def _per_context_row_s(bench: _Bench, cost: PassCost, chunk_tokens: int, until_p
     num_further = num_rows - _PREFIX_ROWS
     if num_further < _PREFIX_ROWS:
         return 0.0
-    (seconds,) = bench.fastest([_TimedPass((slot,), 1)], until, num_needed=1).values()
+    (seconds,) = bench.fastest([TimedPass((slot,), 1)], until, num_needed=1).values()
     return max(0.0, (seconds - cost.seconds(1)) / num_further)

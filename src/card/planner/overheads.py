@@ -21,13 +21,14 @@ from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
 from card.config import DraftSettings, SamplingParams
 from card.errors import SettingsError
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
 from card.planner.own_drafts import HEAD
 from card.planner.profile import Overheads
-from card.policy.cost import PassCost, ScheduleCost
+from card.policy.cost import ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 from card.protocol.messages import Close, DraftSpec, Open
@@ -66,7 +67,7 @@ class _Timed:
     def _timed(self, method: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()
         result = method(*args)
-        if result is not None:  # logits, of which a GPU tells when they are there
+        if method.__name__ == "forward":  # logits, of which a GPU tells when they are there
             result[-1][-1:, :1].tolist()
         self.spent_s += time.perf_counter() - started
         return result

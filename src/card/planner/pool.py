@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from card.errors import PlanError
+from card.machine.pass_cost import PassCost
 from card.planner.profile import Overheads
 from card.planner.requests import PoolRequest
 from card.planner.scene import Scene, plan_method, setups_of
 from card.planner.simulate import Simulator, VirtualRun, sample_texts
-from card.policy.cost import PassCost
 from card.transport.server import ServerLimits
 
 DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from card.errors import PlanError
+from card.machine.pass_cost import PassCost
 from card.planner.files import read_file, write_bytes
-from card.policy.cost import PassCost
 
 KIND, VERSION = "profile", 1
 

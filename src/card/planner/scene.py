@@ -14,6 +14,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
+from card.latency.threads import AS_FAST
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
 from card.models.parallel_draft import ParallelDraft
@@ -23,7 +25,6 @@ from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedHead, ReplayedModel
 from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
-from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
@@ -37,6 +38,7 @@ KNOWN_ENGINE_SETTINGS = frozenset(
     {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads", "kv_selection"}
 )
 _LEAST_CANDIDATES = 8
+_FEW_TOKENS = 4  # of a verification, as of `Profile.setup`
 _GREEDY = SamplingParams(temperature=0.0, seed=0)
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
 _SERVER = "tcp://planned:1"  # stands for the draft server of a scene with a network
@@ -128,6 +130,7 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     facts = Facts(
         has_draft=True,
         cores=None if scene.num_threads is None else tuple(range(scene.num_threads)),
+        spare_cores=_spare_cores(scene),
         longest_text=longest + scene.recording.max_tokens,
         latencies=_ProfiledLatencies(scene),
     )
@@ -135,6 +138,17 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     plan = resolve(asked, facts, method=name)
     setups_of(scene, plan)
     return replace(plan, cores=_ANYWHERE)
+
+
+def _spare_cores(scene: Scene) -> int:
+    """Return how many cores the target does not miss: those of a drafter's process if it is as fast without them."""
+    threads = scene.num_threads
+    least = min((setup.threads for setup in scene.target.setups if setup.threads is not None), default=0)
+    if threads is None or threads - scene.draft_threads < least:
+        return 0
+    with_all, without = (scene.target.setup(count) for count in (threads, threads - scene.draft_threads))
+    is_as_fast = without.pass_cost().seconds(_FEW_TOKENS) <= AS_FAST * with_all.pass_cost().seconds(_FEW_TOKENS)
+    return scene.draft_threads if is_as_fast else 0
 
 
 def _check_recorded(recording: Recording, method: Method) -> None:

@@ -26,7 +26,6 @@ TEXT_KEPT = 0.7
 # Deepest candidates that predictions tell apart, in layers. Evidence: 8 and 12 are alike on the gate.
 DEEPEST = 12
 
-_ANY_OF_DRAFTER = 0  # stands for all that the draft model proposes, whoever else does
 _BOUNDS = tuple(-math.log1p(math.exp(3.5 - i)) for i in range(8))  # path scores between bins: one apart in log-odds
 
 
@@ -69,11 +68,11 @@ class Chances:
         return min(depth.bit_length(), 4), bisect_left(_BOUNDS, path_logprob)
 
 
-class AgreementRate:
-    """Share of the draft model's next tokens that were the target's, fading back to what it has been all along.
+class Agreement:
+    """Share of the draft model's tokens that are the target's, and how far that is from what the draft model claims.
 
-    That in turn begins with the first guess, and is forgotten only as more is seen: rounds without drafting and new
-    texts teach nothing about the pair.
+    What was seen of these texts fades back to what the pair showed all along. That in turn begins with a first guess,
+    and is forgotten only as more is seen: rounds without drafting and new texts teach nothing about the pair.
     """
 
     def __init__(self, *, lasts: bool = True) -> None:
@@ -83,57 +82,75 @@ class AgreementRate:
             lasts: False fades back to the first guess, whatever was seen.
         """
         self._lasts = lasts
-        self._agreed = self._compared = 0.0
-        self._lasting_agreed, self._lasting_compared = FIRST_AGREEMENT * LASTING_COUNT, LASTING_COUNT
+        self._agreed = self._claimed = self._compared = 0.0
+        self.num_compared = 0
+        self.recall(FIRST_AGREEMENT)
+
+    def recall(self, agreement: float) -> None:
+        """Take this as what the pair showed all along."""
+        self._lasting = [agreement * LASTING_COUNT, LASTING_COUNT]  # agreed, compared
+
+    @property
+    def lasting(self) -> float:
+        """What the pair showed all along."""
+        agreed, compared = self._lasting
+        return agreed / compared
 
     @property
     def value(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        lasting = self._lasting_agreed / self._lasting_compared
-        return (self._agreed + lasting * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
+        return (self._agreed + self.lasting * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
 
-    def observe(self, num_agreed: int, num_compared: int) -> None:
-        """Count candidates that the target's tokens were compared with."""
+    @property
+    def trust(self) -> float:
+        """Chance of a path to be accepted over what its score says, by layer; 1 of an honest draft model."""
+        prior = self.lasting * PRIOR_COUNT
+        return max(self._agreed + prior, 1e-9) / max(self._claimed + prior, 1e-9)
+
+    def observe(self, num_agreed: int, num_compared: int, num_claimed: float) -> None:
+        """Count candidates that the target's tokens were compared with, and how many of them should have agreed."""
         self._agreed += num_agreed
+        self._claimed += num_claimed
         self._compared += num_compared
-        if not self._lasts:
-            return
-        kept = DISCOUNT**num_compared
-        self._lasting_agreed = kept * self._lasting_agreed + num_agreed
-        self._lasting_compared = kept * self._lasting_compared + num_compared
+        self.num_compared += num_compared
+        if self._lasts:
+            kept = DISCOUNT**num_compared
+            agreed, compared = self._lasting
+            self._lasting = [kept * agreed + num_agreed, kept * compared + num_compared]
 
     def fade(self, kept: float) -> None:
         """Let what was seen count for less."""
         self._agreed *= kept
+        self._claimed *= kept
         self._compared *= kept
 
 
 class Acceptance:
-    """Estimates for the text: the chance of each candidate, and how far the draft model and the others get."""
+    """Estimates for the text: the chance of each candidate.
+
+    Candidates of the draft model alone are as likely as it says, times its `trust` for each layer. Those that other
+    writers propose as well or instead are calibrated by who proposes them.
+    """
 
     def __init__(self, *, lasts: bool = True) -> None:
-        """Start without knowledge; ``lasts`` as of `AgreementRate`."""
+        """Start without knowledge; ``lasts`` as of `Agreement`."""
         self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
-        self._agreement = AgreementRate(lasts=lasts)
-        self._others = [0.0] * DEEPEST  # [d] share of verifications whose accepted token at depth d + 1 was others'
-        self._num_rows = 0.0  # candidates of others in a verification
-        self._num_verified = 0.0  # fading
+        self.pair = Agreement(lasts=lasts)
         self._texts: frozenset[int] = frozenset()
 
     @property
     def agreement(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return self._agreement.value
+        return self.pair.value
 
     @property
-    def other_writers(self) -> tuple[tuple[float, ...], float]:
-        """Acceptance of other writers than the draft model, by depth from 1 on, and their candidates in a round."""
-        total = max(self._num_verified, 1e-9)
-        return tuple(share / total for share in self._others), self._num_rows / total
+    def trust(self) -> float:
+        """As of `Agreement`."""
+        return self.pair.trust
 
-    def chance(self, depth: int, path_logprob: float, *, is_greedy: bool) -> float:
+    def chance(self, depth: int, path_logprob: float) -> float:
         """Return the chance that a path of the draft model's is accepted to its end, which may be the root."""
-        return self._chances[is_greedy, _ANY_OF_DRAFTER].probability(depth, path_logprob) if depth else 1.0
+        return _trusted(depth, path_logprob, self.trust)
 
     def probabilities(self, offer: Nodes, *, is_greedy: bool) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
@@ -142,9 +159,14 @@ class Acceptance:
         calibrated apart and knows nothing of that, so the likeliest sibling keeps its chance and each other one gets
         at most what the likelier ones leave.
         """
-        all_writers = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
-        rows = zip(all_writers, offer.depths, offer.path_logprobs, strict=True)
-        probs = [self._chances[is_greedy, writers].probability(depth, logprob) for writers, depth, logprob in rows]
+        trust = self.trust
+        all_writers = offer.writers or (DRAFTER_BIT,) * len(offer)
+        probs = [
+            _trusted(depth, logprob, trust)
+            if writers == DRAFTER_BIT
+            else self._chances[is_greedy, writers].probability(depth, logprob)
+            for writers, depth, logprob in zip(all_writers, offer.depths, offer.path_logprobs, strict=True)
+        ]
         children: defaultdict[int, list[int]] = defaultdict(list)
         for idx, parent in enumerate(offer.parents):
             children[parent].append(idx)
@@ -157,42 +179,33 @@ class Acceptance:
                 left -= probs[idx]
         return probs
 
-    def begin(self, text_ids: Iterable[int]) -> bool:
-        """Let old texts count for less, the more of these are not of the last round. Returns: whether any is new."""
+    def begin(self, text_ids: Iterable[int]) -> float:
+        """Let old texts count for less, the more of these are not of the last round. Returns: the share kept."""
         texts = frozenset(text_ids)
         new, self._texts = texts - self._texts, texts
+        kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts) if new else 1.0
         if new:
-            kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts)
-            self._fade(kept)
-        return bool(new)
+            self.pair.fade(kept)
+        return kept
 
     def observe(self, verified: Sequence[Verified]) -> None:
         """Learn from the verifications of a round."""
-        self._fade(DISCOUNT)
+        self.pair.fade(DISCOUNT)
         for one in verified:
-            self._agreement.observe(one.num_agreed, one.num_compared)
-            self._num_verified += 1
-            if one.offer:
+            if one.num_compared:
+                self.pair.observe(one.num_agreed, one.num_compared, one.num_claimed)
+            if one.offer.writers:
                 self._observe_offer(one)
 
     def _observe_offer(self, one: Verified) -> None:
         offer, on_path = one.offer, set(one.accepted)
-        all_writers = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
-        theirs: list[bool] = []  # of each candidate, whether others propose it and all above it
-        rows = zip(all_writers, offer.parents, offer.depths, offer.path_logprobs, strict=True)
-        for idx, (writers, parent, depth, logprob) in enumerate(rows):
-            self._chances[one.is_greedy, writers].observe(depth, logprob, idx in on_path)
-            if writers & DRAFTER_BIT:
-                self._chances[one.is_greedy, _ANY_OF_DRAFTER].observe(depth, logprob, idx in on_path)
-            is_others = writers & ~DRAFTER_BIT != 0
-            theirs.append(is_others and (parent == ROOT or theirs[parent]))
-            if theirs[-1] and idx in on_path and depth <= DEEPEST:
-                self._others[depth - 1] += 1
-        self._num_rows += sum(theirs)
+        for idx, (writers, depth, logprob) in enumerate(
+            zip(offer.writers, offer.depths, offer.path_logprobs, strict=True)
+        ):
+            if writers != DRAFTER_BIT:
+                self._chances[one.is_greedy, writers].observe(depth, logprob, idx in on_path)
 
-    def _fade(self, kept: float) -> None:
-        """Let what was seen count for less."""
-        self._agreement.fade(kept)
-        self._others = [kept * share for share in self._others]
-        self._num_rows *= kept
-        self._num_verified *= kept
+
+def _trusted(depth: int, path_logprob: float, trust: float) -> float:
+    """Return the chance of a path of the draft model's."""
+    return min(1.0, math.exp(min(path_logprob, 0.0)) * trust**depth)

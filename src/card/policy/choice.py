@@ -132,15 +132,3 @@ def is_worth_drafting(
         if value > 0.0:
             return True
     return False
-
-
-def next_budget(num_verified: int, budget: int) -> int:
-    """Return how many candidates of a request each local writer is asked for next: twice as many as were verified.
-
-    In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
-
-    Args:
-        num_verified: of such writers' candidates, in this round.
-        budget: that of this round; it falls by one a round at most.
-    """
-    return max(2 * num_verified, 1, budget - 1)

@@ -3,74 +3,20 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
 
-from card.errors import SettingsError
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.policy.rounds import Outcome, RoundView, Schedule
+from card.policy.rounds import Outcome, RoundView, Schedule, bucket
 
 # Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
 # by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
 DISCOUNT = 0.997
-# Seconds that one request's Python takes around the pass, before that was measured; as much again where the candidates
-# of a draft model are verified. Evidence: 0.18 ms with 16 requests at once at 90 M in int8 (benchmarks/LOG.md).
-REQUEST_S = 2e-4
-
-
-@dataclass(frozen=True, slots=True)
-class PassCost:
-    """Seconds of one forward pass of one model on a given number of threads.
-
-    Linear between the measured points and, beyond the last, along the line through the last two; never falling with
-    more tokens: a point below an earlier one is noise and is raised to it.
-
-    Raises: SettingsError unless there are two points or more with rising token counts, and all seconds are 0 or more.
-    """
-
-    points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
-    per_sequence_s: float = 0.0  # for each sequence after the first, at the same number of tokens
-    per_context_row_s: float = 0.0  # for each row held before the pass, summed over the sequences
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    _lines: tuple[tuple[int, float, float], ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        starts = tuple(num_tokens for num_tokens, _ in self.points)
-        if len(starts) < 2 or starts[0] < 1 or any(b <= a for a, b in pairwise(starts)):
-            raise SettingsError(
-                f"points must be two or more with rising numbers of tokens from 1 on, got {self.points}; measure passes"
-                " of at least two sizes"
-            )
-        times = (*(seconds for _, seconds in self.points), self.per_sequence_s, self.per_context_row_s)
-        if not all(0.0 <= seconds < math.inf for seconds in times):
-            raise SettingsError(f"seconds of a pass must be finite and 0 or more, got {times}")
-        points = tuple(zip(starts, accumulate((seconds for _, seconds in self.points), max), strict=True))
-        lines = [(x, y, (next_y - y) / (next_x - x)) for (x, y), (next_x, next_y) in pairwise(points)]
-        below, last_slope = (starts[0], points[0][1], 0.0), lines[-1][2]
-        object.__setattr__(self, "points", points)
-        object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "_lines", (below, *lines, (*points[-1], last_slope)))
-
-    def seconds(self, num_tokens: float, num_sequences: float = 1, num_context_rows: float = 0) -> float:
-        """Return the seconds of one pass; 0 if it has no tokens, for then none is made.
-
-        Args:
-            num_tokens: new tokens of all sequences together; a mean need not be whole.
-            num_sequences: sequences that share them; the same.
-            num_context_rows: rows that these sequences hold already, all together.
-        """
-        if num_tokens < 1:
-            return 0.0
-        x, y, slope = self._lines[bisect_right(self._starts, num_tokens)]
-        shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
-        return y + slope * (num_tokens - x) + shared_s
-
-    def scaled(self, factor: float) -> PassCost:
-        """Return a copy in which everything takes ``factor`` times as long."""
-        points = tuple((num_tokens, factor * seconds) for num_tokens, seconds in self.points)
-        return PassCost(points, factor * self.per_sequence_s, factor * self.per_context_row_s)
+# Seconds of Python around a round, before that was measured: a fifth of it for each further request, as much again
+# where a drafter runs, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
+ROUND_S = 1.5e-4
+LEAST_ROUNDS = 16  # from which on rounds say more of passes than a measurement at start
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +50,18 @@ class Ratio:
 
 
 class Costs:
-    """Seconds of passes and rounds under each schedule, as the machine takes them now."""
+    """Seconds of passes and rounds under each schedule, as the machine takes them now.
+
+    Passes have a ratio for each class of rows, as a busy machine makes those of many rows dearer than those of few.
+    """
 
     def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
         """Begin with what was measured at start."""
         self.at_start = dict(at_start)
-        alone, beside = Ratio(most_at_first=2.0), Ratio(most_at_first=2.0)  # in turns and without drafting: all cores
-        self._target = {schedule: beside if schedule == "beside" else alone for schedule in at_start}
-        self._drafter = {schedule: Ratio(most_at_first=2.0) for schedule in at_start}
-        self._first_draft = Ratio()  # of the first pass of a round in turns, behind a pass of the target's
-        self._around = {schedule: Ratio() for schedule in at_start}
+        self._target: dict[tuple[bool, int], Ratio] = {}  # by whether the drafter runs at the same time, and by rows
+        self._layers: dict[Schedule, Ratio] = {}
+        self._first_layer = Ratio()  # of a turn, behind a pass of the target's: the weights have left the caches
+        self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
         self._rows = 0.0  # context of one request, in the last round
 
     def drafts(self, schedule: Schedule) -> bool:
@@ -122,67 +70,104 @@ class Costs:
 
     def pass_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
         """Return the seconds of a target pass of so many tokens for requests of the present length."""
-        cost = self.at_start[schedule].target
-        return self._target[schedule].value * cost.seconds(num_tokens, num_requests, num_requests * self._rows)
+        cost = self.at_start[schedule]
+        seconds = cost.target.seconds(num_tokens, num_requests, num_requests * self._rows)
+        return seconds * self._ratio_of(schedule, num_tokens)
 
     def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
         """Return what a target pass of so many tokens takes in this round."""
-        cost, ratio = self.at_start[schedule].target, self._target[schedule].value
+        cost, ratio = self.at_start[schedule], self._ratio_of(schedule, len(view.requests))
         num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: ratio * cost.seconds(num_tokens, num_requests, num_rows)
+        return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
 
-    def draft_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
+    def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
+        """Return the seconds that one more row adds to a target pass of so many tokens."""
+        cost = self.at_start[schedule]
+        more_s = cost.target.seconds(num_tokens + 1, num_requests) - cost.target.seconds(num_tokens, num_requests)
+        return more_s * self._ratio_of(schedule, num_tokens)
+
+    def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
-        cost = self.at_start[schedule].drafter
-        if cost is None:
-            return 0.0
-        ratio = self._drafter[schedule]
-        if not ratio.predicted_s:  # not used yet: what makes drafting dearer than at start elsewhere will do so here
-            ratio = max(self._drafter.values(), key=lambda one: one.value)
-        return ratio.value * cost.seconds(num_requests * width, num_requests, num_requests * self._rows)
+        ratio = self._layers.get(schedule)
+        value = ratio.value if ratio else min(1.0, self._first_layer.value)  # a further one takes no longer
+        return self._layer_s(schedule, num_requests, width) * value
 
-    def first_draft_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
-        """Return the same of the first pass of a round, if the target waits for it: its weights have left the caches.
+    def first_draft_s(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the same of the first pass of a turn. Evidence: 0.9 ms, where each further one takes 0.45."""
+        if self._first_layer.predicted_s:
+            return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
+        return self.draft_s(schedule, num_requests) + 3 * ROUND_S
 
-        Evidence: 0.9 ms, and 0.45 for each further one, with the demo draft behind a target at 90 M.
-        """
-        cost = self.at_start[schedule].drafter
-        if cost is None or schedule != "turns" or not self._first_draft.predicted_s:
-            return self.draft_s(schedule, num_requests, width)
-        return self._first_draft.value * cost.seconds(num_requests * width, num_requests, num_requests * self._rows)
-
-    def reading_s(self, schedule: Schedule, num_requests: int) -> float:
-        """Return the seconds in which the drafter reads texts of the present length from their beginning."""
-        cost, num_rows = self.at_start[schedule].drafter, num_requests * self._rows
-        return self._drafter[schedule].value * cost.seconds(num_rows, num_requests) if cost else 0.0
+    def reading_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
+        """Return the seconds in which the drafter reads what so many rounds without it have written."""
+        cost, num_tokens = self.at_start[schedule].drafter, num_requests * min(self._rows, num_rounds)
+        return cost.seconds(num_tokens, num_requests) if cost else 0.0
 
     def around_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the seconds of a round beyond its passes."""
-        ratio = self._around[schedule]
-        if not ratio.predicted_s:
-            ratio = max(self._around.values(), key=lambda one: one.predicted_s)
-        return ratio.value * self._first_around_s(schedule, num_requests)
+        ratio = self._around.get(self.drafts(schedule))
+        return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
+
+    def plain_s(self, num_requests: int) -> float:
+        """Return the seconds of a plain round by what was measured at start."""
+        cost = self.at_start.get("off") or next(iter(self.at_start.values()))
+        return cost.target.seconds(num_requests, num_requests, num_requests * self._rows) + ROUND_S
 
     def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
         """Learn from a round in which something was decoded, with beams of this width."""
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
         self._rows = view.num_context_rows / num_requests
-        predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
-        self._target[schedule].observe(result.busy_s, predicted_s)
+        if not view.num_prompt_tokens:
+            predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
+            place = schedule == "beside", bucket(result.num_tokens)
+            self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
         around_s = outcome.seconds - result.busy_s - view.waited_s
-        self._around[schedule].observe(around_s, self._first_around_s(schedule, num_requests))
-        if cost.drafter is None:
-            return
-        predicted_s = cost.drafter.seconds(num_requests * width, num_requests, view.num_context_rows)
-        if view.num_passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
-            self._first_draft.observe(view.first_pass_s, predicted_s)
-            if view.num_passes > 1:
-                further_s = (view.waited_s - view.first_pass_s) / (view.num_passes - 1)
-                self._drafter[schedule].observe(further_s, predicted_s)
+        self._around.setdefault(self.drafts(schedule), Ratio()).observe(
+            around_s, self._first_around_s(schedule, num_requests)
+        )
+        if view.passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
+            layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
+            self._first_layer.observe(*layers[0])
+            if len(layers) > 1:
+                ratio = self._layers.setdefault(schedule, Ratio())
+                ratio.observe(sum(taken for taken, _ in layers[1:]), sum(expected for _, expected in layers[1:]))
         elif outcome.drafter_passes and not view.takes_turns:
             busy_s = outcome.drafter_busy_s * num_requests / outcome.drafter_passes
-            self._drafter[schedule].observe(busy_s, predicted_s)
+            self._layers.setdefault(schedule, Ratio(most_at_first=2.0)).observe(
+                busy_s, self._layer_s(schedule, num_requests, width)
+            )
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        """Return what passes took, with a point for each class of rows of which `LEAST_ROUNDS` rounds or more were."""
+        found: dict[Schedule, ScheduleCost] = {}
+        for schedule, cost in self.at_start.items():
+            points = [
+                (1 << size, cost.target.seconds(1 << size) * ratio.value)
+                for (is_beside, size), ratio in sorted(self._target.items(), key=lambda item: item[0][1])
+                if is_beside == (schedule == "beside")
+                and ratio.predicted_s >= LEAST_ROUNDS * cost.target.seconds(1 << size)
+            ]
+            if points:
+                size, seconds = points[-1]
+                found[schedule] = replace(cost, target=PassCost((*points, (size + 1, seconds))))
+        return found
+
+    def _ratio_of(self, schedule: Schedule, num_tokens: float) -> float:
+        """Return measured over predicted seconds of such passes, else of those that are most alike."""
+        is_beside, own = schedule == "beside", bucket(int(num_tokens))
+        ratio = self._target.get((is_beside, own))
+        if ratio is None:
+            seen = [(abs(rows - own), rows) for other, rows in self._target if other == is_beside]
+            ratio = self._target[is_beside, min(seen)[1]] if seen else None
+        return ratio.value if ratio else 1.0
+
+    def _layer_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
+        cost = self.at_start[schedule].drafter
+        if cost is None:
+            return 0.0
+        python_s = ROUND_S if schedule == "turns" else 0.0
+        return cost.seconds(num_requests * width, num_requests, num_requests * self._rows) + python_s
 
     def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
-        return REQUEST_S * num_requests * (2 if self.drafts(schedule) else 1)
+        return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1)

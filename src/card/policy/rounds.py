@@ -7,23 +7,28 @@ says and tells what came of it. `Policy` obeys the settings to the letter; `card
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from card.config import DraftSettings
 from card.machine.threads import CoreSet
 from card.tree.nodes import Nodes
+from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.request import Request, StepResult
+
+if TYPE_CHECKING:
+    from card.policy.cost import ScheduleCost
 
 Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Let the drafter make so many passes, then ask again."""
+    """Let a drafter that takes turns draft. It stops by itself."""
 
-    num_passes: int
+    num_passes: int  # at most
+    end: TurnEnd = NO_END  # where it ends for each request before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,12 @@ class RoundView:
     takes_turns: bool  # the drafter only drafts when it is told to
     layers_per_pass: int = 1  # that a pass of such a drafter makes at most
     is_up: bool = False  # the drafter can be spoken to
-    best_paths: Sequence[tuple[int, float]] = ()  # R; (depth, path score) of the end of each best path
-    undrafted: Sequence[Nodes] = ()  # R or none; what other writers offer alone, in turns or if nothing is drafted
+    undrafted: Sequence[Nodes] = ()  # R or none; what other writers offer alone, before anything is drafted in turns
     num_short: int = 0  # requests that want to wait: less than min_depth candidates, and heard of since the last wait
     num_unread: int = 0  # requests whose text the drafter has yet to read: its next pass takes longer
-    num_passes: int = 0  # passes that the drafter was told to make in this round
-    waited_s: float = 0.0
-    first_pass_s: float = 0.0  # of that, until the first of these passes was made
+    has_drafted: bool = False  # the drafter had its turn
+    passes: Sequence[tuple[int, float]] = ()  # of that turn: requests that got candidates, and seconds
+    waited_s: float = 0.0  # for the drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +100,13 @@ class Policy:
         return request.draft.budget
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
-        """Return what to do before the pass; None to verify what there is."""
-        if view.takes_turns and view.num_passes == 0:
+        """Return what to do before the pass, asked once more after a wait; None to verify what there is."""
+        if view.takes_turns:
             drafting = [request.draft.num_speculative_tokens for request in view.requests if request.uses_drafter]
             if drafting:
                 return Draft(math.ceil(max(drafting) / view.layers_per_pass))
-            if view.num_prompt_tokens:
-                return Draft(1)  # who takes turns reads the prompt in the prefill, as who runs beside does
-        if view.num_short and not view.takes_turns:
+            return Draft(1) if view.num_prompt_tokens else None  # it reads the prompt in the prefill
+        if view.num_short:
             longest = max(request.draft.max_wait_s for request in view.requests)
             if longest > view.waited_s:
                 return Wait(longest - view.waited_s)
@@ -116,6 +119,21 @@ class Policy:
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished round."""
 
+    def recall(self, agreement: float) -> None:
+        """Begin with what earlier starts have seen: the share of the draft model's tokens that were the target's."""
+
+    @property
+    def agreement(self) -> float | None:
+        """Such a share as it was all along; None after too few rounds, and for a policy that learns nothing."""
+        return None
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        """Return what passes cost by the rounds so far, with a point for each number of tokens that they had.
+
+        Empty after too few rounds, and for a policy that learns nothing.
+        """
+        return {}
+
 
 def drop_unlikely(offer: Nodes, draft: DraftSettings) -> Nodes:
     """Return the leading candidates that are likely enough to verify; scores behind the probes must not increase."""
@@ -123,3 +141,8 @@ def drop_unlikely(offer: Nodes, draft: DraftSettings) -> Nodes:
     scores = offer.path_logprobs[offer.num_probes :]
     count = next((i for i, score in enumerate(scores) if score < floor), len(scores))
     return offer.leading(min(offer.num_probes + count, draft.budget))
+
+
+def bucket(num_rows: int) -> int:
+    """Return the class of batch sizes or rows of a pass: 1, 2, 3-4, 5-8, 9-16, ..."""
+    return max(num_rows - 1, 0).bit_length()

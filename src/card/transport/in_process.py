@@ -15,6 +15,7 @@ from card.machine.threads import integer_pass_threads, integer_passes_on
 from card.protocol.messages import DrafterMessage, Fault, Shutdown, TargetMessage, TargetStates
 from card.transport.link import DrafterLink, LinkStatus
 from card.workers.drafter import DrafterWorker
+from card.workers.drafter_pass import NO_END, TurnEnd
 
 logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 10.0  # for a thread to end
@@ -46,13 +47,21 @@ class InlineLink(DrafterLink):
         received, self._received = self._received, []
         return received
 
-    def draft(self, num_passes: int) -> None:
-        """Make up to ``num_passes`` drafter passes."""
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
+        """Make drafter passes until the turn has ended for every request."""
+        worker, passes = self.worker, list[tuple[int, float]]()
+        worker.begin_turn(end)
+        started = worker.clock()
         with integer_passes_on(self._integer_threads or integer_pass_threads()):
-            for _ in range(num_passes):
-                if self._status.state == "down" or self.worker.is_idle:
+            while len(passes) < num_passes and self._status.state != "down":
+                num_known = len(self._received)
+                self._run(worker.step)
+                if worker.is_idle:
                     break
-                self._run(self.worker.step)
+                ended = worker.clock()
+                passes.append((len(self._received) - num_known, ended - started))
+                started = ended
+        return passes
 
     def _run(self, act: Callable[[], list[DrafterMessage]]) -> None:
         if self._status.state == "down":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from card.policy.rounds import Schedule
 from card.protocol.messages import DrafterMessage, Ready, TargetMessage, TargetStates
+from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.metrics import DrafterState
 
 
@@ -61,8 +62,15 @@ class DrafterLink:
     def wait(self, timeout_s: float) -> None:
         """Return when something has arrived, or after ``timeout_s`` seconds."""
 
-    def draft(self, num_passes: int) -> None:
-        """Let a drafter that takes turns with the target make so many passes; one that runs by itself ignores it."""
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
+        """Let a drafter that takes turns with the target draft; one that runs by itself ignores it.
+
+        Args:
+            num_passes: most passes that it makes.
+            end: where the turn ends for each request before that.
+        Returns: the requests that each pass made candidates for, and its seconds.
+        """
+        return []
 
     def reject(self, reason: str) -> None:
         """Tell that the drafter sent something impossible: it is replaced, or down for good."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -20,6 +21,7 @@ from card.protocol.messages import (
     TargetMessage,
 )
 from card.transport.link import DrafterLink, LinkStatus
+from card.workers.drafter_pass import NO_END, TurnEnd
 
 _LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
@@ -126,9 +128,10 @@ class SwitchLink(DrafterLink):
         """Wait for the present drafter."""
         self._active.wait(timeout_s)
 
-    def draft(self, num_passes: int) -> None:
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
         """Let the present drafter draft, if it takes turns."""
-        self._active.draft(num_passes)
+        known_as = frozenset(self._known_as(request_id) for request_id in end.resting)
+        return self._active.draft(num_passes, replace(end, resting=known_as))
 
     def reject(self, reason: str) -> None:
         """Replace the present drafter: it sent something impossible."""

@@ -27,7 +27,7 @@ from card.protocol.messages import (
 )
 from card.tree.nodes import NewNodes
 from card.workers.drafted import NEVER, DraftedRequests, Drafting
-from card.workers.drafter_pass import Task, step_together
+from card.workers.drafter_pass import NO_END, Task, TurnEnd, step_together
 from card.writers.protocol import DraftWriter
 
 MAX_REQUESTS = 64  # open at once, of one target
@@ -68,6 +68,7 @@ class DrafterWorker:
         self.served_at = NEVER  # when the last pass for this worker began, and its place in it
         self._max_tokens_per_pass = max_tokens_per_pass
         self._requests = DraftedRequests(writer, max_requests, lambda: [peer._requests for peer in peers()])
+        self._turn_end = NO_END
 
     @property
     def layers_per_pass(self) -> int:
@@ -106,6 +107,11 @@ class DrafterWorker:
                 return []
         raise ProtocolError("a drafter takes the messages of a target, and this is another one")
 
+    def begin_turn(self, end: TurnEnd) -> None:
+        """Let the next steps draft as far as that, and look at every request once more."""
+        self._turn_end = end
+        self.is_idle = False
+
     def step(self) -> list[DrafterMessage]:
         """Make one drafter pass for the open requests that have something to expand.
 
@@ -120,15 +126,21 @@ class DrafterWorker:
         Args:
             said: takes what is to be sent of requests for which that cannot be found out.
         """
-        tasks: list[Task] = []
+        tasks, end, spare = list[Task](), self._turn_end, 0.0
         for request_id, drafting in list(self.drafting.items()):
+            if request_id in end.resting:
+                continue
             try:
                 num_tokens = drafting.sequence.num_tokens_to_run()
+                own_spare = end.spare(*drafting.sequence.best_end)
             except Exception as error:  # of this request alone
                 said += self.decline(request_id, f"its candidates cannot be found: {in_words(error)}", has_failed=True)
                 continue
-            if num_tokens:
+            if num_tokens and own_spare >= 0.0:
+                spare += own_spare
                 tasks.append(Task(self, request_id, drafting, num_tokens))
+        if spare < end.layer:
+            tasks.clear()
         self.is_idle = not tasks
         return sorted(tasks, key=lambda task: task.drafting.served_at)
 

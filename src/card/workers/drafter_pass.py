@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,28 @@ if TYPE_CHECKING:
     from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
+
+    floors: tuple[float, ...] = (0.0,)  # by depth: chance below which a request is not drafted any further; the last
+    # one holds for all that is deeper
+    layer: float = 0.0  # sum of what chances are above their floors, below which no layer is made for anybody
+    trust: float = 1.0  # chance of a path over what its score says, by layer
+    resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
+
+    def chance(self, depth: int, path_logprob: float) -> float:
+        """Return the chance of a path that the draft model gives this score."""
+        return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
+
+    def spare(self, depth: int, path_logprob: float) -> float:
+        """Return how far the chance of a path is above its floor; below 0 it is not drafted any further."""
+        return self.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
+
+
+NO_END = TurnEnd()
 
 
 @dataclass(slots=True)

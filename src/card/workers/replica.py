@@ -5,6 +5,7 @@ One drafter is one replica: a request that two drafters write for has two.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +85,7 @@ class Replica:
         self._stats = stats
         self._shaping = shaping
         self.tree = self._empty_tree()
+        self._tree_len = len(token_ids)  # tokens of the text that the tree has moved along
         self.is_after_miss = False
         self._known_len = 0  # committed tokens that the drafter is known to hold
         self._next_seq = 0
@@ -128,6 +130,7 @@ class Replica:
         self._rolled_back_before = stats.rolled_back_tokens
         self._known_len, self._next_seq, self._lost_a_layer, self._epochs_seen = 0, 0, False, 0
         self.tree.restart(0)
+        self._tree_len = len(self._token_ids)
 
     def is_short(self, settings: DraftSettings, deepest: int) -> bool:
         """Return whether the best path is shorter than ``settings`` want before the target verifies.
@@ -145,15 +148,24 @@ class Replica:
         trunk = self.tree.query(settings.budget, "trunk")
         return self.tree.depth == len(trunk) < wanted  # it neither branches yet nor is it long enough
 
-    def compare(self, new_ids: Sequence[int]) -> tuple[int, int]:
-        """Return with how many tokens of the best path the committed ones can be compared, and how many agree."""
-        best = self.tree.query(len(new_ids), "chain", len(new_ids)).tokens
-        num_agreed = next((i for i, pair in enumerate(zip(best, new_ids, strict=False)) if pair[0] != pair[1]), None)
-        return (len(best), len(best)) if num_agreed is None else (num_agreed + 1, num_agreed)
+    def compare(self, new_ids: Sequence[int]) -> tuple[int, int, float]:
+        """Return with how many tokens of the best path the committed ones can be compared, and how many agree.
 
-    def advance(self, new_ids: Sequence[int]) -> bool:
-        """Move on along committed tokens. Returns: whether all of them were in the tree."""
+        Returns: both numbers, and how many should agree by what the drafter says of each.
+        """
+        best = self.tree.query(len(new_ids), "chain", len(new_ids))
+        num_agreed, num_claimed, last_logprob = 0, 0.0, 0.0
+        for token, new_id, logprob in zip(best.tokens, new_ids, best.path_logprobs, strict=False):
+            num_claimed += math.exp(logprob - last_logprob)
+            if token != new_id:
+                return num_agreed + 1, num_agreed, num_claimed
+            num_agreed, last_logprob = num_agreed + 1, logprob
+        return num_agreed, num_agreed, num_claimed
+
+    def advance(self) -> bool:
+        """Move on along the tokens that were committed since the last call. Returns: whether all were in the tree."""
         self.is_after_miss = False
+        new_ids, self._tree_len = self._token_ids[self._tree_len :], len(self._token_ids)
         return self.tree.advance(new_ids) == len(new_ids)
 
     def receive(self, message: Layer | Resync) -> list[TargetMessage]:
@@ -188,7 +200,7 @@ class Replica:
         fresh = self._empty_tree()  # a malformed layer raises here and leaves the old one alone
         fresh.restart(layer.epoch, layer.root_id, self._token_ids[layer.root_position + 1 :])
         fresh.extend(layer.epoch, layer.nodes)
-        self.tree = fresh
+        self.tree, self._tree_len = fresh, len(self._token_ids)
         self._lost_a_layer = False
         has_begun = len(self._token_ids) > self._num_prompt_tokens
         if layer.epoch != self._epochs_seen and has_begun:

@@ -164,6 +164,7 @@ class Verified:
     is_greedy: bool  # the request takes the likeliest token
     num_compared: int  # candidates of the best path, verified or not, that the target's tokens can be compared with
     num_agreed: int  # of these, how many were the target's tokens
+    num_claimed: float = 0.0  # of these, how many should have been, as likely as each was said to be below the last
 
 
 @dataclass(slots=True)

@@ -108,13 +108,9 @@ class Sequence:
         return self.replica.tree.num_nodes
 
     @property
-    def best_path(self) -> tuple[int, float]:
-        """Depth and path score of the end of the drafter's best path; (0, 0.0) without one."""
-        tree = self.replica.tree
-        if not tree.num_nodes:
-            return 0, 0.0
-        path = tree.query(self._max_model_len, "chain", self._max_model_len)
-        return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
+    def candidates_depth(self) -> int:
+        """Depth of the drafter's deepest candidate; 0 without one."""
+        return self.replica.tree.depth
 
     @property
     def is_short_of_candidates(self) -> bool:

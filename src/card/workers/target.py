@@ -84,8 +84,8 @@ class TargetWorker:
 
     @property
     def has_writers(self) -> bool:
-        """True if others than the first drafter propose candidates."""
-        return bool(self._writers)
+        """True if others than the drafter propose candidates, the target itself among them."""
+        return bool(self._writers or self._self_drafter)
 
     def check(self, request: Request) -> CheckedRequest:
         """Return the request as `add` takes it.
@@ -199,6 +199,8 @@ class TargetWorker:
     def catch_up(self) -> list[TargetMessage]:
         """Return a correction for every running request: what a drafter missed that was not spoken to for a while."""
         drafted = [g for g in self._running.values() if g.request.uses_drafter and not g.is_prefilling]
+        for sequence in drafted:
+            sequence.replica.advance()
         return [sequence.replica.correction() for sequence in drafted]
 
     def receive(self, message: DrafterMessage) -> list[TargetMessage]:
@@ -241,8 +243,10 @@ class TargetWorker:
         """Return how many candidates of the request one pass has KV rows for."""
         return self.model.capacity(sequence.slot) - len(sequence.token_ids)
 
-    def step(self, work: Iterable[Work]) -> StepResult:
+    def step(self, work: Iterable[Work], *, is_heard: bool = True) -> StepResult:
         """Run one round for these requests in one target pass. Nothing has changed if it raises.
+
+        A drafter that does not hear of it costs nothing: its trees stay where they are until `catch_up`.
 
         An error in one request's own part (its grammar, logits processor, stop check, whatever follows it) is among the
         result's failures, and the others' parts are as ever. Raises: what the model raises.
@@ -277,7 +281,7 @@ class TargetWorker:
             self._self_drafter.count_reads([*passes, *drafting])
         for idx, one in enumerate(passes):
             with result.failures.of(one.sequence.request.request_id):
-                self._commit(idx, one, result)
+                self._commit(idx, one, result, is_heard=is_heard)
                 if self._self_drafter is not None and one.verdict is not None:
                     self._self_drafter.choose_rows(one)
         for draft in drafting:
@@ -300,7 +304,7 @@ class TargetWorker:
         if sequence.self_draft is not None:
             sequence.self_draft.forget()
 
-    def _commit(self, extension_idx: int, one: Pass, result: StepResult) -> None:
+    def _commit(self, extension_idx: int, one: Pass, result: StepResult, *, is_heard: bool) -> None:
         """Take over what a pass has decided, and tell drafter, writers and watchers."""
         sequence, was_prefilling, first = one.sequence, one.sequence.is_prefilling, one.sequence.num_rows
         if one.is_complete and one.verdict is None:  # it failed, or its mask is late
@@ -316,16 +320,16 @@ class TargetWorker:
             if not was_prefilling:
                 sequence.stats.target_busy_s += result.busy_s
             sequence.offers.observe(one.observation(one.verdict, features))
-            reason = self._commit_tokens(one, one.verdict, result)
+            reason = self._commit_tokens(one, one.verdict, result, is_heard=is_heard)
         branch_below = self._watchers.show(extension_idx, one, first) if self._watchers else None
         if branch_below is not None:
             sequence.replica.tune(branch_below=branch_below)
-        if one.verdict is not None and reason is None and sequence.request.uses_drafter:
+        if is_heard and one.verdict is not None and reason is None and sequence.request.uses_drafter:
             result.messages.append(sequence.replica.correction())
         if was_prefilling:
             self.pool.note(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
 
-    def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult) -> FinishReason | None:
+    def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult, *, is_heard: bool) -> FinishReason | None:
         """Accept, cut at the end of the text, and roll the KV back. Returns: why the text ends, if it does."""
         sequence, offer = one.sequence, one.offer
         root_rows, was_prefilling = len(sequence.token_ids), sequence.is_prefilling
@@ -346,12 +350,12 @@ class TargetWorker:
         if not was_prefilling:
             stats.count_verification(offer, verdict.accepted[: len(kept_rows)], sequence.offers.names)
             is_greedy = sequence.sampler.rule.is_greedy
-            compared, agreed = sequence.replica.compare(new_ids)
-            result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, compared, agreed))
+            compared = sequence.replica.compare(new_ids) if is_heard else (0, 0, 0.0)
+            result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, *compared))
         details = one.details.leading(len(kept_ids))
         result.updates.append(Update(request_id, tuple(kept_ids), reason, stats, details=details))
-        if reason is None and sequence.request.uses_drafter:
-            was_hit = sequence.replica.advance(new_ids)
+        if is_heard and reason is None and sequence.request.uses_drafter:
+            was_hit = sequence.replica.advance()
             stats.hits += was_hit and not was_prefilling
         return reason
 

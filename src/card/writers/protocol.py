@@ -130,6 +130,12 @@ class DraftSequence:
         """Return how many tokens the next step runs if it may; 0: it would do nothing."""
         return len(self.frontier())
 
+    @property
+    def best_end(self) -> tuple[int, float]:
+        """Depth and path score of the best node that the next step would expand; those of the root if there is none."""
+        frontier = self.frontier()
+        return (self.cache.depth_of(frontier[0]), self.cache.path_logprob(frontier[0])) if frontier else (0, 0.0)
+
     def grow(self, nodes: Sequence[int], logits: Tensor) -> NewNodes:
         """Expand nodes: make candidates of the draft model's logits behind each of them.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_chain, further_gains, is_worth_drafting
 from card.policy.cost import DISCOUNT, Ratio
-from card.policy.schedule import bucket
+from card.policy.rounds import bucket
 from card.tree.nodes import Nodes
 from card.workers.request import Verified
 
@@ -117,7 +117,7 @@ class ChainPolicy:
         gains = [0.0] * DEEPEST
         for depth, path_logprob in best_paths:
             further = further_gains(
-                self._acceptance.chance(depth, path_logprob, is_greedy=True),
+                self._acceptance.chance(depth, path_logprob),
                 range(depth, min(depth + DEEPEST, most)),
                 agreement=self._acceptance.agreement,
                 price=self.price(num_requests),
@@ -127,3 +127,15 @@ class ChainPolicy:
         known = self._passes[bucket(len(best_paths))]
         rate = self._steps[bucket(num_requests)].rate if known.predicted_s else 0.0
         return is_worth_drafting(gains, seconds=known.value, rate=rate, layers_per_pass=layers_per_pass)
+
+
+def next_budget(num_verified: int, budget: int) -> int:
+    """Return how many candidates of a request each local writer is asked for next: twice as many as were verified.
+
+    In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
+
+    Args:
+        num_verified: of such writers' candidates, in this round.
+        budget: that of this round; it falls by one a round at most.
+    """
+    return max(2 * num_verified, 1, budget - 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from card.policy.chains import ROW_SHARE, ChainPolicy
+from card.adapters.chains import ROW_SHARE, ChainPolicy, next_budget
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Verified
 
@@ -109,3 +109,9 @@ def test_as_long_as_the_price_of_a_pass_is_unknown_it_is_worth_any_token() -> No
     assert policy.is_worth_a_pass([(0, 0.0)], 1, 4)
     policy.observe_pass(1, 0.001)
     assert not policy.is_worth_a_pass([(0, 0.0)], 1, 4)
+
+
+def test_a_local_writer_is_asked_for_twice_what_was_verified_and_falls_slowly_to_one() -> None:
+    assert next_budget(8, 10) == 16
+    assert next_budget(0, 10) == 9
+    assert next_budget(0, 1) == 1

@@ -1,0 +1,93 @@
+"""The start of an engine: who gets a process, and when, and what its end leaves for the next start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from card.api import host
+from card.api.llm import LLM
+from card.config import SamplingParams
+from card.latency import measuring
+from card.latency.threads import Comparison, FoundThreads
+from card.machine.threads import CoreSet
+from card.policy.cost import ScheduleCost
+from card.policy.rounds import Policy, Schedule
+from tests.latency.kept import kept_names
+from tests.moments import DisturbedMoment, QuietMoment
+from tests.pair import Pair
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def drafters() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "drafter_process" in "".join(child.cmdline())]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("num_cores", "ratio", "has_process"),
+    [
+        (2, 1.0, False),  # half of its cores are always missed, if half the threads are not faster
+        (4, 1.3, False),
+        (4, 1.0, True),
+    ],
+)
+def test_a_drafter_gets_a_process_only_where_the_target_does_not_miss_its_core_and_not_before_all_is_measured(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, num_cores: int, ratio: float, has_process: bool
+) -> None:
+    measured: list[str] = []
+    measure = measuring.measure_pass_cost
+
+    def noted(*one: object, **more: object) -> object:
+        measured.append("costs")
+        assert not drafters()
+        return measure(*one, **more)  # type: ignore[arg-type]
+
+    def paired(*_: object, **__: object) -> Comparison:
+        measured.append("pairs")
+        assert not drafters()
+        return Comparison((ratio,) * 6, was_quiet=True)
+
+    first = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(host, "usable_cores", lambda: tuple(range(first, first + num_cores)))
+    monkeypatch.setattr(host, "num_usable_cores", lambda: num_cores)
+    monkeypatch.setattr(measuring, "useful_threads", lambda _, core_set, **__: FoundThreads(core_set, was_quiet=True))
+    monkeypatch.setattr(measuring, "measure_pass_cost", noted)
+    monkeypatch.setattr(measuring, "compare", paired)
+    with LLM(pair.target, pair.draft, cache=False) as llm:
+        assert bool(drafters()) is has_process
+        assert measured.count("costs") == (2 if has_process else 1), "of each place of the target, once"
+        assert measured.count("pairs") == (1 if num_cores == 4 else 0)
+        assert llm.generate("the cat sat on the mat and", GREEDY)[0].outputs[0].token_ids
+    assert not drafters()
+
+
+class Slow(Policy):
+    """A policy whose rounds took three times as long as was measured at start."""
+
+    def __init__(self, costs: Mapping[Schedule, ScheduleCost]) -> None:
+        self._costs = costs
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        return {name: ScheduleCost(cost.cores, cost.target.scaled(3.0)) for name, cost in self._costs.items()}
+
+
+@pytest.mark.parametrize(("moment", "is_forgotten"), [(QuietMoment, True), (DisturbedMoment, False)])
+def test_what_the_rounds_of_a_quiet_engine_contradict_is_gone_when_it_ends(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: type[QuietMoment], is_forgotten: bool
+) -> None:
+    monkeypatch.setattr("card.assembly.latencies.CoreWatch", moment)
+    with LLM(pair.target, pair.draft, writers=("suffix",), cache_dir=str(tmp_path)) as llm:
+        costs = llm.host.policy.costs  # type: ignore[attr-defined]
+        assert "pass" in kept_names(tmp_path)
+        llm.host.policy = Slow(costs)  # type: ignore[attr-defined]
+    assert ("pass" not in kept_names(tmp_path)) is is_forgotten
+
+
+def test_a_policy_that_learns_nothing_has_measured_nothing() -> None:
+    assert Policy("off", CoreSet()).measured() == {}
