@@ -78,6 +78,12 @@ PRICES: Mapping[str, Price] = {
         (2.2, 2.2, 2.2, 2.3, 2.4, 2.6),
         "card.planner's profiles of a 70 B model, rounded",
     ),
+    "hopeless draft": Price(
+        INT8,
+        (4.9, 4.95, 5.5, 8.9, 16.1, 30.8),
+        (5.6, 5.7, 6.2, 10.2, 18.4, 35.2),
+        "int8 90M, with a drafter twice as dear as the target: no row that drafts can pay",
+    ),
 }
 # What passes take beyond their prices. The first of a drafter behind one of the target's, whose weights have taken the
 # caches: 0.9 ms were measured with the demo draft, 0.45 of each further one. Two models at once slow each other by
