@@ -39,6 +39,8 @@ _NUM_SEQUENCES = 4  # of full length, that the drafter has memory for
 Variant = Literal["card", "one-tier", "no-re-rooting", "no-re-rooting-turns"]
 """What of the method is left: all of it; no secondary tier; no correction of the tree; that, and drafting in turns."""
 
+_DEEPEST = 1 << 16  # layers of a best path, more than there are
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
@@ -127,7 +129,9 @@ class PaperRounds:
 
     reason = "as published"
 
-    def __init__(self, settings: LoopSettings) -> None:
+    def __init__(self, settings: LoopSettings, worker: TargetWorker) -> None:
+        self._worker = worker
+        self._depths: list[int] = []
         self.schedule: Schedule = "turns"
         self.cores = CoreSet()
         self._num_layers = settings.layers_per_round
@@ -145,15 +149,16 @@ class PaperRounds:
         return request.draft.budget
 
     def prepare(self, view: RoundView) -> Draft | None:
-        """Draft as many layers as there are to be."""
+        """Note how deep the best paths are, then draft."""
+        running = [self._worker.find(request.request_id) for request in view.requests]
+        self._depths = [len(one.replica.tree.query(_DEEPEST, "chain")) if one else 0 for one in running]
         return Draft(self._num_layers)
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return the best paths as far as they were there: layers made since only lengthen them."""
         if self._verifies_new_layers:
             return offers
-        num_new = len(view.passes)
-        return [offer.leading(max(0, len(offer) - num_new)) for offer in offers]
+        return [offer.leading(min(depth, len(offer))) for offer, depth in zip(offers, self._depths, strict=True)]
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing is learnt."""
@@ -185,7 +190,7 @@ class RestartingWorker:
         Args:
             corrects: it takes corrections, and begins anew only if it is stuck then.
         """
-        self.step = worker.step
+        self.step, self.begin_turn, self.clock = worker.step, worker.begin_turn, worker.clock
         self.layers_per_pass = worker.layers_per_pass
         self._worker = worker
         self._corrects, self._is_stuck = corrects, is_stuck
@@ -233,7 +238,7 @@ class Loop:
         if settings.beam_width < 1 or settings.layers_per_round < 1:
             raise SettingsError(f"widths and layers must be 1 or more, got {settings}")
         link = _make_link(draft, settings, clock)
-        self._engine = Engine(worker, link, policy=PaperRounds(settings), clock=clock)
+        self._engine = Engine(worker, link, policy=PaperRounds(settings, worker), clock=clock)
         self._has_drafter = True
 
     def decode(

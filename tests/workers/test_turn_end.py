@@ -87,7 +87,7 @@ def test_without_a_floor_as_many_passes_are_made_as_told(seed: int, num_requests
 
 def test_a_drafter_that_cannot_be_trusted_ends_its_turn_sooner() -> None:
     def depth(trust: float) -> int:
-        return sum(len(link_with(seed, 1).draft(MANY, TurnEnd(0.2, trust=trust))) for seed in range(10))
+        return sum(len(link_with(seed, 1).draft(MANY, TurnEnd((0.2,), trust=trust))) for seed in range(10))
 
     depths = [depth(trust) for trust in (1.0, 0.8, 0.5)]
     assert depths == sorted(depths, reverse=True)
@@ -151,7 +151,7 @@ def test_a_drafter_of_several_layers_a_pass_ends_by_where_its_path_has_got_to() 
     link = InlineLink(DrafterWorker(writer, clock=lambda: float(next(ticks))))
     assert link.layers_per_pass == LayersWriter.layers_per_pass
     link.send(Open(0, (3, 1, 4), draft_spec(beam_width=1, lead=MANY)))
-    link.draft(5, TurnEnd(0.3))
+    link.draft(5, TurnEnd((0.3,)))
     (chances,) = best_chances(link).values()
     begun = chances[: -1 : LayersWriter.layers_per_pass]
     assert all(chance >= 0.3 for chance in begun)

@@ -92,7 +92,7 @@ class Agreement:
 
     @property
     def lasting(self) -> float:
-        """What the pair showed all along."""
+        """Share that the pair showed all along."""
         agreed, compared = self._lasting
         return agreed / compared
 

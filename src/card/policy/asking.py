@@ -1,4 +1,4 @@
-"""When local writers are asked: always where what they propose brings more than it costs, seldom where it does not.
+"""Asking local writers: always where what they propose brings more than it costs, seldom where it does not.
 
 To ask takes Python for each request and round, and so does a candidate beside its row. On a text that repeats nothing
 that is a loss. Where it begins to repeat something, that is found out a few rounds later.

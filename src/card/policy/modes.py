@@ -148,7 +148,8 @@ class Modes:
             here.rounds += num_rounds
             return
         here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
-        is_over = not was_right and self.trial_layers is not None
+        is_hopeless = not reads and seconds > 2 * num_tokens / self.rate
+        is_over = self.trial_layers is not None and (not was_right or is_hopeless)
         self._trial_rounds += 1
         if is_over or self._trial_rounds >= self._trial_length(schedule):
             self.is_trial, self._since_review = False, REVIEW_ROUNDS
@@ -204,9 +205,11 @@ class Modes:
             return
         tried = min(others, key=lambda schedule: here.tried_at.get(schedule, 0))
         num_waited = here.rounds - here.tried_at.get(tried, 0)
-        # Its costs may be far from what was measured.
+        price_s = self._price_s(tried, rates, num_waited)
+        # What it costs may be far from what was measured, but not by so much.
         is_unseen = self._starts_slowly(tried) and tried not in here.records
-        if num_waited and (is_unseen or here.credit_s >= self._price_s(tried, rates, num_waited)):
+        is_due = is_unseen and price_s < MOST_TRIAL_ROUNDS * self._num_requests / self.rate
+        if num_waited and (is_due or here.credit_s >= price_s):
             self._run(tried)
             self.is_trial, self._trial_rounds, here.tried_at[tried] = True, 0, here.rounds
 

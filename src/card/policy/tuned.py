@@ -213,11 +213,13 @@ class TunedPolicy(Policy):
         layer_s = costs.draft_s(schedule, num_requests)
         further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests  # for one more request
         worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
-        layer = min(worth * (layer_s - num_requests * further_s), num_requests - LEAST_FLOOR)
+        layer = worth * (layer_s - num_requests * further_s)
         rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
         least = LEAST_FLOOR - layer / num_requests
         floors = [max(worth * (row_s + further_s), least, 0.0) for row_s in rows_s]
-        return TurnEnd((0.0, *floors), layer, self._acceptance.trust, resting)
+        # Whether to draft at all the schedule has decided, unless it is set.
+        first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
+        return TurnEnd((first, *floors), layer, self._acceptance.trust, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests for which others have candidates, so likely that a draft would not be worth its time."""
