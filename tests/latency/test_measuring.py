@@ -169,6 +169,10 @@ def test_cores_that_the_target_does_not_use_are_not_missed(machine: Machine) -> 
     assert machine.model.now_s == 0.0, "no pass says more"
 
 
+def test_more_threads_than_cores_do_not_make_up_for_a_core_that_a_drafter_takes(machine: Machine) -> None:
+    assert machine.start(shared).misses_cores(CorePlan(CoreSet((0,), 2), CoreSet((), 2), (1,)))
+
+
 def test_two_cores_are_never_shared_with_a_drafter_by_what_passes_say(machine: Machine) -> None:
     assert machine.start(lambda _: 0.004).misses_cores(CorePlan(CoreSet((0,), 1), CoreSet((), 2), (1,)))
     assert machine.model.now_s == 0.0

@@ -79,6 +79,7 @@ class Measuring:
     def misses_cores(self, plan: CorePlan) -> bool:
         """Return whether the target's passes are slower without the cores that the plan gives to a drafter."""
         most, left = plan.alone.threads or 1, plan.beside.threads or 1
+        left = min(left, len(plan.beside.cores) or left)  # more threads than cores are no more than they are
         if plan.beside == plan.alone:
             return not plan.draft  # nobody knows which they are
         if most <= left:

@@ -101,6 +101,9 @@ class Modes:
             available: those that can run.
             has_new_text: a request was not in the last round.
         """
+        is_same = num_requests == self._num_requests and self.schedule in available and not has_new_text
+        if is_same and (self.is_trial or self._since_review < REVIEW_ROUNDS):
+            return
         if bucket(num_requests) != bucket(self._num_requests):
             self.is_trial, self._since_review = False, REVIEW_ROUNDS
         self._enter(num_requests)

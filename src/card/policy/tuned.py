@@ -112,7 +112,8 @@ class TunedPolicy(Policy):
         self._asking.begin()
         self._modes.begin(num_requests, available, has_new_text=self._has_new_text)
         self._has_new_text = False
-        self._follow()
+        if self.reason is not self._modes.reason or self.schedule != self._modes.schedule:
+            self._follow()
 
     def beam_width(self) -> int:
         """Return the width of the present schedule's beams."""
