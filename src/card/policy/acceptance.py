@@ -58,6 +58,10 @@ class Chances:
         count, accepted = self._faded(self._bin(depth, path_logprob))
         return (accepted + PRIOR_COUNT * math.exp(min(path_logprob, 0.0))) / (count + PRIOR_COUNT)
 
+    def fade(self, kept: float) -> None:
+        """Let what was seen count for less."""
+        self._bins = {bin_: (kept * count, kept * yes, at) for bin_, (count, yes, at) in self._bins.items()}
+
     def _faded(self, bin_: tuple[int, int]) -> tuple[float, float]:
         count, accepted, seen_at = self._bins.get(bin_, (0.0, 0.0, self._num_seen))
         kept = DISCOUNT ** ((self._num_seen - seen_at) / (1 + len(self._bins)))  # slower: others got these observations
@@ -186,6 +190,8 @@ class Acceptance:
         kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts) if new else 1.0
         if new:
             self.pair.fade(kept)
+            for chances in self._chances.values():
+                chances.fade(kept)
         return kept
 
     def observe(self, verified: Sequence[Verified]) -> None:
