@@ -15,8 +15,7 @@ from card.config import SamplingParams
 from card.latency import measuring
 from card.latency.threads import Comparison, FoundThreads
 from card.machine.threads import CoreSet
-from card.policy.cost import ScheduleCost
-from card.policy.rounds import Policy, Schedule
+from card.policy.rounds import Policy, Schedule, ScheduleCost
 from tests.latency.kept import kept_names
 from tests.moments import DisturbedMoment, QuietMoment
 from tests.pair import Pair

@@ -24,8 +24,7 @@ from card.errors import PromptError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.loading import load_model, load_tokenizer
-from card.policy.cost import ScheduleCost
-from card.policy.rounds import Schedule
+from card.policy.rounds import Schedule, ScheduleCost
 from tests.commands import Ran, run_command
 from tests.pair import Pair, make_model
 

@@ -14,8 +14,7 @@ from card.engine.queue import Limits
 from card.errors import SettingsError
 from card.models.protocol import LanguageModel
 from card.models.row_store import RowStore
-from card.policy.cost import ScheduleCost
-from card.policy.rounds import Policy, Schedule
+from card.policy.rounds import Policy, Schedule, ScheduleCost
 from card.policy.tuned import TunedPolicy
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes

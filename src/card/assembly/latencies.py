@@ -19,8 +19,7 @@ from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
 from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import ScheduleCost
-from card.policy.rounds import Schedule
+from card.policy.rounds import Schedule, ScheduleCost
 
 
 class MeasuredLatencies:

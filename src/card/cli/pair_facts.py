@@ -14,8 +14,7 @@ from card.models.block_layers import block_bytes
 from card.models.facts import parameter_count
 from card.models.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
-from card.policy.cost import ScheduleCost
-from card.policy.rounds import Schedule
+from card.policy.rounds import Schedule, ScheduleCost
 from card.policy.tuned import TunedPolicy
 
 if TYPE_CHECKING:

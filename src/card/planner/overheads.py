@@ -28,8 +28,7 @@ from card.models.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
 from card.planner.own_drafts import HEAD
 from card.planner.profile import Overheads
-from card.policy.cost import ScheduleCost
-from card.policy.rounds import Schedule
+from card.policy.rounds import Schedule, ScheduleCost
 from card.policy.tuned import TunedPolicy
 from card.protocol.messages import Close, DraftSpec, Open
 from card.transport.in_process import InlineLink

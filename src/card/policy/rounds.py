@@ -9,18 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from card.config import DraftSettings
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.tree.nodes import Nodes
 from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.request import Request, StepResult
 
-if TYPE_CHECKING:
-    from card.policy.cost import ScheduleCost
-
 Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleCost:
+    """One schedule: the cores that the target computes on, and what passes were measured to cost there."""
+
+    cores: CoreSet
+    target: PassCost
+    drafter: PassCost | None = None  # None: no drafter runs
 
 
 @dataclass(frozen=True, slots=True)
