@@ -16,9 +16,10 @@ from card.workers.request import Verified
 # of drafting, too low a one all of it. Evidence: 0.7 and 0.75 are alike on the gate.
 FIRST_AGREEMENT = 0.7
 # Observations that the first agreement counts for among all that a pair showed. Evidence: where nothing lasts, an
-# adversarial draft model costs 1.5 % more at 90 M, as each try is followed by a dozen rounds that draft in vain.
+# adversarial draft model costs 1.5 % more at 90 M, as each trial is followed by rounds that draft in vain.
 LASTING_COUNT = 30.0
-# Observations that a prior counts for, here the writer's own probability. Evidence: 5, 7 and 10 are alike on the gate.
+# Observations that a prior counts for: a writer's own probability, the first guess of an agreement, a prediction of
+# what a schedule brings. Evidence: 8 and 10 are alike on the gate, for each of them.
 PRIOR_COUNT = 10.0
 # Share of what earlier texts showed that is kept when new ones take over the batch. Evidence: 0.5 to 0.85 are alike on
 # the gate.

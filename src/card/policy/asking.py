@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from card.policy.modes import TRIAL_SHARE
 from card.workers.offers import DRAFTER_BIT
 from card.workers.request import Verified
 
 # Seconds of Python in which a writer is asked for one request, and in which candidates of one request are verified.
 # Evidence: 54 and 65 us (Zen 4).
 REQUEST_S = 8e-5
-_ASKING_SHARE = 0.01  # of the time, that questions may take which bring nothing
-_LONGEST_PAUSE = 16  # rounds between two questions
 _FEW = 4  # candidates that a writer is asked for which does not pay
 _NEW_SHARE = 0.25  # of a question's expected gain, that the last one says; at first so many tokens are expected
 
@@ -60,7 +59,7 @@ class Asking:
             row_s: seconds of a candidate's row.
         """
         price = rate * REQUEST_S
-        longest = min(int(len(verified) * REQUEST_S / (_ASKING_SHARE * seconds)), _LONGEST_PAUSE) if seconds else 0
+        longest = int(len(verified) * REQUEST_S / (TRIAL_SHARE * seconds)) if seconds else 0
         asked: dict[int, _Asked] = {}
         for one in verified:
             known = self._asked.get(one.request_id)

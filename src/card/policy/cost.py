@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from card.machine.pass_cost import PassCost
-from card.machine.threads import CoreSet
-from card.policy.rounds import Outcome, RoundView, Schedule, bucket
+from card.policy.rounds import Outcome, RoundView, Schedule, ScheduleCost, bucket
 
 # Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
 # by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
@@ -17,15 +16,6 @@ DISCOUNT = 0.997
 # where a drafter runs, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
 LEAST_ROUNDS = 16  # from which on rounds say more of passes than a measurement at start
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleCost:
-    """One schedule: the cores that the target computes on, and what passes were measured to cost there."""
-
-    cores: CoreSet
-    target: PassCost
-    drafter: PassCost | None = None  # None: no drafter runs
 
 
 @dataclass(slots=True)

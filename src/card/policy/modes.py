@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from card.policy.acceptance import PRIOR_COUNT
 from card.policy.rounds import Schedule, bucket
 
-TRIAL_SHARE = 0.01  # of the time of a single request, that trials may cost; several show as much in half of it
+# Share of the time that it may cost to find out what is not run: trials of schedules, of which several requests show as
+# much in half of it, and questions to writers that bring nothing. Evidence: with 0.02 late drafts are found sooner and
+# cells in which nothing pays lose a further percent.
+TRIAL_SHARE = 0.01
 # Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer. As long as it is
 # right it gets more rounds, each of twice as many layers.
 PLAIN_TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 8
-SETTLING_ROUNDS = 2  # in which a drafter beside gets ahead; they say nothing of those that follow
 HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
-SECOND_CHANCE = 16  # rounds after which a schedule that was given up is tried again, whatever that costs
 REVIEW_ROUNDS = 4  # between two looks at the records
-_PRIOR_ROUNDS = 8.0  # rounds of one request that a prediction counts for
 _KEPT = 0.97  # share of what is known that one more round leaves
 
 
@@ -85,7 +86,6 @@ class Modes:
         self._places: dict[int, _Place] = {}
         self._num_requests = 1
         self._trial_rounds = 0  # so far, of the present trial
-        self._rounds_here = 0  # since the schedule was another one
         self._since_review = REVIEW_ROUNDS
         self.is_trial = False
         self._enter(1)
@@ -125,8 +125,10 @@ class Modes:
         seconds: float,
         *,
         was_right: bool,
+        was_asked: bool = True,
+        reading_s: float = 0.0,
         num_rounds: int = 1,
-        reads: bool = False,
+        reads_prompts: bool = False,
     ) -> None:
         """Count a round.
 
@@ -134,24 +136,26 @@ class Modes:
             num_requests: those that decode; others read their prompts.
             num_tokens: that these committed.
             seconds: of the round.
-            was_right: more than half of what was drafted was accepted.
+            was_right: more than half of what was drafted was accepted, or the drafter was still reading.
+            was_asked: the drafter was asked to draft, or drafts unasked. A trial waits for a round in which it is.
+            reading_s: of these seconds, in which the drafter read what was written before: a trial pays for that, and
+                later rounds do not take it.
             num_rounds: that it stands for.
-            reads: prompts are read in it, so that its seconds say nothing of others.
+            reads_prompts: the target read prompts in it, so that its seconds say nothing of other rounds.
         """
-        if seconds <= 0.0:
+        if seconds <= 0.0 or (self.trial_layers is not None and not was_asked):
             return
         here, schedule = self._here, self.schedule
-        self._rounds_here += num_rounds
-        if not reads and (schedule != "beside" or self._rounds_here > SETTLING_ROUNDS):
+        if not reads_prompts:
             record = here.records.setdefault(schedule, ModeRecord())
-            record.observe(num_requests, num_tokens, seconds / self._plain_s(num_requests))
+            record.observe(num_requests, num_tokens, (seconds - reading_s) / self._plain_s(num_requests))
         self._since_review += num_rounds
         if not self.is_trial:
             here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds * num_rounds
             here.rounds += num_rounds
             return
         here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
-        is_hopeless = not reads and seconds > 2 * num_tokens / self.rate
+        is_hopeless = not reads_prompts and seconds - reading_s > 2 * num_tokens / self.rate
         is_over = self.trial_layers is not None and (not was_right or is_hopeless)
         self._trial_rounds += 1
         if is_over or self._trial_rounds >= self._trial_length(schedule):
@@ -172,7 +176,7 @@ class Modes:
         """Return the tokens per second expected of a schedule at the present batch size."""
         record, (tokens, seconds) = self._here.records.get(schedule), self._predict(schedule, self._num_requests)
         if record is not None:
-            prior = _PRIOR_ROUNDS**2 / (_PRIOR_ROUNDS + record.num_seen)  # what was seen need not be guessed
+            prior = PRIOR_COUNT**2 / (PRIOR_COUNT + record.num_seen)  # what was seen need not be guessed
             tokens = record.num_tokens + prior * tokens
             seconds = record.excess * self._plain_s(self._num_requests) + prior * seconds
         return self._num_requests * tokens / max(seconds, 1e-9)
@@ -192,12 +196,7 @@ class Modes:
         rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
-            here.best, left = first, here.best
-            if left in rates:  # a beginning may have had bad luck: it is tried again soon
-                here.tried_at[left] = here.rounds
-                soon_s = TRIAL_SHARE * SECOND_CHANCE * self._num_requests / rates[first]
-                price_s = self._price_s(left, rates, SECOND_CHANCE)
-                here.credit_s = price_s - max(soon_s, price_s / 4)
+            here.tried_at[here.best], here.best = here.rounds, first
         self._run(here.best)
         self.rate = rates[first]
         self.reason = f"{self._num_requests} at once: " + ", ".join(
@@ -218,7 +217,7 @@ class Modes:
 
     def _run(self, schedule: Schedule) -> None:
         if schedule != self.schedule:
-            self.schedule, self._rounds_here = schedule, 0
+            self.schedule = schedule
 
     def _starts_slowly(self, schedule: Schedule) -> bool:
         """Return whether a trial of a schedule begins with one layer: where nothing is drafted otherwise."""

@@ -14,16 +14,12 @@ from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
 from card.policy.asking import REQUEST_S, Asking
 from card.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
-from card.policy.cost import Costs, ScheduleCost
+from card.policy.cost import Costs
 from card.policy.modes import REVIEW_ROUNDS, Modes
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, ScheduleCost, Wait
 from card.tree.nodes import Nodes
 from card.workers.drafter_pass import TurnEnd
 from card.workers.request import Request
-
-# Least chance of a path at which a turn ends, whatever is believed of costs. Evidence: on texts of the demo pair a
-# floor of 0.4 is 3 to 11 % ahead of the best fixed length in each of 12 cells; 0.3 and 0.5 are within 6 % of it.
-LEAST_FLOOR = 0.3
 
 
 class TunedPolicy(Policy):
@@ -180,21 +176,22 @@ class TunedPolicy(Policy):
             self._modes.fade(kept)
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
-        reading_s = (
-            0.0  # of a drafter's first pass what is beyond twice the usual time: it reads what was written before
-        )
+        reading_s = 0.0  # of a first pass what is beyond twice the usual: it reads what was written before
         if view.passes:
             first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
             reading_s = max(0.0, view.passes[0][1] - 2 * first_s)
         num_compared = sum(one.num_compared for one in result.verified)
-        was_right = 2 * sum(one.num_agreed for one in result.verified) > num_compared
+        num_agreed = sum(one.num_agreed for one in result.verified)
+        only_read = bool(view.passes) and not any(num_drafted for num_drafted, _ in view.passes)
         self._modes.observe(
             len(view.requests),
             outcome.num_committed,
-            outcome.seconds - reading_s,
-            was_right=was_right,
+            outcome.seconds,
+            reading_s=reading_s,
+            was_right=2 * num_agreed > num_compared or only_read,
+            was_asked=bool(view.passes) or not view.takes_turns,
             num_rounds=REVIEW_ROUNDS if is_plain else 1,
-            reads=view.num_prompt_tokens > 0,
+            reads_prompts=view.num_prompt_tokens > 0,
         )
 
     def _pays(self, view: RoundView, probs: Sequence[float]) -> bool:
@@ -216,8 +213,7 @@ class TunedPolicy(Policy):
         worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
         layer = worth * (layer_s - num_requests * further_s)
         rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
-        least = LEAST_FLOOR - layer / num_requests
-        floors = [max(worth * (row_s + further_s), least, 0.0) for row_s in rows_s]
+        floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
         # Whether to draft at all the schedule has decided, unless it is set.
         first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
         return TurnEnd((first, *floors), layer, self._acceptance.trust, resting)
