@@ -19,7 +19,7 @@ from loop import LAYERS_PER_ROUND, LoopSettings
 from made_up import FITTED, make_recording
 from pairs import Costs, ReplayedPair
 from published import SCRIPT_WIDTHS
-from study import Line, Study, measured, simulated, speed_of
+from study import Line, Study, fractions, measured, simulated, speed_of
 from width import TARGET
 
 from card.planner.profile import load_profile
@@ -66,7 +66,7 @@ def add_options(measuring: argparse.ArgumentParser, simulating: argparse.Argumen
     )
     simulating.add_argument("--width", type=int, help="K (default: that of CARD's scripts for each draft)")
     simulating.add_argument(
-        "--agreements", type=_numbers, default=AGREEMENTS, help="such as 0.8,0.9 (default: 0.7 to 0.97)"
+        "--agreements", type=fractions, default=AGREEMENTS, help="such as 0.8,0.9 (default: 0.7 to 0.97)"
     )
 
 
@@ -74,10 +74,6 @@ def say(line: Line) -> str:
     """Return what is printed of a line."""
     tokens = f"{line['tokens_per_pass']:.2f} tokens a target pass"
     return f"{line['draft']}, {line['workload']}: {tokens}{speed_of(line)}"
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
 
 
 STUDY = Study("draft-size", add_options, measure, simulate, say)

@@ -84,6 +84,11 @@ def simulated(pair: ReplayedPair, costs: Costs, point: Point, timed: Timed) -> L
     }
 
 
+def fractions(text: str) -> tuple[float, ...]:
+    """Return "0.8,0.9" as numbers. Raises: ValueError if it is none."""
+    return tuple(float(part) for part in text.split(","))
+
+
 def speed_of(line: Line) -> str:
     """Return what is printed of the speed, if the line has one."""
     return f", {line['speed_up']:.2f} times plain decoding" if "speed_up" in line else ""
