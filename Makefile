@@ -4,15 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LATEST := .venv-latest
 CLIENTS := .venv-clients
 VLLM := .venv-vllm
 ONNX := .venv-onnx
 RAY := .venv-ray
+# What test-latest keeps as it is: another PyTorch would be gigabytes to download.
+TORCH := $(shell grep '^torch==' constraints.txt)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-latest test-models test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -22,6 +25,11 @@ demo: $(STAMP) ## set up, then generate text with the built-in pair of models: n
 
 test: lint ## set up, then check format, lint, types and run the tests, in a process for each core and eight at most
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+test-latest: ## bring an environment apart to the newest releases that pyproject.toml allows, PyTorch excepted, then run the tests in it
+	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/python -m pip install -q -U --upgrade-strategy eager $(TORCH) -e '.[dev]'
+	$(LATEST)/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 test-fuzz: $(STAMP) ## set up, then load ten thousand damaged models, tokenizers and messages, each in a process of its own (half an hour on two cores)
 	FUZZ_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal tests/test_fuzz.py
@@ -60,7 +68,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(CLIENTS) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.

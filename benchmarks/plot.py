@@ -2,7 +2,7 @@
 
     python benchmarks/plot.py benchmarks/results/methods_90M.jsonl.gz --out docs/images/methods.png
 
-Takes the last run of the file. Needs matplotlib: pip install 'card-decoding[bench]'. No display is needed.
+Takes the last run of the file. Needs matplotlib: pip install '.[bench]'. No display is needed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Takes a file of `judges.py`, with a picture for each data set, or the last run of a file of `card bench` whose questions
 have answers. Rows that are exact are the end point of every judge, whose knobs are joined by a line. Needs matplotlib:
-pip install 'card-decoding[bench]'. No display is needed.
+pip install '.[bench]'. No display is needed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/plot_validation.py benchmarks/results/planner_validation.jsonl
 
 A mark for each method at each price of the target; those outside the band of 10 % are named. Needs matplotlib:
-pip install 'card-decoding[bench]'. No display is needed.
+pip install '.[bench]'. No display is needed.
 """
 
 from __future__ import annotations

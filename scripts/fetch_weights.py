@@ -172,10 +172,8 @@ def _digest(path: Path) -> str:
 
 def _convert(gguf: Path, folder: Path, dtype: str) -> None:
     """Unpack a GGUF file into a model folder with its tokenizer and chat template."""
-    missing = [package for package in ("accelerate", "gguf") if find_spec(package) is None]
-    if missing:
-        needed = " and ".join(missing)
-        raise FetchError(f"{needed} must be installed; run pip install -c constraints.txt -e '.[weights]'")
+    if find_spec("accelerate") is None:
+        raise FetchError("accelerate must be installed; run pip install -c constraints.txt -e '.[weights]'")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import fields
@@ -158,6 +159,35 @@ def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
     text = "`card bench --data code`, `card bunch`\n```sh\ncard bench \\\n    --daten code  # --not-this\n```"
     assert [_unknown_options(command) for command in _commands(text)] == [["--daten"], [], ["bunch"]]
     assert _unknown_options("python benchmarks/table.py --tables x") == ["--tables"]
+
+
+def _wrong_installs(text: str) -> list[str]:
+    """Return the commands of pip that take CARD from an index, where it is not, or name an extra that it lacks."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    wrong = []
+    for command in re.findall(r"pip install\s[^`\n#]*(?:\n[^`\n#]*`)?", text):
+        named = [extra for found in re.findall(r"\[([\w,]+)\]", command) for extra in found.split(",")]
+        if "card-decoding" in command or not set(named) <= set(extras):
+            wrong.append(" ".join(command.split()))
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_installs_of_a_page_work_from_a_checkout(page: Path) -> None:
+    assert _wrong_installs(page.read_text("utf-8")) == []
+
+
+def test_an_install_that_cannot_work_is_found() -> None:
+    text = "```\npip install 'card-decoding[serve]'  # x\npip install \".[serve,grammar]\"\n```\n`pip install\n'.[no]'`"
+    assert _wrong_installs(text) == ["pip install 'card-decoding[serve]'", "pip install '.[no]'"]
+
+
+def test_targets_of_make_that_a_page_names_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = {
+        one for page in PAGES for one in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE)
+    }
+    assert named - targets == set()
 
 
 def _places(path: str) -> list[Path]:

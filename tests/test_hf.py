@@ -377,7 +377,7 @@ def test_a_text_streamer_prints_one_text_and_refuses_a_batch(
         ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-        ({"past_key_values": DynamicCache()}, "past_key_values"),
+        ({"past_key_values": DynamicCache()}, "a cache of one's own"),
         ({"synced_gpus": True}, "synced_gpus"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -51,7 +51,6 @@ OPTIONAL_PACKAGES = frozenset(
         "bitsandbytes",
         "datasets",
         "fastapi",
-        "gguf",
         "llguidance",
         "PIL",
         "matplotlib",

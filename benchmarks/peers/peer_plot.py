@@ -2,7 +2,7 @@
 
     python benchmarks/peers/peer_plot.py benchmarks/results/peers_90M.jsonl --out docs/images/peers.png
 
-A mark per set of prompts, a panel per model. Needs matplotlib: pip install 'card-decoding[bench]'.
+A mark per set of prompts, a panel per model. Needs matplotlib: pip install '.[bench]'.
 """
 
 from __future__ import annotations

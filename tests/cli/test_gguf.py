@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,21 @@ from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 
 pytestmark = pytest.mark.timeout(240)
 PROMPT = "Anna has 25 apples."
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Hiding:
+    find_distributions = PathFinder.find_distributions
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in {hidden} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
+from card.cli.main import main
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +73,38 @@ def test_generate_writes_the_text_of_the_folder_at_each_start(run, files, tmp_pa
         status, text, said = run("generate", *pair, *common, PROMPT)
         assert (status, text) == (0, expected), said
     assert (tmp_path / "cache" / "gguf").is_dir()
+
+
+def installed_with(lines: Iterable[str]) -> set[str]:
+    """Return the names of the packages that these requirements bring, where they are installed."""
+    found: set[str] = set()
+    waiting = list(lines)
+    while waiting:
+        name = re.split(r"[^\w.-]", waiting.pop())[0].lower().replace("_", "-")
+        with contextlib.suppress(PackageNotFoundError):
+            if name not in found:
+                waiting += [line for line in requires(name) or () if "extra ==" not in line]
+            found.add(name)
+    return found
+
+
+def brought_by_extras() -> set[str]:
+    """Return the modules that come with extras of this package alone."""
+    lines = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    base = installed_with(lines["dependencies"])
+    extras = installed_with(line for extra in lines["optional-dependencies"].values() for line in extra)
+    more = extras - base - {"card-decoding"}
+    owners = packages_distributions().items()
+    return {module for module, names in owners if {name.lower().replace("_", "-") for name in names} <= more}
+
+
+def test_no_extra_is_needed(files, tmp_path):
+    assert {"PIL", "fastapi", "llguidance", "scipy"} <= brought_by_extras()
+    pair = ["--target", files["small"], "--draft", files["draft"]]
+    options = ["--cache-dir", tmp_path / "cache", "--max-tokens", "4", "--raw", PROMPT]
+    command = [sys.executable, "-c", WITHOUT.format(hidden=brought_by_extras()), "generate", *pair, *options]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=230)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
 
 
 def test_a_target_alone_drafts_from_its_own_text_and_says_so_once(run, files, tmp_path):

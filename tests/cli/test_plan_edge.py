@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from card.machine.packages import install_command
 from tests.commands import Ran, run_command
 from tests.planner.edge.places import small
 
@@ -35,6 +36,12 @@ def test_a_file_gives_a_table_that_begins_with_what_does_not_pay(run, place):
     head, _, rows = ran.out.partition("servers by")
     assert "without drafters" in head and "no gain over that" in head
     assert rows.count("matching") == rows.count("best-signal") >= 4
+
+
+def test_without_scipy_the_table_says_what_is_left_out_and_how_to_have_it(run, place, monkeypatch):
+    monkeypatch.setattr("card.planner.edge.shares.has_solver", lambda: False)
+    monkeypatch.setattr("card.planner.edge.study.has_solver", lambda: False)
+    assert f"they need scipy; run {install_command('edge')}\n" in run(*MODELS, "--edge", place).out
 
 
 def test_drawn_devices_give_json_and_what_is_given_besides_counts(run):

@@ -553,14 +553,6 @@ def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cac
         assert f"has weights quantised as {called} (blk.0.ffn_up.weight)" in failure(file, cache)
 
 
-def test_the_missing_package_is_named(tiny, cache, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.setitem(sys.modules, "gguf.quants", None)
-    assert failure(tiny, cache) == (
-        "is a GGUF file, which needs the package gguf; run pip install 'card-decoding[gguf]'"
-    )
-
-
 def test_a_file_that_changes_while_it_is_read_is_noticed(tiny, tmp_path, cache, monkeypatch):
     file = Path(shutil.copy(tiny, tmp_path / "model.gguf"))
     read = gguf_source.write_weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import struct
 import sys
 import zlib
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from card.errors import PromptError, SettingsError
+from card.machine.packages import install_command
 from card.pictures.reading import PictureBounds, read_pictures, require_pillow
 from tests.seeing import picture
 
@@ -115,5 +117,6 @@ def test_files_are_read_below_the_folder_alone(tmp_path: Path):
 
 def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(SettingsError, match=r"pip install 'card-decoding\[images\]'"):
+    said = f"pillow, which is not installed; run {install_command('images')}"
+    with pytest.raises(SettingsError, match=re.escape(said)):
         require_pillow()

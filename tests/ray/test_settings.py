@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+import card.ray
 from card.errors import SettingsError
+from card.machine.packages import install_command
 from card.ray.allocation import LOAD, ByTargets
 from card.ray.settings import API_KEY_VARIABLE, AppSettings
 
@@ -54,6 +57,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(args: dict[str, Any], 
     with pytest.raises(SettingsError, match=reason) as error:
         AppSettings.of(args)
     assert "\n" not in str(error.value)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("card.ray.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=re.escape(f"not installed; run {install_command('ray')}")):
+        card.ray.app  # noqa: B018
 
 
 def test_keys_are_for_both_sides_or_for_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from card.cli.main import cli
 from card.errors import ModelError
+from card.machine.packages import install_command
 from card.models.checkpoint import Checkpoint
 from card.series.forecaster import forecast, load_forecaster, save_forecaster
 from card.series.training import TrainSettings, train_forecaster
@@ -73,6 +75,13 @@ def test_a_forecast_is_printed_and_drawn_and_says_whether_it_is_exact(run, file,
     assert "the target's own law" in ran.out and "patches of a continuation in each" in ran.out
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "exact: false" in run(*asked, "--mode", "adaptive").out
+
+
+def test_without_matplotlib_the_extra_is_named(run, file, folders, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    asked = "forecast", "--series", file, "--column", "wave", "--horizon", "6", *folders
+    ran = run(*asked, "--plot", str(tmp_path / "wave.png"))
+    assert ran.err.endswith(f"a plot needs matplotlib, which is not installed; run {install_command('bench')}\n")
 
 
 def test_the_command_offers_the_modes_that_there_are():

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from card.api.async_llm import AsyncLLM
 from card.cli.main import cli
 from card.errors import CardError, SettingsError
+from card.machine.packages import install_command
 from card.server import serving
 from card.server.config import ServerSettings, is_loopback
 from card.server.params import derived_seed, model_defaults, sampling_params
@@ -180,7 +181,7 @@ def test_without_the_optional_packages_the_command_says_what_to_install(monkeypa
     monkeypatch.setattr("card.cli.commands.serve.find_spec", lambda name: None if name == "uvicorn" else object())
     done = invoke()
     assert isinstance(done.exception, SettingsError)
-    assert "uvicorn; run pip install 'card-decoding[serve]'" in str(done.exception)
+    assert f"not installed: uvicorn; run {install_command('serve')}" in str(done.exception)
 
 
 def test_an_address_that_is_taken_is_refused_before_models_are_loaded() -> None:

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
+from card.machine.packages import install_command
 from card.models.loading import load_model, load_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
@@ -439,7 +440,8 @@ def test_a_missing_library_is_named_with_how_to_get_it(
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     bare = GrammarCompiler(tokenizer, len(tokenizer), (0,))
-    with pytest.raises(SettingsError, match=r"llguidance, which is not installed; run pip install 'card-decoding"):
+    said = f"llguidance, which is not installed; run {install_command('grammar')}"
+    with pytest.raises(SettingsError, match=re.escape(said)):
         bare.compile(Grammar("json_object"))
     assert bare.find(Grammar("json_object")) is None
 

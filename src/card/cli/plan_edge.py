@@ -12,6 +12,7 @@ from rich.text import Text
 from card.cli.starting import Say
 from card.cli.tables import show, table
 from card.errors import PlanError
+from card.machine.packages import install_command
 from card.planner.edge.scenario import check_scenario, draw_scenario, load_scenario
 from card.planner.edge.study import EdgeStudy, make_edge_study
 from card.planner.profile import load_profile
@@ -68,7 +69,7 @@ def print_edge(console: Console, study: EdgeStudy, *, is_wide: bool) -> None:
         )
     )
     if not study.has_convex:
-        console.print(Text("convex shares are left out: they need scipy, pip install 'card-decoding[edge]'"))
+        console.print(Text(f"convex shares are left out: they need scipy; run {install_command('edge')}"))
     console.print()
     show(console, _rows(study), spare=_SPARE, is_wide=is_wide)
     console.print(Text("saved: of the mean latency of the other associations with equal shares"))

@@ -23,10 +23,11 @@ from transformers.generation.configuration_utils import GenerationMode
 from card.config import DraftSettings, SamplingParams
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.names import model_name
+from card.models.states import CACHE_NAMES
 from card.workers.request import Request
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
-    ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+    (*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
 )
 # Processors of transformers that treat each row of a batch alike and on its own; others are shown as many rows as the
 # batch has.
@@ -50,7 +51,7 @@ _STATEFUL = (logits_process.SynthIDTextWatermarkLogitsProcessor,)
 def arguments_of_generate() -> dict[str, Any]:
     """Return the arguments of the ``model.generate`` that led here which it does not hand on to a callable.
 
-    As of transformers 5.23 a callable ``custom_generate`` is told neither the assistant model nor the streamer.
+    As of transformers 5.24 a callable ``custom_generate`` is told neither the assistant model nor the streamer.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = inspect.currentframe()
@@ -79,8 +80,8 @@ def refuse(
     if config.return_dict_in_generate:
         names = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
         faults += [name for name in names if getattr(config, name)]
-    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
-        faults.append("past_key_values of one's own")
+    if any(getattr(model_kwargs.get(name), "_is_user_defined", False) for name in CACHE_NAMES):
+        faults.append("a cache of one's own")
     faults += [name for name, value in model_kwargs.items() if value is not None and name not in _MANAGED]
     faults += [type(one).__name__ for one in processors if isinstance(one, _STATEFUL)]
     if synced_gpus:

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from card.errors import ModelError, in_few_words
 from card.models.layer_kinds import layer_kinds
 from card.models.names import OTHER_FAMILY, model_name
-from card.models.states import num_bytes
+from card.models.states import cache_name, num_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument by which a mixer gets its cache
 _PROBE_PARTS = (3, 3, 1)  # tokens: to fill a state, to go on from it at once, and to see the state behind these
 _PROBE_TOLERANCE = 1e-3  # of the error that a lost state makes; rounding makes a millionth, a wrong scan a hundredth
 _LEAST_CHUNK = 16  # rows that a scan fills a short pass up to
@@ -84,12 +83,12 @@ def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
     cache = transformers.DynamicCache(config=model.config)
     callers = _Callers(cache)
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    cache_name = next((one for one in _CACHE_NAMES if one in inspect.signature(model.forward).parameters), None)
-    if cache_name is None:
+    name_of_cache = cache_name(model.forward)
+    if name_of_cache is None:
         raise ModelError(refusal)
     try:
         with callers.watching(model):
-            model(input_ids=token, position_ids=token, use_cache=True, **{cache_name: cache})
+            model(input_ids=token, position_ids=token, use_cache=True, **{name_of_cache: cache})
     except Exception as error:  # whatever the code of one of many architectures raises
         raise ModelError(
             f"{name} cannot be run, a trial pass with a state failed: {in_few_words(error)}; {advice}"
@@ -143,12 +142,13 @@ class _Callers:
 def _mixer(layer: int, module: nn.Module, call: _Call, refusal: str) -> Mixer:
     signature = inspect.signature(module.forward)
     names = list(signature.parameters)
-    cache_name = next((one for one in _CACHE_NAMES if one in names), None)
+    name_of_cache = cache_name(module.forward)
     arguments = signature.bind(*call[0], **call[1]).arguments
-    others = [value for name, value in arguments.items() if name not in (names[0], cache_name)]
-    if cache_name is None or any(isinstance(value, Tensor) for value in others):  # rows that would have to be divided
+    others = [value for name, value in arguments.items() if name not in (names[0], name_of_cache)]
+    # A tensor beside the rows would have to be divided with them.
+    if name_of_cache is None or any(isinstance(value, Tensor) for value in others):
         raise ModelError(refusal)
-    return Mixer(module, layer, signature, names[0], cache_name)
+    return Mixer(module, layer, signature, names[0], name_of_cache)
 
 
 def _goes_on(mixer: Mixer, call: _Call, model: PreTrainedModel) -> bool:

@@ -6,7 +6,8 @@ They are kept at few places of a sequence. Rows behind the newest place are run 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# By which transformers' cache is given: to all since its version 5.24, to Mamba's kin and to the others before.
+CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 MAX_RECENT = 4  # states of the last passes, whose rows may be dropped again
 MAX_LANDMARKS = 3  # states at the ends of parts of a prompt, for texts that begin alike
 MIN_READ_TOKENS = 8  # so many before the first logits are part of a prompt; fewer are not worth a landmark
@@ -81,6 +84,12 @@ def num_absorbed(state: State | None) -> int:
     return 0 if state is None else state.num_rows
 
 
+def cache_name(forward: Callable[..., Any]) -> str | None:
+    """Return the name by which a module's ``forward`` takes transformers' cache; None if it takes none."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in CACHE_NAMES if name in names), None)
+
+
 def cloned(layer: Any) -> Any:
     """Return a cache layer of transformers with tensors of its own."""
     clone = copy.copy(layer)
@@ -103,7 +112,7 @@ def least_state_bytes(model: PreTrainedModel) -> int:
     """
     cache: Any = transformers.DynamicCache(config=model.config)
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    model(input_ids=token, position_ids=token, use_cache=True, past_key_values=cache)
+    model(input_ids=token, position_ids=token, use_cache=True, **{str(cache_name(model.forward)): cache})
     return STATES_PER_SEQUENCE * sum(num_bytes(layer) for layer in cache.layers if hasattr(layer, "conv_states"))
 
 

@@ -1,1 +1,1 @@
-"""Pictures of prompts, read within bounds; needs `pip install 'card-decoding[images]'`."""
+"""Pictures of prompts, read within bounds; needs the extra `images`."""

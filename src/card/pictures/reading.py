@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from card.config.fields import require
 from card.errors import PromptError, SettingsError, in_few_words
+from card.machine.packages import install_command
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -45,7 +46,7 @@ def require_pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError:
         raise SettingsError(
-            "images need the package pillow, which is not installed; run pip install 'card-decoding[images]'"
+            f"images need the package pillow, which is not installed; run {install_command('images')}"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """Targets and a pool of drafters on Ray Serve: `serve run card.ray:app`. Nothing else imports it.
 
-Needs `pip install 'card-decoding[ray]'`; `card.ray.allocation` and `card.ray.settings` do without it.
+Needs the extra `ray`; `card.ray.allocation` and `card.ray.settings` do without it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from card.errors import SettingsError
+from card.machine.packages import install_command
 
 __all__ = ["app", "pool"]
 
@@ -19,5 +20,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'card.ray' has no attribute {name!r}; it has {', '.join(__all__)}")
     if find_spec("ray") is None or find_spec("ray.serve") is None:
-        raise SettingsError("card.ray needs Ray Serve, which is not installed; run pip install 'card-decoding[ray]'")
+        raise SettingsError(f"card.ray needs Ray Serve, which is not installed; run {install_command('ray')}")
     return getattr(import_module("card.ray.apps"), name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from card.errors import SettingsError
+from card.machine.packages import install_command
 from card.series.data import Values
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def draw(made: Forecast, values: Values, path: Path, truth: Values | None = None
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise SettingsError("a plot needs matplotlib: pip install 'card-decoding[bench]'") from None
+        raise SettingsError(
+            f"a plot needs matplotlib, which is not installed; run {install_command('bench')}"
+        ) from None
     horizon = made.samples.shape[1]
     seen = values[-_SHOWN_BEFORE * horizon :]
     steps = np.arange(1, horizon + 1)

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
+from card.machine.packages import install_command
 from card.text.canary import CanarySetup
 from card.text.compiling import wrap_tokens
 
@@ -35,8 +36,7 @@ class GrammarTokens:
             import llguidance  # noqa: F401
         except ImportError as error:
             raise SettingsError(
-                "a grammar needs the package llguidance, which is not installed; run pip install "
-                "'card-decoding[grammar]'"
+                "a grammar needs the package llguidance, which is not installed; run " + install_command("grammar")
             ) from error
 
     def setup(self) -> CanarySetup:

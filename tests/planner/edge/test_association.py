@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from card.errors import PlanError
+from card.machine.packages import install_command
 from card.planner.edge import shares
 from card.planner.edge.association import POLICIES, associate, total_seconds
 from card.planner.edge.costs import OVERLAPS
@@ -83,7 +86,8 @@ def test_convex_shares_are_never_worse_and_better_where_uploads_differ(overlap):
 def test_convex_shares_without_scipy_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shares, "has_solver", lambda: False)
     _, terms = priced(small(), "card")
-    with pytest.raises(PlanError, match=r"need scipy, which is not installed: pip install 'card-decoding\[edge\]'"):
+    said = f"need scipy, which is not installed; run {install_command('edge')}"
+    with pytest.raises(PlanError, match=re.escape(said)):
         share_out(terms, 0, np.arange(3), "convex")
     with pytest.raises(PlanError, match="one of equal, square-root, convex, got 'most'"):
         share_out(terms, 0, np.arange(3), "most")  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from card.cli.starting import load, run, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError
+from card.machine.packages import install_command
 from card.server.config import ServerSettings, known_as, read_config_file
 
 if TYPE_CHECKING:
@@ -160,8 +161,7 @@ def _require_extra() -> None:
     missing = [package for module, package in _EXTRA.items() if find_spec(module) is None]
     if missing:
         raise SettingsError(
-            f"card serve needs packages that are not installed: {', '.join(missing)}; run "
-            "pip install 'card-decoding[serve]'"
+            f"card serve needs packages that are not installed: {', '.join(missing)}; run {install_command('serve')}"
         )
 
 

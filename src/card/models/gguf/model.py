@@ -54,7 +54,7 @@ class GgufModel:
 def open_gguf(path: Path) -> GgufModel:
     """Read the header of a file, and check that the model can be run.
 
-    Raises: GgufError if it cannot, or the package gguf is missing; OSError if the file cannot be read.
+    Raises: GgufError if it cannot; OSError if the file cannot be read.
     """
     header = read_header(path)
     check_tensors(header)

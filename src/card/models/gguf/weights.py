@@ -6,21 +6,21 @@ They are dequantised some rows at a time, so that no more than the result is eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 from torch import Tensor
 
 from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace
 
 PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
-
-Dequantize = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,12 @@ class Weight:
 
 def check_tensors(header: Header) -> None:
     """Check that each tensor lies inside the file, in a place of its own, and can be dequantised."""
-    library = _library()
-    sizes, types = library.GGML_QUANT_SIZES, {one.value: one for one in library.GGMLQuantizationType}
+    types = {one.value: one for one in GGMLQuantizationType}
     last, last_end = "", 0
     for place in sorted(header.tensors.values(), key=lambda one: one.offset):
         known = types.get(place.type_id)
-        block, block_bytes = sizes[known] if known is not None else (0, 0)
-        if known is None or not _can_dequantize(known, block_bytes, library.dequantize):
+        block, block_bytes = GGML_QUANT_SIZES[known] if known is not None else (0, 0)
+        if known is None or not _can_dequantize(known, block_bytes):
             name = f"type {place.type_id}" if known is None else known.name
             raise GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
         if place.shape[-1] % block:
@@ -54,7 +53,7 @@ def check_tensors(header: Header) -> None:
         last, last_end = place.name, end
 
 
-def _can_dequantize(kind: Any, block_bytes: int, dequantize: Dequantize) -> bool:
+def _can_dequantize(kind: GGMLQuantizationType, block_bytes: int) -> bool:
     try:
         return bool(dequantize(np.zeros((1, block_bytes), np.uint8), kind).dtype == np.float32)
     except (NotImplementedError, ValueError, TypeError):
@@ -85,9 +84,8 @@ def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[A
 
 def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
-    library, place = _library(), weight.place
-    dequantize: Dequantize = library.dequantize
-    kind = library.GGMLQuantizationType(place.type_id)
+    place = weight.place
+    kind = GGMLQuantizationType(place.type_id)
     num_rows, row_bytes = place.num_rows, row_bytes_of(place)
     with path.open("rb") as stream:
         stream.seek(place.offset)
@@ -106,8 +104,7 @@ def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor
 
 def row_bytes_of(place: TensorPlace) -> int:
     """Return the bytes of a row of a tensor."""
-    library = _library()
-    block, block_bytes = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(place.type_id)]
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(place.type_id)]
     return int(place.shape[-1] // block * block_bytes)
 
 
@@ -116,12 +113,3 @@ def _raw(stream: BinaryIO, num_rows: int, row_bytes: int) -> np.ndarray[Any, np.
     if len(raw) < num_rows * row_bytes:
         raise DamagedError("cut off: it became shorter while it was read")
     return raw.reshape(num_rows, row_bytes)
-
-
-def _library() -> Any:
-    try:
-        import gguf
-        import gguf.quants
-    except ImportError:
-        raise GgufError("is a GGUF file, which needs the package gguf; run pip install 'card-decoding[gguf]'") from None
-    return gguf.quants

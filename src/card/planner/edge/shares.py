@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from card.errors import PlanError
+from card.machine.packages import install_command
 from card.planner.edge.costs import Terms
 from card.planner.edge.scenario import Devices, Floats
 
@@ -50,7 +51,7 @@ def _convex(terms: Terms, server: int, devices: Devices, start: tuple[Floats, Fl
     Times are in units of the mean, as the solver's tolerance is absolute.
     """
     if not has_solver():
-        raise PlanError("convex shares need scipy, which is not installed: pip install 'card-decoding[edge]'")
+        raise PlanError(f"convex shares need scipy, which is not installed; run {install_command('edge')}")
     optimize: Any = import_module("scipy.optimize")
     size = devices.size
     unit = float(terms.seconds(devices, server, *start).mean())
