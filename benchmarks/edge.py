@@ -21,10 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from card.planner.edge.association import POLICIES, associate
-from card.planner.edge.costs import EdgeCosts, Overlap, Terms, edge_costs, terms_of
+from card.planner.edge.costs import EdgeCosts, Overlap, edge_costs
 from card.planner.edge.scenario import draw_scenario
 from card.planner.edge.shares import Rule
 from card.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.planner.edge.terms import Terms, terms_of
 from card.planner.profile import Profile, load_profile
 
 IDS, PROBABILITIES = 4, 2 * 50_257  # bytes of a drafted token: its id, or GPT-2's vocabulary in 16 bits

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from card.errors import PlanError
-from card.planner.edge.costs import Terms
 from card.planner.edge.scenario import Devices, Floats
+from card.planner.edge.terms import Terms
 
 Rule = Literal["equal", "square-root", "convex"]
 RULES: tuple[Rule, ...] = ("equal", "square-root", "convex")
