@@ -5,7 +5,10 @@ knob of 0 is plain decoding. RSD takes the share of right equations as its rewar
 file's solutions, so that it bounds what a router could do; chance is the other bound. One line of JSON for each router
 and knob, with 95 % intervals by Wilson.
 
-    python benchmarks/arbitrage.py --prompts gsm8k_test.jsonl --limit 24 --out benchmarks/results/arbitrage.jsonl
+    python benchmarks/arbitrage.py --prompts benchmarks/data/easy.jsonl --limit 12 --max-tokens 96 \\
+        --out benchmarks/results/arbitrage.jsonl
+
+``easy.jsonl`` holds the problems of `card demo`, which the built-in target solves.
 """
 
 from __future__ import annotations

@@ -8,17 +8,16 @@ python benchmarks/choose_examples.py --data gsm8k_train.jsonl --instructions ben
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import click
+from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.bench.environment import describe_run
 from card.cascade import cascade_argmin, spearman
 from card.cascade.examples import Beginning, PromptLoss, SolvedProblem, draw_example_sets
 from card.cli.files import read_prompts, read_records
@@ -69,7 +68,8 @@ def main(
         if out is not None:
             kind = {"instructions": instructions.name} if instructions else {"shots": shots}
             facts = {"reduction": reduction, "trials": trials, "candidates": len(asked), **kind}
-            _append(out, {**facts, **line, "draft_alone_over_spread": _draft_alone(scores)})
+            line = {**facts, **line, "draft_alone_over_spread": _draft_alone(scores)}
+            append_lines(out, [{**_rounded(line), **describe_run()}])
     Console().print(table)
     print(f"the draft model's best set alone: {_draft_alone(scores):.3g} of the spread")
 
@@ -118,12 +118,8 @@ def _draft_alone(scores: list[list[list[float]]]) -> float:
     return fmean(lost)
 
 
-def _append(out: Path, line: dict[str, float | str]) -> None:
-    environment = describe_run()
-    facts = {"command": environment.command, "commit": environment.commit, "machine": environment.machine}
-    with out.open("a", encoding="utf-8") as file:
-        rounded = {name: round(value, 5) if isinstance(value, float) else value for name, value in line.items()}
-        file.write(json.dumps({**rounded, **facts}) + "\n")
+def _rounded(line: dict[str, float | str]) -> dict[str, float | str]:
+    return {name: round(value, 5) if isinstance(value, float) else value for name, value in line.items()}
 
 
 if __name__ == "__main__":

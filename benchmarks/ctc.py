@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
 from card.ctc.candidates import candidates_of
@@ -116,11 +117,10 @@ def main() -> None:
     with LLM(args.target, method="vanilla", dtype=args.dtype, max_model_len=1024) as llm:
         plain = [steps_of(llm, idx, question, args.max_tokens)[1] for idx, question in enumerate(questions)]
     for name in args.head:
-        line = json.dumps(measure(args, name, questions, plain))
-        print(line, flush=True)
+        line = {**measure(args, name, questions, plain), **describe_run()}
+        print(json.dumps(line), flush=True)
         if args.out is not None:
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_lines(args.out, [line])
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
-from card.bench.environment import describe_run
 
 
 def prompts_of(path: Path, llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
@@ -117,9 +117,7 @@ def main() -> None:
         line = {"target": name, "cost": args.target_cost, "batch": args.batch, "k": args.num_speculative_tokens}
     line |= {"context": args.context, **figures}
     print(json.dumps(line), flush=True)
-    with args.out.open("a", encoding="utf-8") as file:
-        told = {**line, "command": run.command, "commit": run.commit, "machine": run.machine}
-        file.write(json.dumps(told) + "\n")
+    append_lines(args.out, [{**line, **run}])
 
 
 if __name__ == "__main__":

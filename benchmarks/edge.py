@@ -9,7 +9,6 @@ python benchmarks/edge.py --out benchmarks/results/edge.jsonl
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import fmean
 
@@ -17,15 +16,16 @@ import click
 import msgspec
 import torch
 from edge_agents import Actor, ActorSettings, Place, train_actor
+from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.bench.environment import describe_run
 from card.planner.edge.association import POLICIES, associate
-from card.planner.edge.costs import EdgeCosts, Overlap, Terms, edge_costs, terms_of
+from card.planner.edge.costs import EdgeCosts, Overlap, edge_costs
 from card.planner.edge.scenario import draw_scenario
 from card.planner.edge.shares import Rule
 from card.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.planner.edge.terms import Terms, terms_of
 from card.planner.profile import Profile, load_profile
 
 IDS, PROBABILITIES = 4, 2 * 50_257  # bytes of a drafted token: its id, or GPT-2's vocabulary in 16 bits
@@ -63,7 +63,7 @@ def main(devices: str, places: int, target: str, draft: str, steps: int, out: Pa
             for line in _lines(profiles, overlap, token_bytes, count, places, actor):
                 table.add_row(overlap, sent, *map(str, line.values()))
                 if out is not None:
-                    _append(out, {"overlap": overlap, "sent": sent, "places": places, **line})
+                    append_lines(out, [{"overlap": overlap, "sent": sent, "places": places, **line, **describe_run()}])
     Console(width=110).print(table)
 
 
@@ -103,13 +103,6 @@ def _lines(
         }
         for (policy, rule), times in seconds.items()
     ]
-
-
-def _append(out: Path, line: dict[str, float | int | str]) -> None:
-    environment = describe_run()
-    facts = {"command": environment.command, "commit": environment.commit}
-    with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**line, **facts}) + "\n")
 
 
 if __name__ == "__main__":

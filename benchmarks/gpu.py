@@ -1,7 +1,7 @@
 """How fast is CARD on a GPU, where the pair costs what large models cost?
 
     python benchmarks/gpu.py --prompts gsm8k_test.jsonl --limit 20 --max-tokens 128 \
-        --draft-cost 1B --target-costs 8B,30B --out benchmarks/results/gpu.jsonl
+        --draft-cost 1B --target-costs 8B,30B --out gpu.jsonl
 
 The built-in pair, inflated on the device: the outputs of a trained pair at the price of large models. All rows run on
 the same weights in one process, greedily. Order, times, the comparison of texts and the file are those of `card bench`.

@@ -14,8 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from options import append_lines, describe_run
+
 from card import LLM, SamplingParams
-from card.bench.environment import describe_run
 
 CROWDS = ("ends by itself", "longer than expected")
 _NUM_SHORT, _SHORT_TOKENS = 8, 24  # of the crowd of which too little is expected
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--folder", required=True, help="where rows are moved to")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to it")
     args = parser.parse_args()
-    described = describe_run()
+    run_facts = describe_run()
     questions = [json.loads(line)["question"] for line in args.prompts.read_text("utf-8").splitlines()[: args.limit]]
     for crowd in CROWDS:
         wanted: dict[int, list[int]] | None = None
@@ -80,9 +81,7 @@ def main() -> None:
             told = {"crowd": crowd, "admission": admission, "method": args.method, "memory": args.kv_cache_memory}
             line = {**told, **figures, "equal texts": texts == wanted}
             print(json.dumps(line), flush=True)
-            run_facts = {"command": described.command, "commit": described.commit, "machine": described.machine}
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**line, **run_facts}) + "\n")
+            append_lines(args.out, [{**line, **run_facts}])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ drafter's. All rows run in turn, repeat by repeat; only ratios within one run co
 its paged attention of stock operators is slow, so that these are figures of the adapter and not of ONNX Runtime.
 
     make test-onnx                                       # sets up .venv-onnx
-    PYTHONPATH=. .venv-onnx/bin/python benchmarks/onnx_genai.py --out benchmarks/results/onnx_genai.jsonl
+    PYTHONPATH=. .venv-onnx/bin/python benchmarks/onnx_genai.py --out benchmarks/results/onnx_genai_90M.jsonl
 """
 
 from __future__ import annotations

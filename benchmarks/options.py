@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
 
 
+@cache
+def _facts() -> environment.Environment:
+    return environment.describe_run()
+
+
 def describe_run() -> dict[str, Any]:
-    """Return the facts of this run for a line of its results."""
-    facts = environment.describe_run()
+    """Return the facts of this run for a line of its results, as they are when it is first asked.
+
+    The lines that a run appends to a committed file would make its later ones look dirty.
+    """
+    facts = _facts()
     return {
         "started": facts.date,
         "command": facts.command,

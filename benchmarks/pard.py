@@ -13,8 +13,9 @@ import argparse
 import json
 from pathlib import Path
 
+from options import append_lines, describe_run
+
 from card import LLM, SamplingParams
-from card.bench.environment import describe_run
 from card.models.parallel_draft import is_parallel_draft
 
 
@@ -81,12 +82,10 @@ def main() -> None:
     plain = plain_texts(args, questions)
     for draft in args.draft:
         run = describe_run()
-        figures = measure(args, draft, questions, plain)
-        line = json.dumps({**figures, "command": run.command, "machine": run.machine})
-        print(line, flush=True)
+        line = {**measure(args, draft, questions, plain), **run}
+        print(json.dumps(line), flush=True)
         if args.out is not None:
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_lines(args.out, [line])
 
 
 if __name__ == "__main__":

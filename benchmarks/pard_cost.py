@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
-from card.bench.environment import describe_run
 from card.models.checkpoint import Checkpoint
 from card.models.loading import load_model
 from card.models.state_input import StateInput
@@ -136,11 +136,9 @@ def main() -> None:
     for one in args.arms.split(";"):
         arm, _, num_texts = one.partition(":")
         run = describe_run()
-        figures = measure(args, arm, int(num_texts), judged)
-        line = json.dumps({**figures, "command": run.command, "machine": run.machine})
-        print(line, flush=True)
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = {**measure(args, arm, int(num_texts), judged), **run}
+        print(json.dumps(line), flush=True)
+        append_lines(args.out, [line])
 
 
 if __name__ == "__main__":

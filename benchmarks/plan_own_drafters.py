@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
-from card.bench.environment import describe_run
 from card.latency.timing import measure_pass_cost
 from card.machine.pass_cost import PassCost
 from card.methods import find_method
@@ -118,7 +118,7 @@ def main() -> None:
         name: Profile(
             name=name,
             measured=True,
-            source=run.command,
+            source=run["command"],
             overheads=around[name],
             setups=(Setup(threads=1, cost=least(costs[name])),),
         )
@@ -138,15 +138,9 @@ def main() -> None:
             "planned parts": parts_of(planned.stats),
             "measured passes": sum(one.target_passes + one.self_draft_passes for one in stats[method]),
             "planned passes": sum(one.target_passes + one.self_draft_passes for one in planned.stats),
-            "command": run.command,
-            "commit": run.commit,
-            "machine": run.machine,
         }
-        print(
-            json.dumps({name: value for name, value in line.items() if name not in ("command", "machine")}), flush=True
-        )
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+        append_lines(args.out, [{**line, **run}])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from options import append_lines, describe_run
 
 from card.series.data import Values, read_series
 from card.series.forecaster import forecast, load_forecaster
@@ -66,22 +67,22 @@ def main() -> None:
     defaults = {"--windows": 4, "--horizon": 96, "--samples": 50, "--ahead": 3, "--threads": 1}
     for flag, default in defaults.items():
         parser.add_argument(flag, type=int, default=default)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    target, draft = load_forecaster(options.target), load_forecaster(options.draft)
+    args, run = parser.parse_args(), describe_run()
+    torch.set_num_threads(args.threads)
+    target, draft = load_forecaster(args.target), load_forecaster(args.draft)
     rows = {"plain": (target, None, "exact"), "draft alone": (draft, None, "exact")}
     rows |= {"plain, other seeds": rows["plain"]} | {mode: (target, draft, mode) for mode in MODES}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in rows}
-    for number, (known, came) in enumerate(windows(options.series, options.windows, options.horizon)):
+    for number, (known, came) in enumerate(windows(args.series, args.windows, args.horizon)):
         for place, (name, (model, helper, mode)) in enumerate(rows.items()):
             begin = time.perf_counter()
             made = forecast(
                 known,
-                options.horizon,
+                args.horizon,
                 model,
                 helper,
-                num_samples=options.samples,
-                num_speculative_patches=options.ahead,
+                num_samples=args.samples,
+                num_speculative_patches=args.ahead,
                 mode=mode,
                 seed=1000 * place + number,
             )
@@ -90,14 +91,12 @@ def main() -> None:
             counted = dict(zip(("patches", "rounds", "checked", "accepted"), counts, strict=True))
             scores = {"crps": crps(made.samples, came), "mse": squared_error(made.samples, came)}
             taken[name].append({**counted, **scores, "spread": float(made.samples.std(0).mean()), "wall_s": wall_s})
-    settings = {name: getattr(options, name) for name in (flag[2:] for flag in defaults)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("a", encoding="utf-8") as file:
-        for name, found in taken.items():
-            line = {"series": options.series.name, "draft": options.draft.name, "row": name, **settings}
-            line |= summary(found, taken["plain"])
-            print(json.dumps(line))
-            file.write(json.dumps(line) + "\n")
+    settings = {name: getattr(args, name) for name in (flag[2:] for flag in defaults)}
+    about = {"series": args.series.name, "draft": args.draft.name, **settings}
+    lines = [{"row": name, **about, **summary(found, taken["plain"])} for name, found in taken.items()]
+    for line in lines:
+        print(json.dumps(line))
+    append_lines(args.out, ({**line, **run} for line in lines))
 
 
 def summary(found: list[dict[str, float]], plain: list[dict[str, float]]) -> dict[str, float]:

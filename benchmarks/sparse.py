@@ -15,9 +15,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from options import append_lines, describe_run
+
 from card import LLM, SamplingParams
 from card.api.outputs import RequestOutput
-from card.bench.environment import describe_run
 
 
 def prompt_of(path: Path, llm: LLM, num_tokens: int, skip: int) -> list[int]:
@@ -98,10 +99,7 @@ def main() -> None:
             told = {"context": context, "batch": args.batch, "row": row, "k": args.num_speculative_tokens, **figures}
             print(json.dumps(told), flush=True)
             if args.out is not None:
-                run = describe_run()
-                line = json.dumps({**told, "command": run.command, "commit": run.commit, "machine": run.machine})
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                append_lines(args.out, [{**told, **describe_run()}])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ compute on all cores. With CARD vLLM computes on all but the last one, which is 
 those of the plain row: in bfloat16 they may part where two tokens nearly tie.
 
     make test-vllm                                       # sets up .venv-vllm
-    .venv-vllm/bin/python benchmarks/vllm_plugin.py --target-cost 90M --out benchmarks/results/vllm.jsonl
-    .venv-vllm/bin/python benchmarks/vllm_plugin.py --table benchmarks/results/vllm.jsonl
+    .venv-vllm/bin/python benchmarks/vllm_plugin.py --target-cost 90M --out benchmarks/results/vllm_90M.jsonl
+    .venv-vllm/bin/python benchmarks/vllm_plugin.py --table benchmarks/results/vllm_90M.jsonl
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ python benchmarks/writers_in_virtual_time.py --target target.json --draft draft.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.bench.environment import describe_run
 from card.planner.profile import load_profile
 from card.planner.recording import load_recording
 from card.planner.scene import Scene
@@ -48,7 +47,6 @@ def main(target: str, draft: str, recordings: tuple[Path, ...], repeats: int, ou
         several = [cell for name in SEVERAL for cell in (f"{speeds[name]:.1f}", f"{over_best[name]:.3f}")]
         table.add_row(path.stem, *(f"{speeds[name]:.1f}" for name in SINGLE), *several)
         if out is not None:
-            environment = describe_run()
             line = {
                 "recording": path.name,
                 "texts": len(recording.texts),
@@ -57,12 +55,9 @@ def main(target: str, draft: str, recordings: tuple[Path, ...], repeats: int, ou
                 "draft": profiles[1].name,
                 "tokens_per_s": {name: round(speed, 2) for name, speed in speeds.items()},
                 "over_best": over_best,
-                "command": environment.command,
-                "commit": environment.commit,
-                "machine": environment.machine,
+                **describe_run(),
             }
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_lines(out, [line])
     Console().print(table)
 
 

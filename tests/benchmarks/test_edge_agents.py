@@ -10,9 +10,10 @@ import torch
 
 from card.errors import PlanError
 from card.planner.edge.association import associate
-from card.planner.edge.costs import OVERLAPS, EdgeCosts, Terms
+from card.planner.edge.costs import OVERLAPS, EdgeCosts
 from card.planner.edge.scenario import Device, Devices, Floats, Scenario, Server
 from card.planner.edge.study import all_shares
+from card.planner.edge.terms import Terms
 from tests.planner.edge.places import priced, small
 
 

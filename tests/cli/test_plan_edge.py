@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from card.machine.packages import install_command
+from tests.bench.bench_files import make_run, write_run
 from tests.commands import Ran, run_command
 from tests.planner.edge.places import small
 
@@ -60,12 +61,27 @@ def test_drawn_devices_give_json_and_what_is_given_besides_counts(run):
         ((*MODELS, "--edge-devices", "0"), "--edge-devices"),
         ((*MODELS, "--edge-devices", "5", "--synthetic", "nan"), "acceptance must be from 0 to 1, got nan"),
         ((*MODELS, "--edge-devices", "5", "--network-ms", "nan"), "one_way_s must be finite"),
+        ((*MODELS, "--edge-devices", "5", "--synthetic", "0.8", "--edge-bench", __file__), "give one of --recording"),
+        ((*MODELS, "--edge-devices", "5", "--edge-bench", __file__), "line 1: not JSON"),
+        ((*MODELS, "--synthetic", "0.8", "--edge-bench", __file__), "--edge-bench goes with --edge or --edge-devices"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(run, options, words):
     ran = run(*options)
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert words in ran.err
+
+
+def test_the_table_says_where_each_figure_of_decoding_comes_from(run, place, tmp_path):
+    Path(place).write_bytes(
+        b'{"kind": "edge", "version": 1, "hit_rate": 0.7, '
+        + msgspec.json.encode({name: getattr(small(), name) for name in ("devices", "servers")})[1:]
+    )
+    lines = write_run(tmp_path / "lines.jsonl", make_run())
+    told = run(*MODELS, "--edge", place, "--edge-bench", str(lines)).out
+    assert f"candidates of sps in {lines})\n" in told
+    assert f"0.70 ({place})\n" in told
+    assert "such a token keeps: 0.50 (default)\n" in told
 
 
 def test_a_device_without_a_server_in_reach_is_named(run, place):

@@ -83,6 +83,7 @@ def plan(
     pool: bool,
     edge: Path | None,
     edge_devices: int | None,
+    edge_bench: Path | None,
     as_json: bool,
     wide: bool,
     **options: Any,
@@ -99,6 +100,7 @@ def plan(
                 num_devices=edge_devices,
                 recording=recording,
                 synthetic=synthetic,
+                bench=edge_bench,
                 network_ms=network_ms,
                 say=say,
             )
@@ -107,6 +109,8 @@ def plan(
         else:
             print_edge(Console(), edges, is_wide=wide)
         return
+    if edge_bench is not None:
+        raise PlanError("--edge-bench goes with --edge or --edge-devices; other plans take --recording")
     scene = Scene(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,

@@ -13,12 +13,19 @@ from card.cli.starting import Say
 from card.cli.tables import show, table
 from card.errors import PlanError
 from card.machine.packages import install_command
+from card.planner.edge.figures import Figure, measured_figures
 from card.planner.edge.scenario import check_scenario, draw_scenario, load_scenario
 from card.planner.edge.study import EdgeStudy, make_edge_study
 from card.planner.profile import load_profile
 from card.planner.recording import load_recording
 
 _NUM_DRAWN = 5  # scenarios of --edge-devices
+_WORDS = {
+    "acceptance": "first candidates that are right",
+    "hit_rate": "of the others, tokens that the tree has",
+    "kept_share": "of the layers ahead, those that such a token keeps",
+    "wrong_passes": "passes that a wrong first candidate costs CARD",
+}
 _SPARE = ("mJ a token", "tokens a pass", "+-")
 
 
@@ -30,6 +37,7 @@ def plan_edge(
     num_devices: int | None,
     recording: Path | None,
     synthetic: float | None,
+    bench: Path | None,
     network_ms: float | None,
     say: Say,
 ) -> EdgeStudy:
@@ -38,17 +46,30 @@ def plan_edge(
         raise PlanError("give either --edge, a file, or --edge-devices, a number to draw")
     if draft is None:
         raise PlanError("a plan for the edge needs the profile of the devices' draft model: give --draft")
-    if recording is not None and synthetic is not None:
-        raise PlanError("give either --recording, made by card record, or --synthetic")
     drawn = num_devices or 0
     scenarios = [load_scenario(file)] if file else [draw_scenario(drawn, seed=seed) for seed in range(_NUM_DRAWN)]
-    acceptance = load_recording(recording).agreement() if recording is not None else synthetic
-    changes = {"acceptance": acceptance, "one_way_s": None if network_ms is None else network_ms / 1e3}
-    changes = {name: value for name, value in changes.items() if value is not None}
+    figures = _figures(recording, synthetic, bench)
+    changes = {one.name: one.value for one in figures}
+    changes |= {} if network_ms is None else {"one_way_s": network_ms / 1e3}
     changed = [msgspec.structs.replace(scenario, **changes) for scenario in scenarios]
     for scenario in changed:
         check_scenario(scenario)
-    return make_edge_study(changed, load_profile(target), load_profile(draft), say)
+    sources = dict.fromkeys(msgspec.json.decode(file.read_bytes()), str(file)) if file else {}
+    sources |= {one.name: one.source for one in figures}
+    return make_edge_study(changed, load_profile(target), load_profile(draft), say, sources=sources)
+
+
+def _figures(recording: Path | None, synthetic: float | None, bench: Path | None) -> list[Figure]:
+    """Return the figures of decoding that options give. Raises: PlanError if two give the same, or a file is broken."""
+    if sum(one is not None for one in (recording, synthetic, bench)) > 1:
+        raise PlanError(
+            "give one of --recording, made by card record, --synthetic and --edge-bench: all tell acceptance"
+        )
+    if bench is not None:
+        return list(measured_figures(bench).values())
+    if recording is not None:
+        return [Figure("acceptance", load_recording(recording).agreement(), str(recording))]
+    return [] if synthetic is None else [Figure("acceptance", synthetic, "--synthetic")]
 
 
 def print_edge(console: Console, study: EdgeStudy, *, is_wide: bool) -> None:
@@ -68,6 +89,8 @@ def print_edge(console: Console, study: EdgeStudy, *, is_wide: bool) -> None:
             f"no gain over that: {', '.join(slower) or 'none'}"
         )
     )
+    for figure in study.figures:
+        console.print(Text(f"{_WORDS[figure.name]}: {figure.value:.2f} ({figure.source})"), soft_wrap=True)
     if not study.has_convex:
         console.print(Text(f"convex shares are left out: they need scipy; run {install_command('edge')}"))
     console.print()

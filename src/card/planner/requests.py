@@ -19,7 +19,7 @@ class PoolRequest:
         (0.3, 0.7, 1.0), "Pool: busy share of targets with drafters.", above=0, below=math.inf, shown="0.3,0.7,1"
     )
     min_speed_up: float | None = setting(None, "Pool: over plain decoding.", above=0, shown="90 % of one target's")
-    max_targets: int = setting(4096, "Pool: no more are tried.", least=1)
+    max_targets: int = setting(4096, "Pool: most tried.", least=1)
 
     def __post_init__(self) -> None:
         check(self, error=PlanError)

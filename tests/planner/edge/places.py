@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from card.planner.edge.costs import EdgeCosts, Overlap, Terms, edge_costs, terms_of
+from card.planner.edge.costs import EdgeCosts, Overlap, edge_costs
 from card.planner.edge.scenario import Scenario, draw_scenario
+from card.planner.edge.terms import Terms, terms_of
 from tests.planner.making import flat
 
 TARGET, DRAFT = flat(0.018), flat(0.0026)

@@ -14,11 +14,13 @@ from card.planner.edge.scenario import (
     Device,
     Scenario,
     Server,
+    Spread,
     check_scenario,
     draw_scenario,
     in_reach,
     load_scenario,
     snr,
+    spread_out,
 )
 from tests.planner.edge.places import small
 
@@ -43,6 +45,19 @@ def test_a_nearer_device_with_more_power_has_a_better_signal():
     near_snr, far_snr = (snr(Scenario(devices=(one,), servers=(SERVER,)))[0, 0] for one in (NEAR, far))
     assert near_snr == pytest.approx(far_snr * 10**3.76)
     assert snr(Scenario(devices=(loud,), servers=(SERVER,)))[0, 0] == pytest.approx(10 * far_snr)
+
+
+def test_servers_that_are_spread_out_differ_within_the_factors_and_nothing_else_changes():
+    drawn = draw_scenario(30, num_servers=50, seed=3)
+    spread = Spread(compute=8.0, bandwidth_hz=1e5, bandwidth=4.0)
+    made = spread_out(drawn, spread)
+    speeds, widths = ([getattr(one, name) for one in made.servers] for name in ("speed", "bandwidth_hz"))
+    assert 1 / 8 <= min(speeds) < 1 / 4 and 4 < max(speeds) <= 8
+    assert 0.25e5 <= min(widths) < 0.5e5 and 2e5 < max(widths) <= 4e5
+    assert made.devices == drawn.devices and spread_out(drawn, spread) == made
+    far = spread_out(drawn, Spread(compute=1.0, bandwidth_hz=10e6, bandwidth=1.0, scale=3.0))
+    assert [one.x_m for one in far.devices] == [3 * one.x_m for one in drawn.devices]
+    assert {(one.speed, one.bandwidth_hz) for one in far.servers} == {(1.0, 10e6)}
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path):
@@ -71,6 +86,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path):
         ),
         ({"acceptance": 1.5}, "acceptance must be from 0 to 1, got 1.5"),
         ({"hit_rate": math.nan}, "hit_rate must be from 0 to 1, got nan"),
+        ({"kept_share": -0.1}, "kept_share must be from 0 to 1, got -0.1"),
         ({"lead": 0}, "lead must be 1 or more"),
         ({"one_way_s": math.inf}, "one_way_s must be finite"),
     ],

@@ -163,18 +163,19 @@ def profile(**options: Any) -> int:
 @click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]")
 @click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in its own process.")
-@click.option("--network-ms", type=float, help="Delay of a draft server, one way.")
+@click.option("--network-ms", type=float, help="One-way delay of a draft server.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
 @click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
-@click.option("--pool", is_flag=True, help="Ask how many targets one draft server can serve.")
+@click.option("--pool", is_flag=True, help="How many targets can a drafter serve?")
 @option_of(PoolRequest, "method", is_filled=True)
 @click.option(
     "--delays-ms", default="0,5,20", show_default=True, callback=parse_fractions, help="Pool: delays of the network."
 )
 @option_of(PoolRequest, "loads", callback=parse_fractions)
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
-@file_option("--edge", words="Plan for this edge file.")
-@counted("--edge-devices", words="The same, devices drawn.")
+@file_option("--edge", words="Plan this edge.")
+@counted("--edge-devices", words="Or draw so many devices.")
+@file_option("--edge-bench", words="Edge: lines of card bench.")
 @json_option
 @wide_option
 def plan(**options: Any) -> int:

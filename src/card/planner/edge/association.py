@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from card.planner.edge.costs import EdgeCosts, Terms
+from card.planner.edge.costs import EdgeCosts
 from card.planner.edge.scenario import Devices
 from card.planner.edge.shares import Rule, share_out
+from card.planner.edge.terms import Terms
 
 Policy = Literal["random", "best-signal", "most-compute", "matching"]
 POLICIES: tuple[Policy, ...] = ("random", "best-signal", "most-compute", "matching")

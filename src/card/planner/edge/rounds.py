@@ -131,7 +131,7 @@ def _run_windows(times: _Times, luck: _Luck, window: int, num_tokens: int) -> tu
 
 def _run_layers(times: _Times, luck: _Luck, place: Scenario, num_tokens: int) -> tuple[float, _Work]:
     """Run CARD: the device drafts layer after layer, and the server verifies what has arrived, back to back."""
-    server, work, tree = VirtualClock(), _Work(), _Tree(times, luck, place.lead)
+    server, work, tree = VirtualClock(), _Work(), _Tree(times, luck, place)
     while work.tokens < num_tokens:
         tree.grow(server.now)
         right = tree.num_right(work.tokens, server.now, place.budget)
@@ -153,8 +153,8 @@ class _Layer:
 class _Tree:
     """The tree of a device: layers by their position in the text, each sent when it is made."""
 
-    def __init__(self, times: _Times, luck: _Luck, lead: int) -> None:
-        self._times, self._luck, self._lead = times, luck, lead
+    def __init__(self, times: _Times, luck: _Luck, place: Scenario) -> None:
+        self._times, self._luck, self._lead, self._kept_share = times, luck, place.lead, place.kept_share
         self._device, self._radio = VirtualClock(), VirtualClock()
         self._layers: dict[int, _Layer] = {}
         self._next = 1  # position of the next layer
@@ -194,13 +194,13 @@ class _Tree:
     def correct(self, committed: int, known_at: float) -> None:
         """Take it that the target has committed so many tokens, of which the device will know at ``known_at``.
 
-        A last token that is the first candidate of its layer keeps all layers below. Below another candidate the tree
-        is half as deep. A token that the tree lacks ends it.
+        A last token that is the first candidate of its layer keeps all layers below. Below another candidate a share of
+        them is there. A token that the tree lacks ends it.
         """
         self._corrections.append((known_at, committed))
         last = self._layers.get(committed)
         if last is not None and not last.is_right:
-            depth = (self._next - 1 - committed) // 2 if self._luck.is_hit() else 0
+            depth = int(self._kept_share * (self._next - 1 - committed)) if self._luck.is_hit() else 0
             arrivals = [self._layers[committed + 1 + idx].arrives for idx in range(depth)]
             self._layers = {
                 committed + 1 + idx: _Layer(arrives, self._luck.is_right()) for idx, arrives in enumerate(arrivals)

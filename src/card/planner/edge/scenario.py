@@ -6,11 +6,13 @@ Source of the model: UARA (arXiv:2511.01695). Path loss and shadowing are those 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from card.errors import PlanError
 from card.planner.files import read_file
@@ -52,6 +54,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[Server, ...]
     acceptance: float = 0.8  # how often the drafter's first choice is the target's token
     hit_rate: float = 0.6  # how often another candidate of the tree is, where the first choice is not
+    kept_share: float = 0.5  # CARD: of the layers ahead, those that live on below such a candidate
     num_speculative_tokens: int = 4  # PEARL: tokens of a window
     budget: int = 8  # CARD: most layers verified in a pass
     lead: int = 16  # CARD: most layers ahead of what the device knows of the text
@@ -94,6 +97,31 @@ def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int
     return Scenario(devices=devices, servers=servers, shadowing_seed=seed)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Differences of a place's servers: factors to either side of the middle, drawn evenly in their logarithms."""
+
+    compute: float
+    bandwidth_hz: float  # the middle
+    bandwidth: float
+    scale: float = 1.0  # of all distances
+
+
+def spread_out(scenario: Scenario, spread: Spread) -> Scenario:
+    """Return the place with other servers at the same spots, which may be further apart."""
+    rng = np.random.default_rng([scenario.shadowing_seed, 1])
+    exponents = rng.uniform(-1.0, 1.0, (len(scenario.servers), 2)).tolist()
+    servers = (
+        replace(one, speed=spread.compute**speed, bandwidth_hz=spread.bandwidth_hz * spread.bandwidth**width)
+        for one, (speed, width) in zip(scenario.servers, exponents, strict=True)
+    )
+    return replace(
+        scenario,
+        servers=tuple(replace(one, x_m=spread.scale * one.x_m, y_m=spread.scale * one.y_m) for one in servers),
+        devices=tuple(replace(one, x_m=spread.scale * one.x_m, y_m=spread.scale * one.y_m) for one in scenario.devices),
+    )
+
+
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario, JSON. Raises: PlanError if it cannot be read, or says what cannot be."""
     return read_file(path, Scenario, KIND, VERSION, msgspec.json.decode, check_scenario)
@@ -103,7 +131,7 @@ def check_scenario(scenario: Scenario) -> None:
     """Raise PlanError if a scenario says what cannot be, or a device has no server in reach."""
     if not scenario.devices or not scenario.servers:
         raise PlanError(f"it needs devices and servers, got {len(scenario.devices)} and {len(scenario.servers)}")
-    for name in ("acceptance", "hit_rate"):
+    for name in ("acceptance", "hit_rate", "kept_share"):
         if not 0.0 <= getattr(scenario, name) <= 1.0:
             raise PlanError(f"{name} must be from 0 to 1, got {getattr(scenario, name)}")
     for name in ("num_speculative_tokens", "budget", "lead", "token_bytes", "layer_bytes"):

@@ -10,8 +10,8 @@ import numpy as np
 
 from card.errors import PlanError
 from card.machine.packages import install_command
-from card.planner.edge.costs import Terms
 from card.planner.edge.scenario import Devices, Floats
+from card.planner.edge.terms import Terms
 
 Rule = Literal["equal", "square-root", "convex"]
 RULES: tuple[Rule, ...] = ("equal", "square-root", "convex")

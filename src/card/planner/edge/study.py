@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
 
 from card.planner.edge.association import POLICIES, associate
-from card.planner.edge.costs import OVERLAPS, EdgeCosts, Terms, edge_costs, terms_of
+from card.planner.edge.costs import OVERLAPS, EdgeCosts, edge_costs
+from card.planner.edge.figures import Figure, figures_of
 from card.planner.edge.rounds import run_all, run_plain
 from card.planner.edge.scenario import Devices, Floats, Scenario
 from card.planner.edge.shares import RULES, Rule, has_solver, share_out
+from card.planner.edge.terms import Terms, terms_of
 from card.planner.profile import Profile
 
 NUM_TOKENS = 300  # that each device decodes
@@ -45,6 +47,7 @@ class EdgeStudy:
     num_scenarios: int
     plain_seconds: float  # a token without drafters, the servers chosen by compute, equal shares
     has_convex: bool  # False: scipy is not installed
+    figures: tuple[Figure, ...]  # of how devices decode
     rows: tuple[EdgeRow, ...]
 
     def saved(self, row: EdgeRow, *, shares: str = "equal") -> float:
@@ -58,12 +61,23 @@ class EdgeStudy:
 
 
 def make_edge_study(
-    scenarios: Sequence[Scenario], target: Profile, draft: Profile, tell: Callable[[str], None] = lambda _: None
+    scenarios: Sequence[Scenario],
+    target: Profile,
+    draft: Profile,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    sources: Mapping[str, str] | None = None,
 ) -> EdgeStudy:
-    """Plan all scenarios and run them on virtual clocks. Raises: PlanError for a device without a server in reach."""
+    """Plan all scenarios and run them on virtual clocks.
+
+    Args:
+        sources: where each of the figures of decoding comes from, which all scenarios share; defaults are left out.
+    Raises: PlanError for a device without a server in reach.
+    """
     rules = [rule for rule in RULES if rule != "convex" or has_solver()]
     found: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
     plain: list[float] = []
+    wrong_passes: list[float] = []
     for idx, scenario in enumerate(scenarios):
         for overlap in OVERLAPS:
             tell(f"scenario {idx + 1} of {len(scenarios)}, overlap as in {overlap.upper()}")
@@ -75,6 +89,7 @@ def make_edge_study(
                     judged = judge_shares(costs, servers, *all_shares(terms, servers, rule))
                     found.setdefault((overlap, policy, rule), []).append(judged)
         plain.append(plain_seconds(costs, terms))
+        wrong_passes.append(terms.wrong_passes)  # CARD is the last overlap
     rows = tuple(_row(names, runs) for names, runs in found.items())
     return EdgeStudy(
         target=target.name,
@@ -84,6 +99,10 @@ def make_edge_study(
         num_scenarios=len(scenarios),
         plain_seconds=fmean(plain),
         has_convex="convex" in rules,
+        figures=(
+            *figures_of(scenarios[0], sources or {}),
+            Figure("wrong_passes", fmean(wrong_passes), "virtual clocks, with these figures"),
+        ),
         rows=rows,
     )
 

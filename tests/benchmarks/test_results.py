@@ -1,0 +1,110 @@
+"""Figures have lines: the files that pages name exist, and each line says its command, commit and machine."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = sorted(
+    page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")
+)
+SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
+NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
+TO_BE_MADE = re.compile(r"--out(?:=|\s+(?:\\\n\s*)?)\S+")
+
+# Faulty lines of earlier runs: how many, and why they stay. Later lines are never excused, and the list only shrinks.
+LAST_EXCUSED_DAY = "2026-11-27"
+EXCUSED: Mapping[str, tuple[int, str]] = {}
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a results file."""
+    text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def fault_of(line: Mapping[str, Any]) -> str:
+    """Return what a line's own facts lack; nothing if they are all there."""
+    if not str(line.get("command", "")).startswith(("card ", "python ")):
+        return "no command"
+    if not COMMIT.fullmatch(str(line.get("commit", ""))):
+        return f"commit {line.get('commit')!r}"
+    return "" if isinstance(line.get("machine"), dict) and line["machine"].get("cpu") else "no machine"
+
+
+def faults_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield day and fault of each faulty line; what `card bench` found has the facts of the run that it names."""
+    runs = {line.get("run_id"): line for line in lines if line.get("kind") == "run"}
+    for line in lines:
+        told = line if "command" in line else runs.get(line.get("run_id"), line)
+        if fault := fault_of(told):
+            yield str(told.get("started") or told.get("date") or LAST_EXCUSED_DAY)[:10], fault
+
+
+def missing(text: str) -> list[str]:
+    """Return the results files that a text names and that are not there, packed or as they are."""
+    return sorted({name for name in NAMED.findall(text) if not any(RESULTS.glob(f"{name}*"))})
+
+
+def figures_of(page: Path) -> str:
+    """Return a page without what its commands are to make, or the text at the head of a script, with that."""
+    text = page.read_text("utf-8")
+    return ast.get_docstring(ast.parse(text)) or "" if page.suffix == ".py" else TO_BE_MADE.sub("", text)
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl*")), ids=lambda file: file.name)
+def test_every_line_says_the_command_the_clean_commit_and_the_machine_that_made_it(file: Path) -> None:
+    lines = lines_of(file)
+    faults = list(faults_of(lines))
+    excused, reason = EXCUSED.get(file.name, (0, ""))
+    assert lines
+    assert len(faults) == excused, f"{len(faults)} of {len(lines)} lines, {set(faults)}; excused: {excused} {reason}"
+    assert max((day for day, _ in faults), default="") <= LAST_EXCUSED_DAY
+
+
+@pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_results_that_a_page_or_a_script_names_exist(page: Path) -> None:
+    assert missing(figures_of(page)) == []
+
+
+def test_what_is_excused_is_there() -> None:
+    assert [name for name in EXCUSED if not (RESULTS / name).exists()] == []
+
+
+WHOLE = {"command": "card bench", "commit": "0123abc", "machine": {"cpu": "a"}, "started": "2026-11-28T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"command": ""}, "no command"),
+        ({"commit": "0123abc-dirty"}, "commit '0123abc-dirty'"),
+        ({"commit": "0123abc, before it was rebased"}, "commit '0123abc, before it was rebased'"),
+        ({"commit": "unknown"}, "commit 'unknown'"),
+        ({"machine": {}}, "no machine"),
+    ],
+)
+def test_a_line_that_lacks_a_fact_is_found_with_its_day(changes: dict[str, Any], fault: str) -> None:
+    assert list(faults_of([{**WHOLE, **changes}])) == [("2026-11-28", fault)]
+    run = {"kind": "run", "run_id": "a", **WHOLE, **changes}
+    assert len(list(faults_of([run, {"kind": "sample", "run_id": "a"}]))) == 2
+
+
+def test_a_whole_line_and_what_a_whole_run_found_are_no_faults() -> None:
+    assert list(faults_of([WHOLE, {"kind": "run", "run_id": "a", **WHOLE}, {"kind": "sample", "run_id": "a"}])) == []
+    assert len(list(faults_of([{"kind": "sample", "run_id": "b"}]))) == 1
+
+
+def test_a_results_file_that_is_named_and_not_there_is_found() -> None:
+    text = "`benchmarks/results/none.jsonl`, results/edge.jsonl\n    --out benchmarks/results/made.jsonl"
+    assert missing(text) == ["made.jsonl", "none.jsonl"] and missing(TO_BE_MADE.sub("", text)) == ["none.jsonl"]
