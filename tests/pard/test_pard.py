@@ -304,7 +304,7 @@ def test_the_learning_rate_is_what_was_set_and_else_the_published_one_for_all_bu
     for i, rate in enumerate((3e-4, None)):
         (tmp_path / str(i)).mkdir()
         trained(tmp_path / str(i), learning_rate=rate, epochs=1)
-    monkeypatch.setattr("card.pard.training._SMALL_SIZE", 100)  # so that the model is no tiny one
+    monkeypatch.setattr("card.pard.training.TINY_SIZE", 100)  # so that the model is no tiny one
     (tmp_path / "large").mkdir()
     trained(tmp_path / "large", learning_rate=None, epochs=1)
     assert asked == [3e-4, 1e-3, 1e-5]

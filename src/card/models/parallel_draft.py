@@ -1,4 +1,4 @@
-"""What makes a folder a drafter that guesses several tokens in one pass: `pard.json`, or the name of a mask token.
+"""Facts that make a folder a drafter of several tokens a pass: `pard.json`, or the name of a mask token alone.
 
 Behind the text such a model reads copies of one mask token. The text's last token and each mask guess one token more.
 Published folders name that token in their config.json; `pard.json` is ours, and knows more.

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # documents that it does not learn from
 _CLIPPED_NORM = 1.0
-_SMALL_SIZE, _SMALL_RATE, _PUBLISHED_RATE = 100_000_000, 1e-3, 1e-5  # parameters below which the first rate is usual
+TINY_SIZE = 100_000_000  # parameters of models that learn at the first of these rates, and not at the published one
+_TINY_RATE, _PUBLISHED_RATE = 1e-3, 1e-5
 _BLOCK_ROWS = 1024  # of logits at once
 _TEMPERATURES = tuple(1.1**power for power in range(-6, 13))  # tried in calibration: 0.56 to 3.1
 
@@ -142,7 +143,7 @@ def train_pard(
 
 def _usual_rate(model: PreTrainedModel) -> float:
     """Return the published rate, which suits models of 0.5 B parameters and more, or a larger one for a tiny model."""
-    return _SMALL_RATE if sum(one.numel() for one in model.parameters()) < _SMALL_SIZE else _PUBLISHED_RATE
+    return _TINY_RATE if sum(one.numel() for one in model.parameters()) < TINY_SIZE else _PUBLISHED_RATE
 
 
 def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.nn.Module:
