@@ -110,13 +110,13 @@ def test_a_packed_row_gives_each_mask_the_logits_that_it_has_alone(document: Doc
             assert int(row.labels[i]) == (ids[position + 1] if is_learnt else IGNORED)
 
 
-def test_conditional_drop_runs_2_5_times_fewer_positions_than_none_does() -> None:
+def test_conditional_drop_runs_less_than_half_of_the_positions_that_none_does() -> None:
     text = Document(range(200))
     counts = []
     for retention in (TrainSettings().retention, 1.0):
         drop = TrainSettings(retention=retention).drop
         counts.append(packed_row(text, kept_origins(text, drop, seeded(0)), MASK).num_trained)
-    assert counts[1] > 2.5 * counts[0]
+    assert counts[1] > 2.0 * counts[0]
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
