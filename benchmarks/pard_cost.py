@@ -32,7 +32,8 @@ from card.pard.training import TrainSettings, measured, train_pard
 
 _NEVER = 1 << 30  # steps to a checkpoint
 WEIGHTED, READING = "drop, weighted by the target", "drop, weighted by the target, reading its states"
-ARMS = {"drop": {}, "no drop": {"retention": 1.0}, WEIGHTED: {}, READING: {}}
+_DROP = {"retention": 0.6, "least_retention": 0.1, "learning_rate": 1e-3}  # as the committed lines were made
+ARMS = {"drop": _DROP, "no drop": {**_DROP, "retention": 1.0}, WEIGHTED: _DROP, READING: _DROP}
 
 
 def answers_of(target: str, prompts: Path, limit: int, max_tokens: int) -> list[Document]:

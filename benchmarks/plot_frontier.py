@@ -127,7 +127,8 @@ def _draw_panel(axes: Any, found: Sequence[Point], styles: Mapping[str, tuple[st
         for point in own:
             least, most = point.share.interval
             middle = point.share.count / point.share.of
-            spans, size = [[100 * (middle - least)], [100 * (most - middle)]], 13 if not judge else 8
+            below, above = max(0.0, middle - least), max(0.0, most - middle)  # rounding may leave less than nothing
+            spans, size = [[100 * below], [100 * above]], 13 if not judge else 8
             place = point.tokens_per_pass, 100 * middle
             axes.errorbar(*place, yerr=spans, color=colour, fmt=marker, markersize=size, capsize=3)
             axes.annotate(point.knob, place, xytext=(7, 5), textcoords="offset points", fontsize=_NOTE_PT, color=colour)

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from card.bench.records import Run
+from card.bench.summary import Share
 from tests.bench.bench_files import BASELINE, make_run, write_run
 
 ROWS = (
@@ -50,6 +51,14 @@ def test_the_picture_is_a_png(bench: dict[str, ModuleType], tmp_path: Path) -> N
     for options in ([], ["--solved"]):
         assert bench["plot_frontier"].main([str(path), "--out", str(out), *options]) == 0
         assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_judge_that_keeps_no_answer_is_drawn(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    point = bench["plot_frontier"].Point
+    found = [point("", "", 6.8, Share(24, 24)), point("kl", "0.5", 9.7, Share(0, 24))]  # its interval begins at 0
+    bench["plot_frontier"].draw({"24 questions": found}, "same, %", "", tmp_path / "judges.png")
+    assert (tmp_path / "judges.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_lines_of_judges_have_a_panel_for_each_data_set(bench: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),
     (DraftSettings, "min_verify_prob", [-0.1, 1.0, NAN], "at least 0 and below 1"),
     (DraftSettings, "max_wait_s", [-1e-9, NAN], "0 or more seconds"),
-    (DraftSettings, "growth", ["deep", None], "one of layer, best-first, branch, fan-out"),
+    (DraftSettings, "growth", ["deep", None], "one of layer, best-first, branch, fan-out, phrases"),
     (DraftSettings, "branch_below", [-0.1, 1.1, NAN], "from 0 to 1"),
     (DraftSettings, "fan_out", [(), (3,) * 65, (-1,), (2.0,), (True,), 2.5, "3"], "1 to 64 whole numbers of 0 or more"),
     (DraftSettings, "max_nodes", [5], "at least beam_width (6)"),

@@ -71,6 +71,27 @@ def test_fly_waits_for_six_candidates_that_agree_and_opens_where_the_target_is_u
     assert judge.decide(seen_of([1] + [0] * 6, [SURE] * 8, drafted)).accepted == ()
 
 
+@pytest.mark.parametrize(
+    ("probs", "is_kept"),
+    [  # by hand, -p log p in nats of the three likeliest
+        ([0.93, 0.04, 0.02, 0.01], False),  # 0.0675 + 0.1288 + 0.0782 = 0.2745; with the fourth it would be 0.3205
+        ([0.92, 0.05, 0.02, 0.01], True),  # 0.0767 + 0.1498 + 0.0782 = 0.3047; divided by 0.99 first it would be 0.2978
+        ([0.50, 0.50], True),  # 2 * 0.3466 = 0.6931, which is a tenth of log 1,000
+        ([0.95, 0.04], False),  # 0.0487 + 0.1288 = 0.1775
+    ],
+)
+def test_fly_opens_at_three_tenths_of_a_nat_over_the_three_likeliest_tokens(probs: list[float], is_kept: bool) -> None:
+    row = probs + [(1 - sum(probs)) / 996 if len(probs) < 4 else 0.0] * (1000 - len(probs))
+    seen = seen_of([1] + [0] * 6, [row] * 8, [0.9] * 7)
+    assert bool(JudgingVerifier(Fly(0.7)).decide(seen).accepted) == is_kept
+
+
+def test_the_knob_of_fly_is_what_its_gate_lies_below_one_nat() -> None:
+    seen = seen_of([1] + [0] * 6, [[0.93, 0.04, 0.02, 0.01, 0.0, 0.0]] * 8, [0.9] * 7)  # 0.2745 nats
+    kept = {knob: bool(JudgingVerifier(Fly(knob)).decide(seen).accepted) for knob in (0.0, 0.72, 0.73, 1.0)}
+    assert kept == {0.0: False, 0.72: False, 0.73: True, 1.0: True}
+
+
 def test_of_several_tolerated_candidates_the_likeliest_stays() -> None:
     offer = Nodes((2, 1), (ROOT, ROOT), (-1.0, -2.0))
     seen = Verification(offer, torch.tensor([UNSURE] * 3).log(), [0, 0, 0])

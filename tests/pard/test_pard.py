@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,13 @@ def test_a_packed_row_gives_each_mask_the_logits_that_it_has_alone(document: Doc
             assert int(row.labels[i]) == (ids[position + 1] if is_learnt else IGNORED)
 
 
-def test_conditional_drop_runs_2_5_times_fewer_positions_than_none_does() -> None:
+def test_conditional_drop_runs_less_than_half_of_the_positions_that_none_does() -> None:
     text = Document(range(200))
     counts = []
     for retention in (TrainSettings().retention, 1.0):
         drop = TrainSettings(retention=retention).drop
         counts.append(packed_row(text, kept_origins(text, drop, seeded(0)), MASK).num_trained)
-    assert counts[1] > 2.5 * counts[0]
+    assert counts[1] > 2.0 * counts[0]
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -282,6 +283,38 @@ def test_a_training_with_states_that_goes_on_from_a_checkpoint_ends_with_the_wei
     assert layers[0] is not None and layers[2] is not None
     assert torch.equal(layers[0].fuse.weight, layers[2].fuse.weight)
     assert again == figures
+
+
+def test_conditional_drop_keeps_the_published_shares_of_masks_unless_others_are_asked_for() -> None:
+    assert [round(TrainSettings().drop.share(i), 4) for i in range(1, 6)] == [0.7, 0.49, 0.343, 0.2401, 0.2]
+    assert TrainSettings(retention=0.5, least_retention=0.3).drop.share(2) == 0.3
+
+
+def test_the_learning_rate_is_what_was_set_and_else_the_published_one_for_all_but_tiny_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    make = torch.optim.AdamW
+
+    def noted(parameters: Any, *, lr: float, **rest: Any) -> torch.optim.Optimizer:
+        asked.append(lr)
+        return make(parameters, lr=lr, **rest)
+
+    monkeypatch.setattr(torch.optim, "AdamW", noted)
+    for i, rate in enumerate((3e-4, None)):
+        (tmp_path / str(i)).mkdir()
+        trained(tmp_path / str(i), learning_rate=rate, epochs=1)
+    monkeypatch.setattr("card.pard.training.TINY_SIZE", 100)  # so that the model is no tiny one
+    (tmp_path / "large").mkdir()
+    trained(tmp_path / "large", learning_rate=None, epochs=1)
+    assert asked == [3e-4, 1e-3, 1e-5]
+
+
+def test_a_published_drafter_is_adapted_further_with_its_own_mask_token(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.draft, tmp_path / "published")
+    config = tmp_path / "published" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "pard_token": 3}))
+    assert load_adaptable(str(tmp_path / "published")).mask_id == 3
 
 
 def test_settings_and_texts_that_cannot_be_trained_with_are_refused(tmp_path: Path) -> None:

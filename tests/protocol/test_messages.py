@@ -255,7 +255,7 @@ BOUNDS: dict[str, tuple[list[typing.Any], list[typing.Any]]] = {  # allowed and 
     "max_nodes": ([1, 1 << 16], [0, (1 << 16) + 1]),
     "min_path_logprob": ([-1e-9, -INFINITY], [0.0, 0.1, NAN]),
     "max_len": ([1, 1 << 20], [0, (1 << 20) + 1]),
-    "growth": (["layer", "best-first", "branch", "fan-out"], ["", "deep"]),
+    "growth": (["layer", "best-first", "branch", "fan-out", "phrases"], ["", "deep"]),
     "branch_below": ([0.0, 1.0], [-0.1, 1.1, NAN]),
     "fan_out": ([(0,), (256,) * 64], [(), (3,) * 65, (257,), (3, -1)]),
     "num_speculative_tokens": ([1, 4096], [0, 4097]),

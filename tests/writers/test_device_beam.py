@@ -25,6 +25,7 @@ from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
 from card.writers.cuda.device_step import BeamStep, DraftStepResult
 from card.writers.draft_writers import make_writer
+from card.writers.phrase_drafting import PhraseDraftWriter
 from tests.decoding import decode, plain
 from tests.drafting import draft_spec
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, operations_of, ordinary, synchronising
@@ -186,7 +187,7 @@ def test_hits_along_the_best_path_and_misses_leave_both_with_the_same_tree(devic
     assert 6 <= num_hits < 12, "both kinds"
 
 
-@pytest.mark.parametrize("growth", ["best-first", "branch", "fan-out"])
+@pytest.mark.parametrize("growth", ["best-first", "branch", "fan-out", "phrases"])
 def test_trees_that_grow_by_another_rule_are_those_of_the_beam_writer_and_no_step_is_recorded(
     device: str, launches: list[BeamStep], growth: str
 ) -> None:
@@ -504,7 +505,7 @@ def test_the_writer_that_suits_a_runner_looks_ahead_unless_turns_are_taken(devic
         writer = make_writer(runner, takes_turns=takes_turns)
         assert isinstance(writer, DeviceBeamWriter)
         assert writer._looks_ahead is not takes_turns
-    assert type(make_writer(ordinary(device), takes_turns=False)) is BeamWriter
+    assert type(make_writer(ordinary(device), takes_turns=False)) is PhraseDraftWriter
 
 
 def test_closing_a_beam_frees_its_rows_and_forgets_its_step(device: str) -> None:

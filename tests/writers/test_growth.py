@@ -20,7 +20,7 @@ from tests.toy import TableModel
 
 TEXT = [3, 1, 4, 1, 5]
 V = 12
-NOT_LAYER = sorted(set(RULES) - {"layer"})
+NOT_LAYER = sorted(set(RULES) - {"layer", "phrases"})  # phrases grow by the rule of layers
 Path = tuple[int, ...]  # tokens below the root
 
 

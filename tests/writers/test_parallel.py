@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
 from card.kernels.int8_linear import why_not_int8
-from card.models.loading import load_decoder
-from card.models.parallel_draft import STATES_FILE, ParallelDraft
+from card.models.loading import load_decoder, load_model
+from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
 from card.models.state_input import StateInput
 from card.models.torch_runner import TorchRunner
@@ -300,8 +302,76 @@ def test_an_adapted_folder_drafts_in_integers_and_for_any_target_of_its_family(p
 
 
 def test_the_method_refuses_a_draft_model_that_makes_one_token_a_pass(pair: Pair) -> None:
-    with pytest.raises(ModelError, match=r"method pard needs a draft model that .*draft has no pard.json: make one"):
+    with pytest.raises(ModelError, match=r"method pard needs .*draft names no mask token .*pard_token.*: make one"):
         LLM(pair.target, pair.draft, method="pard")
+
+
+@pytest.fixture(scope="module")
+def published(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder as the authors publish theirs: an ordinary model whose config.json names a mask token."""
+    folder = tmp_path_factory.mktemp("published") / "draft"
+    shutil.copytree(pair.draft, folder)
+    name_mask(folder, {"pard_token": 3})
+    return str(folder)
+
+
+def name_mask(folder: Path, fields: Mapping[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_published_folder_drafts_several_tokens_a_pass_and_the_text_is_that_of_plain_decoding(
+    pair: Pair, published: str, temperature: float
+) -> None:
+    settings: dict[str, Any] = {"target": pair.target, "dtype": "float32", "max_model_len": 200}
+    prompts = ["the cat", "one two three", "the mat and the other"]
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    stats = {}
+    for method in ("pard", "card"):
+        with LLM(**settings, draft=published, method=method, placement="inline", policy="fixed") as llm:
+            outputs = llm.generate(prompts, params)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        stats[method] = [output.stats for output in outputs]
+    assert all(one.verified_tokens > 3 * one.drafter_passes > 0 for one in stats["pard"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "mask_id"),
+    [
+        ({"pard_token": 3}, 3),
+        ({"mask_token_id": 4}, 4),
+        ({"ptd_token_id": 5}, 5),
+        ({"dflash_config": {"mask_token_id": 6}}, 6),
+        ({"pard_token": 3, "mask_token_id": 4, "ptd_token_id": 5}, 4),  # in the order in which vLLM looks
+        ({"pard_token": 3, "mask_token_id": None, "dflash_config": {}}, 3),
+    ],
+)
+def test_a_mask_token_is_found_under_each_key_that_other_engines_read(
+    pair: Pair, tmp_path: Path, fields: dict[str, Any], mask_id: int
+) -> None:
+    shutil.copytree(pair.draft, tmp_path / "draft")
+    name_mask(tmp_path / "draft", fields)
+    for load in (load_decoder, load_model):
+        facts = parallel_draft_of(load(tmp_path / "draft"))
+        assert facts is not None and facts.mask_id == mask_id
+        assert 8 <= facts.num_tokens <= 12 and set(facts.temperatures) == {1.0}
+
+
+@pytest.mark.parametrize("mask", [1_000_000, -1, "<mask>", True])
+def test_a_published_folder_whose_model_has_no_such_token_is_refused(pair: Pair, tmp_path: Path, mask: object) -> None:
+    shutil.copytree(pair.draft, tmp_path / "draft")
+    name_mask(tmp_path / "draft", {"pard_token": mask})
+    with pytest.raises(ModelError, match=rf"'{mask}' as the mask token \(pard_token\), which must be the id of one of"):
+        LLM(pair.target, str(tmp_path / "draft"), method="pard")
+
+
+def test_an_adapted_folder_names_its_mask_token_as_other_engines_read_it(adapted: str) -> None:
+    facts = ParallelDraft.load(Path(adapted))
+    assert json.loads((Path(adapted) / "config.json").read_text())["pard_token"] == facts.mask_id
+    assert parallel_draft_of(load_decoder(adapted)) == facts, "pard.json knows more, and comes first"
 
 
 def test_an_adapted_folder_of_another_vocabulary_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:

@@ -12,8 +12,14 @@ from card.config import EngineSettings, parse_size
 from card.errors import SettingsError
 from card.models.draft_vocab import check_draft_vocab
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer, state_bytes_of
-from card.models.parallel_draft import require_parallel_draft
+from card.models.loading import (
+    check_pair,
+    load_decoder,
+    load_model,
+    load_tokenizer,
+    require_parallel_draft,
+    state_bytes_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +53,7 @@ def load_target(
         has_images = settings.max_images > 0
         check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
-            require_parallel_draft(draft, f"method {method.name}")
+            require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
     if isinstance(target, str) and settings.kv_cache_memory is not None:
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = target if not isinstance(target, str) else _load(target, settings)

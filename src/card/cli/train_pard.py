@@ -20,6 +20,7 @@ from card.pard.teacher import Teacher
 from card.pard.training import Trained, TrainSettings, train_pard
 
 CHECKPOINT = "training.pt"
+_SETTINGS = ("num_tokens", "retention", "least_retention", "learning_rate", "epochs", "seed")
 
 
 def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_features: bool, **options: Any) -> None:
@@ -28,9 +29,9 @@ def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_
         raise SettingsError("give --draft, the model to adapt")
     if target_features and target is None:
         raise SettingsError("--target-features are those of a target; give --target too")
-    if is_parallel_draft(out):
+    if is_parallel_draft(out) and not (out / CHECKPOINT).exists():
         raise SettingsError(f"{out} holds a finished drafter already; choose another folder, or delete that one")
-    settings = TrainSettings(**{name: options[name] for name in ("num_tokens", "retention", "epochs", "seed")})
+    settings = TrainSettings(**{name: options[name] for name in _SETTINGS})
     with spinner("loading the model"):
         begun = load_adaptable(draft, device=options["device"])
         documents = clipped(read_documents(data, begun.tokenizer), begun.model)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from card.config.fields import Replaceable, check, require, setting, take_lists
 
 VerifyShape = Literal["chain", "tree", "trunk"]
-Growth = Literal["layer", "best-first", "branch", "fan-out"]
+Growth = Literal["layer", "best-first", "branch", "fan-out", "phrases"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class TreeShape:
     lead: int = setting(24, "Most layers ahead of the text.", least=1)
     max_nodes: int = setting(4096, "Most candidates held at once.", least=1)
     min_path_logprob: float = setting(-12.0, "Paths less likely are not expanded.", below=0)
-    growth: Growth = setting("layer", f"How the tree of candidates grows: {', '.join(get_args(Growth))}.")
+    growth: Growth = setting("layer", f"How the tree grows: {', '.join(get_args(Growth))}.")
     branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
     fan_out: tuple[int, ...] = setting(
         (3,),
@@ -32,7 +32,7 @@ class TreeShape:
     num_speculative_tokens: int = setting(  # of each branch, for growth branch and fan-out
         6, "Tokens drafted per turn.", least=1
     )
-    coupled_noise: bool = setting(True, "Rank candidates with the target's sampling noise.")
+    coupled_noise: bool = setting(True, "Rank candidates with the target's noise.")
 
     @classmethod
     def of(cls, draft: DraftSettings) -> TreeShape:
@@ -49,7 +49,7 @@ class DraftSettings(TreeShape, Replaceable):
     min_verify_prob: float = setting(0.2, "Less likely candidates are not verified.", least=0, below=1)
     max_wait_s: float = setting(0.0, "Longest wait for --min-depth candidates.", least=0, unit="seconds")
     min_depth: int = setting(1, "Least path for which the target waits no longer.", least=1)
-    waits_after_miss: bool = setting(True, "Wait in a round after a miss, too.")
+    waits_after_miss: bool = setting(True, "Wait after a miss, too.")
     hide_images: bool = setting(True, "Hide images from drafters.", shown="--hide-images")
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ _TYPICAL_MOST, _TYPICAL_SHARE = 0.09, 0.3  # epsilon and delta of Medusa's code
 _NUM_RELAXED = 3  # likeliest tokens of the target, among which a candidate must be
 _SURE = 0.9  # probability of the target's likeliest token above which the KL judge is strict
 _LEAST_SHARE = 1e-9  # of the tokens that the drafter did not name: their chance is what the others leave
+_NUM_UNSURE = 3  # likeliest tokens of the target that FLy's entropy is taken over
 _WINDOW = 6  # tokens after a mismatch that FLy waits for
 _DRAFT_MODEL = 1  # bit of the draft model among the writers of a candidate
 
@@ -96,21 +97,23 @@ class KullbackLeibler:
 class Fly:
     """Tolerate a mismatch where the target is unsure, if the next 6 candidates are its own choices again.
 
-    The target's entropy, as a share of the largest possible one, must exceed 1 - ``knob``. Candidates that end before
-    the window does leave the mismatch a mismatch. Source: FLy, arXiv:2511.22972 (entropy gate and deferred window);
-    its gate is 0.3, a knob of 0.7.
+    The target is unsure if -sum p log p over its 3 likeliest tokens is at least 1 - ``knob`` nats. Their probabilities
+    are those among all tokens, so that the sum is 1.1 at most. Candidates that end before the window does leave the
+    mismatch a mismatch. Source: FLy, arXiv:2511.22972 (entropy gate and deferred window), and its code; the gate there
+    is 0.3 nats, a knob of 0.7.
     """
 
     knob: float
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate may stay."""
-        share = _entropy(mismatch.logprobs) / math.log(max(2, len(mismatch.logprobs)))
-        return min(share, 1.0) > 1.0 - self.knob and _goes_on(mismatch.seen, mismatch.candidate, _WINDOW)
+        likeliest = mismatch.logprobs.topk(min(_NUM_UNSURE, len(mismatch.logprobs))).values
+        is_open = self.knob > 0 and _entropy(likeliest) >= 1.0 - self.knob
+        return is_open and _goes_on(mismatch.seen, mismatch.candidate, _WINDOW)
 
 
 def _entropy(logprobs: Tensor) -> float:
-    """Return the entropy in nats of [V] log-probabilities; what has none adds nothing."""
+    """Return -sum p log p in nats of some log-probabilities; what has no chance adds nothing."""
     return float(torch.special.entr(logprobs.exp()).sum())
 
 

@@ -19,7 +19,9 @@ from card.models.decoder_model import read_config, read_decoder
 from card.models.dtypes import dtype_for, fit_to_processor, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
 from card.models.layer_kinds import keeps_state
-from card.models.parallel_draft import read_parallel_draft
+from card.models.names import model_name
+from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
+from card.models.places import local_model
 from card.models.sources import Source, explained, find_source, quiet
 from card.models.states import least_state_bytes
 from card.models.stray_tensors import check_taken
@@ -106,8 +108,7 @@ def load_decoder(
 
 def _finish(model: LoadedModel, source: Source, dtype: str | torch.dtype) -> None:
     check_facts(source.name, model)
-    if source.is_folder:
-        read_parallel_draft(Path(source.path), model)
+    read_parallel_draft(Path(source.path) if source.is_folder else None, model)
     fit_to_processor(model, dtype)
 
 
@@ -180,6 +181,26 @@ def check_pair(
         check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes, may_lack=may_lack)
     except VocabularyError as error:
         raise VocabularyError(f"draft {draft} does not fit the target: {error}") from error
+
+
+def require_parallel_draft(draft: str | LoadedModel, asked_by: str, *, cache_dir: str | None = None) -> None:
+    """Check that a draft model drafts several tokens in one pass, without loading its weights.
+
+    Raises: ModelError that says how to make one.
+    """
+    if not isinstance(draft, str):
+        name, has_it = model_name(draft), parallel_draft_of(draft) is not None
+    elif (folder := local_model(draft)) is not None:
+        name, has_it = draft, is_parallel_draft(folder)
+    else:
+        config = _named_config(draft, cache_dir)
+        name, has_it = draft, names_mask(config if isinstance(config, dict) else config.to_dict())
+    if not has_it:
+        raise ModelError(
+            f"{asked_by} needs a draft model that drafts several tokens in one pass, and {name} names no mask token "
+            "(it has no pard.json, and no pard_token in its config.json): make one with card train pard, or use method "
+            "sps"
+        )
 
 
 def _share_tokenizer(target: str | Path | LoadedModel, draft: str | Path, cache_dir: str | None) -> bool:

@@ -1,6 +1,7 @@
-"""The file `pard.json`, which makes a model folder a drafter that guesses several tokens in one pass.
+"""Facts that make a folder a drafter of several tokens a pass: `pard.json`, or the name of a mask token alone.
 
 Behind the text such a model reads copies of one mask token. The text's last token and each mask guess one token more.
+Published folders name that token in their config.json; `pard.json` is ours, and knows more.
 Source: PARD, arXiv:2504.18583.
 """
 
@@ -14,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from card.errors import ModelError
-from card.models.names import model_name
-from card.models.places import local_model
+from card.models.weight_files import raw_config
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 FILE = "pard.json"
 STATES_FILE = "pard_features.safetensors"
 MOST_TOKENS = 64  # of a pass
+MASK_KEY = "pard_token"  # of config.json, as the authors' folders have it
+# All keys that engines find a mask token under, in the order in which vLLM looks.
+_MASK_KEYS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", MASK_KEY, "ptd_token_id")
+_PUBLISHED_TOKENS = 12  # of a pass of published folders, which do not say: as their authors run them
 _FORMAT = 1
 _MARK = "parallel_draft"
 
@@ -86,23 +90,58 @@ class ParallelDraft:
         )
 
 
+def names_mask(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json names the mask token of a model that drafts several tokens in one pass."""
+    return _mask_in(config) is not None
+
+
 def is_parallel_draft(folder: Path) -> bool:
     """Return whether a model folder says that it drafts several tokens in one pass."""
-    return (folder / FILE).is_file()
+    config = raw_config(folder)
+    return (folder / FILE).is_file() or (isinstance(config, dict) and names_mask(config))
 
 
-def read_parallel_draft(folder: Path, model: LoadedModel) -> None:
-    """Mark a loaded model as its folder says. Raises: ModelError if the file is damaged, or of another model."""
-    if not is_parallel_draft(folder):
-        return
-    facts = ParallelDraft.load(folder)
+def read_parallel_draft(folder: Path | None, model: LoadedModel) -> None:
+    """Mark a loaded model as its folder says, or its config where there is no `pard.json`.
+
+    Args:
+        folder: None: there is none on this disk.
+    Raises: ModelError if the file is damaged, or of another model, or if the model has no row for the mask token.
+    """
     num_rows = int(model.config.get_text_config().vocab_size)
-    if facts.vocab_size != num_rows:
-        raise ModelError(
-            f"{folder / FILE} belongs to another model: it states {facts.vocab_size} embedding rows, config.json "
-            f"{num_rows}; copy the folder again, or make it with card train pard"
-        )
-    setattr(model, _MARK, facts)
+    if folder is not None and (folder / FILE).is_file():
+        facts = ParallelDraft.load(folder)
+        if facts.vocab_size != num_rows:
+            raise ModelError(
+                f"{folder / FILE} belongs to another model: it states {facts.vocab_size} embedding rows, config.json "
+                f"{num_rows}; copy the folder again, or make it with card train pard"
+            )
+        setattr(model, _MARK, facts)
+    elif (found := _mask_in(model.config.to_dict())) is not None:
+        key, mask_id = found
+        if type(mask_id) is not int or not 0 <= mask_id < num_rows:
+            raise ModelError(
+                f"config.json names {str(mask_id)[:40]!r} as the mask token ({key}), which must be the id of one of "
+                f"the model's {num_rows} tokens; download the folder again"
+            )
+        setattr(model, _MARK, _published(mask_id, num_rows))
+
+
+def _published(mask_id: int, num_rows: int) -> ParallelDraft:
+    """Return the facts of a published drafter, which says nothing but its mask token."""
+    ones = (1.0,) * _PUBLISHED_TOKENS
+    return ParallelDraft(mask_id=mask_id, num_tokens=len(ones), temperatures=ones, vocab_size=num_rows)
+
+
+def _mask_in(config: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Return the first key that names a mask token, and what it names; None if there is none."""
+    for key in _MASK_KEYS:
+        found: Any = config
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        if found is not None:
+            return key, found
+    return None
 
 
 def parallel_draft_of(model: LoadedModel) -> ParallelDraft | None:
@@ -119,19 +158,5 @@ def wants_states(draft: str | LoadedModel) -> bool:
         facts = parallel_draft_of(draft)
     else:
         folder = Path(draft).expanduser()  # one that is not there is refused when it is loaded
-        facts = ParallelDraft.load(folder) if is_parallel_draft(folder) else None
+        facts = ParallelDraft.load(folder) if (folder / FILE).is_file() else None
     return facts is not None and facts.states_file is not None
-
-
-def require_parallel_draft(draft: str | LoadedModel, asked_by: str) -> None:
-    """Check that a draft model drafts several tokens in one pass. Raises: ModelError that says how to make one."""
-    if isinstance(draft, str):
-        folder, name = local_model(draft), draft
-        has_it = folder is not None and is_parallel_draft(folder)
-    else:
-        name, has_it = model_name(draft), parallel_draft_of(draft) is not None
-    if not has_it:
-        raise ModelError(
-            f"{asked_by} needs a draft model that drafts several tokens in one pass, and {name} has no {FILE}: make "
-            "one with card train pard, or use method sps"
-        )

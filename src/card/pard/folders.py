@@ -16,7 +16,7 @@ from card.models.facts import context_limit, vocab_size
 from card.models.layer_kinds import has_state
 from card.models.loading import load_model, load_tokenizer
 from card.models.names import model_name
-from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
+from card.models.parallel_draft import MASK_KEY, STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.sources import quiet
 from card.models.state_input import StateInput
 from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
@@ -54,6 +54,7 @@ class Adaptable:
             state_input: reads the states of one target for it; None: it is for any target of its vocabulary.
         """
         model: Any = self.model
+        setattr(model.config, MASK_KEY, self.mask_id)  # where other engines look for it
         with quiet():
             model.to(self.dtype).save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)

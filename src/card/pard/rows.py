@@ -35,8 +35,8 @@ class Drop:
     """Shares of masks that conditional drop keeps, by offset."""
 
     num_tokens: int  # K
-    retention: float = 0.6  # share of an offset's origins that the next offset keeps; 1 drops nothing
-    least: float = 0.1  # share of the origins that every offset keeps
+    retention: float  # share of an offset's origins that the next offset keeps; 1 drops nothing
+    least: float = 0.0  # share of the origins that every offset keeps
 
     def share(self, offset: int) -> float:
         """Return the share of the origins that has a mask at this offset, in [0, 1]."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # documents that it does not learn from
 _CLIPPED_NORM = 1.0
+TINY_SIZE = 100_000_000  # parameters of models that learn at the first of these rates, and not at the published one
+_TINY_RATE, _PUBLISHED_RATE = 1e-3, 1e-5
 _BLOCK_ROWS = 1024  # of logits at once
 _TEMPERATURES = tuple(1.1**power for power in range(-6, 13))  # tried in calibration: 0.56 to 3.1
 
@@ -39,12 +41,12 @@ class TrainSettings:
     """Settings of the training."""
 
     num_tokens: int = 8  # K
-    retention: float = 0.6  # share of an offset's masks that the next offset keeps; 1 is without conditional drop
-    least_retention: float = 0.1  # share of the masks that every offset keeps
+    retention: float = 0.7  # share of an offset's masks that the next offset keeps; 1 is without conditional drop
+    least_retention: float = 0.2  # share of the masks that every offset keeps
     state_drop: float = 0.15  # share of the texts that are read without the target's states, where there are some
     epochs: int = 1
     tokens_per_step: int = 4096  # masks and padding included
-    learning_rate: float = 1e-3  # at its peak
+    learning_rate: float | None = None  # at its peak; None: the usual one for a model of that size
     seed: int = 0
     checkpoint_steps: int = 25  # from one checkpoint to the next
 
@@ -57,7 +59,7 @@ class TrainSettings:
         for name in ("retention", "least_retention", "state_drop"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise SettingsError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
-        if not 0.0 < self.learning_rate < 1.0:
+        if self.learning_rate is not None and not 0.0 < self.learning_rate < 1.0:
             raise SettingsError(f"learning_rate must be above 0 and below 1, got {self.learning_rate}")
 
     @property
@@ -112,7 +114,8 @@ def train_pard(
     learnt, held_out = split(documents, settings.seed)
     steps = planned(learnt, settings)
     whole = _with_state_input(model, teacher)
-    optimizer = torch.optim.AdamW(whole.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    rate = settings.learning_rate or _usual_rate(model)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     facts = run_facts(learnt, mask_id, settings, teacher)
     state = checkpoint.load(whole, optimizer, facts)
     model.train(True)
@@ -121,7 +124,7 @@ def train_pard(
     for step in range(state.step, len(steps)):
         rows = rows_of_step(steps[step], step, mask_id, settings)
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * rate_share(step, len(steps))
+            group["lr"] = rate * rate_share(step, len(steps))
         shown = shown_in_step(len(rows), step, settings)
         loss_of(model, batch_of(rows), teacher, shown).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(whole.parameters(), _CLIPPED_NORM)
@@ -136,6 +139,11 @@ def train_pard(
     model.train(False)
     guesses = measured(model, held_out, mask_id, settings, teacher)
     return Trained(*guesses, state.num_trained, state.num_without_drop, len(steps))
+
+
+def _usual_rate(model: PreTrainedModel) -> float:
+    """Return the published rate, which suits models of 0.5 B parameters and more, or a larger one for a tiny model."""
+    return _TINY_RATE if sum(one.numel() for one in model.parameters()) < TINY_SIZE else _PUBLISHED_RATE
 
 
 def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.nn.Module:

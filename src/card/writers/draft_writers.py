@@ -7,9 +7,9 @@ from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import LanguageModel
 from card.models.state_input import StateInput
 from card.models.torch_runner import TorchRunner
-from card.writers.beam import BeamWriter
 from card.writers.draft_shaping import FindGrammar
 from card.writers.parallel import ParallelWriter
+from card.writers.phrase_drafting import PhraseDraftWriter
 from card.writers.protocol import DraftWriter
 
 
@@ -37,7 +37,7 @@ def make_writer(
         state_input = _state_input(model, parallel, target)
         return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=find_grammar, state_input=state_input)
     if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
-        return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)
+        return PhraseDraftWriter(model, kv_cache_bytes, find_grammar=find_grammar)
     from card.models.cuda.bucketed import BucketedRunner
     from card.writers.cuda.device_beam import DeviceBeamWriter
 

@@ -215,4 +215,5 @@ RULES: Mapping[str, GrowthRule] = {
     "best-first": BestFirstRule(),
     "branch": BranchRule(),
     "fan-out": FanOutRule(),
+    "phrases": LayerRule(),  # what a pass makes several layers of is `phrase_drafting`'s
 }

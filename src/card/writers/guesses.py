@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from card.tree.nodes import MergedNodes
+from card.tree.nodes import MergedNodes, Nodes
 from card.writers.local.protocol import Observation
 
 Guesses = dict[int, "Guesses"]
@@ -26,7 +26,15 @@ def merged(continuations: Iterable[Sequence[int]]) -> Guesses:
     return guesses
 
 
-def children_of(seen: Observation) -> dict[tuple[int, int], int]:
+def paths_to(nodes: Nodes) -> list[tuple[int, ...]]:
+    """Return the tokens from the top down to each node, its own included."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(nodes.tokens, nodes.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def children_of(seen: Observation | Nodes) -> dict[tuple[int, int], int]:
     """Return the index of each candidate by its (parent, token): what was run may be cut, reordered or others'."""
     return {pair: idx for idx, pair in enumerate(zip(seen.parents, seen.tokens, strict=True))}
 
@@ -45,20 +53,25 @@ def nodes_along(child_of: dict[tuple[int, int], int], node: int, path: Sequence[
 class NgramPool:
     """The newest n-grams by their first token, a bounded number for each. An n-gram that comes again is new again."""
 
-    def __init__(self, length: int, per_key: int) -> None:
+    def __init__(self, length: int, per_key: int, *, max_keys: int | None = None) -> None:
         """Make an empty pool.
 
         Args:
             length: tokens of an n-gram, the first one included; 2 or more.
             per_key: most n-grams that begin with one token; 1 or more.
+            max_keys: most tokens that n-grams begin with; those that were not heard of for longest go. None: no bound.
         """
-        self._length = length
+        self.length = length
         self._per_key = per_key
+        self._max_keys = max_keys
         self._by_key: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep the order: oldest first
 
     def insert(self, key: int, rest: tuple[int, ...]) -> None:
         """Note that ``rest`` followed ``key``."""
-        known = self._by_key.setdefault(key, {})
+        known = self._by_key.pop(key, {})
+        self._by_key[key] = known  # the newest key comes last
+        if self._max_keys is not None and len(self._by_key) > self._max_keys:
+            del self._by_key[next(iter(self._by_key))]
         known.pop(rest, None)
         known[rest] = None
         if len(known) > self._per_key:
@@ -66,7 +79,7 @@ class NgramPool:
 
     def learn_text(self, token_ids: Sequence[int]) -> None:
         """Note all n-grams of a text, the last one as the newest."""
-        length = self._length
+        length = self.length
         for start in range(len(token_ids) - length + 1):
             self.insert(token_ids[start], tuple(token_ids[start + 1 : start + length]))
 

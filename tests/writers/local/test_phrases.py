@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from card.config import EngineSettings
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from card.workers.offers import Offers
+from card.writers.guesses import NgramPool
 from card.writers.local.phrases import WRITER, PhraseSequence
 from card.writers.local.protocol import Observation
 from tests.local_observing import paths_of, plain, random_target, run, scores_of, shaken, tree
@@ -23,7 +24,7 @@ texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
 
 
 def opened(prompt: Sequence[int], **changes: int) -> PhraseSequence:
-    return PhraseSequence(prompt, **({"ngram": 4, "per_key": 100, "num_phrases": 3} | changes))
+    return PhraseSequence(prompt, NgramPool(changes.get("ngram", 4), 100), num_phrases=3)
 
 
 def phrases_of(sequence: PhraseSequence) -> set[tuple[int, ...]]:
@@ -198,10 +199,26 @@ def test_a_phrase_that_was_not_run_whole_stays(run_part: tuple[tuple[int, int], 
     assert sequence.pool.newest(5) == [(1, 2, 3)]
 
 
-def test_requests_do_not_share_their_phrases() -> None:
+def test_phrases_of_one_request_are_proposed_in_the_next_one_of_the_same_writer_alone() -> None:
     writer = WRITER(EngineSettings(), VOCAB_SIZE)
-    writer.open([1, 2, 3, 4, 5, 0] * 4)
-    assert writer.open([1]).propose((), 16) == NO_NODES
+    writer.open([1, 2, 3, 4, 5, 0] * 4).close()
+    assert paths_of(writer.open([1]).propose((), 16))[:2] == [(2,), (2, 3)]
+    assert WRITER(EngineSettings(), VOCAB_SIZE).open([1]).propose((), 16) == NO_NODES
+
+
+def test_what_a_verification_refused_is_proposed_to_the_next_request() -> None:
+    writer = WRITER(EngineSettings(), 10)
+    # 0 -> 4 -> 5 -> 6 -> 7 -> 8 were drafted and the target says 1 after 0, but goes along from 4 on, to a 9 behind 8.
+    seen = Observation((1,), (4, 5, 6, 7, 8), (-1, 0, 1, 2, 3), (1, 5, 6, 7, 8, 9), ())
+    writer.open([0]).observe(seen)
+    assert (5, 6, 7, 8, 9) in paths_of(writer.open([2]).propose([4], 16))
+
+
+def test_a_pool_of_many_requests_forgets_the_tokens_that_it_has_not_heard_of_for_longest() -> None:
+    pool = NgramPool(2, 8, max_keys=2)
+    for key in (1, 2, 1, 3):
+        pool.insert(key, (9,))
+    assert [pool.newest(key) for key in (1, 2, 3)] == [[(9,)], [], [(9,)]]
 
 
 # ---- what it is worth -----------------------------------------------------------------------------------------------

@@ -240,9 +240,21 @@ def router(**options: Any) -> int:
 @click.option(
     "--retention",
     type=click.FloatRange(0, 1),
-    default=0.6,
+    default=0.7,
     show_default=True,
-    help="Masks kept; 1: all.",
+    help="Masks kept.",
+)
+@click.option(
+    "--least-retention",
+    type=click.FloatRange(0, 1),
+    default=0.2,
+    show_default=True,
+    help="Always.",
+)
+@click.option(
+    "--learning-rate",
+    type=float,
+    help="Peak.  [default: by size]",
 )
 @counted("--epochs", default=1, words="Most passes over the data.")
 @option_of(EngineSettings, "device", is_filled=True)

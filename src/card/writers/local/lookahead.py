@@ -24,7 +24,14 @@ class LookaheadSequence(WriterSequence):
     """The n-grams that guesses come from."""
 
     def __init__(
-        self, prompt_ids: Sequence[int], *, window: int = 5, ngram: int = 4, guesses: int = 8, learns_text: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        window: int = 5,
+        ngram: int = 4,
+        guesses: int = 8,
+        learns_text: bool = True,
+        pool: NgramPool | None = None,
     ) -> None:
         """Begin with stretches of the prompt as columns, evenly spaced.
 
@@ -33,8 +40,9 @@ class LookaheadSequence(WriterSequence):
             ngram: tokens of an n-gram (N), the one included that it is found by; 2 or more.
             guesses: most n-grams kept for one token (G), 1 or more.
             learns_text: whether n-grams of prompt and generated text are guesses, too.
+            pool: holds n-grams of so many tokens already, and is shared with others; None: one of its own.
         """
-        self.pool = NgramPool(ngram, guesses)
+        self.pool = NgramPool(ngram, guesses) if pool is None else pool
         self._ngram = ngram
         self._learns_text = learns_text
         self._rates = guess_rates(guesses)
@@ -56,6 +64,11 @@ class LookaheadSequence(WriterSequence):
         self._guesses = merged(self.pool.newest(self._tail[-1]))
         self._rates.add(tree, ROOT, self._guesses, 0.0, budget)
         return tree.nodes(num_probes)
+
+    def move_to(self, text_ids: Sequence[int]) -> None:
+        """Go on behind a text that others wrote, given by its last tokens; the window stays what it is."""
+        self._tail = list(text_ids[1 - self._ngram :])
+        self._put_head()
 
     def _add_window(self, tree: MergedNodes, max_nodes: int) -> None:
         """Add the leading columns, whole ones only: what stands behind a part of one is not its next token."""

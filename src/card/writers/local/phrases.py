@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from card.config import EngineSettings
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 from card.writers.guesses import NgramPool, children_of, guess_rates, merged, nodes_along
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
+_NGRAM, _PER_KEY = 6, 8  # tokens of a phrase and of the one that it follows, together; phrases kept for one token
+_MAX_KEYS = 1 << 14  # tokens that phrases are kept for: 4 MB or so
+_NUM_PHRASES = 3  # most phrases proposed at once (K)
+
+
+def new_pool() -> NgramPool:
+    """Return an empty pool of phrases for many requests."""
+    return NgramPool(_NGRAM, _PER_KEY, max_keys=_MAX_KEYS)
+
 
 class PhraseSequence(WriterSequence):
-    """The phrases of one request, and those of its latest proposal until it is known how they fared."""
+    """One request among those that share phrases, and what it proposed last until it is known how that fared."""
 
     pool: NgramPool
     """The phrases, by the token that they follow."""
 
-    def __init__(self, prompt_ids: Sequence[int], *, ngram: int = 6, per_key: int = 8, num_phrases: int = 3) -> None:
-        """Begin with the phrases of the prompt.
-
-        Args:
-            ngram: tokens of a phrase and of the one that it follows, together; 2 or more.
-            per_key: most phrases kept for one token, 1 or more.
-            num_phrases: most phrases proposed at once (K), 1 or more.
-        """
-        self.pool = NgramPool(ngram, per_key)
+    def __init__(self, prompt_ids: Sequence[int], pool: NgramPool, *, num_phrases: int = _NUM_PHRASES) -> None:
+        """Begin with the phrases that are known, those of the prompt as the newest."""
+        self.pool = pool
         self.pool.learn_text(prompt_ids)
-        self._ngram = ngram
+        self._ngram = ngram = pool.length
         self._num_phrases = num_phrases
         self._tail = list(prompt_ids[1 - ngram :])
         self._phrase_rates = guess_rates(num_phrases)
@@ -95,13 +99,20 @@ class PhraseWriter(LocalWriter):
     """Lengthens the best path of all writers before it by phrases that followed its last token.
 
     Phrases come from the text, from candidates that were rejected but that the target would have gone along with from
-    some token on, and from proposed phrases, which the target corrects. The published method also drafts with phrases
-    and keeps them from request to request; here the drafter is any other writer, and a request sees its own text only.
+    some token on, and from proposed phrases, which the target corrects. They are kept from request to request. That
+    the drafter too drafts with phrases is the business of `card.writers.phrase_drafting`.
 
     Source: Ouroboros, arXiv:2402.13720.
     """
 
-    sequence = PhraseSequence
+    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
+        """Make the writer, as yet without a phrase."""
+        super().__init__(settings, vocab_size, tokenizer)
+        self._pool = new_pool()
+
+    def open(self, prompt_ids: Sequence[int]) -> PhraseSequence:
+        """Begin a request, which shares its phrases with the others."""
+        return PhraseSequence(prompt_ids, self._pool)
 
 
 WRITER = PhraseWriter
