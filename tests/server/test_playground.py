@@ -213,15 +213,17 @@ def test_the_figures_of_an_answer_agree_with_its_tokens_and_with_each_other(open
         tab.ask("How many?")
         tab.wait_for("writing")
         tab.feed(sse((ANSWER, TOKENS, None)).partition(b": a comment\r\ndata: [DONE]")[0])
-        shares = {"of the text": "50 %", "of the passes": "50 %"}
+        shares = {"of text": "50 %", "of passes": "50 %"}
         for unit, share in shares.items():
             expect(tab.page.locator(".figures dd", has_text=unit)).to_have_text(f"{share} {unit}")
         last = {"choices": [{"delta": {}, "finish_reason": "stop"}], "metrics": metrics}
         tab.feed(f"data: {json.dumps(last)}\r\n\r\ndata: [DONE]\r\n\r\n".encode())
         tab.close_feed()
         tab.wait_for("done")
-        for unit, share in {**shares, "of the candidates": "60 %"}.items():
+        for unit, share in {**shares, "of candidates": "60 %"}.items():
             expect(tab.page.locator(".figures dd", has_text=unit)).to_have_text(f"{share} {unit}")
+        overflow = "all => Math.max(...all.map((one) => one.scrollWidth - one.clientWidth))"
+        assert tab.page.locator(".figures > div").evaluate_all(overflow) <= 0, "none runs into its neighbour"
         told = tab.page.locator(".figures").inner_text()
         assert "accepted: 3 of 5" in told
         assert "hit" not in told, "what the drafter had ready says nothing about the text"

@@ -11,9 +11,9 @@ export class Figures {
   #recent = new Figure("tokens/s", "over the last second");
   #speed = new Figure("tokens/s", "since the first token");
   #perPass = new Figure("tokens/pass", "of the target, mean");
-  #accepted = new Figure("of the text", "was drafted and accepted");
-  #drafted = new Figure("of the passes", "had candidates to check");
-  #candidates = new Figure("of the candidates", "accepted: told at the end");
+  #accepted = new Figure("of text", "was drafted and accepted");
+  #drafted = new Figure("of passes", "had candidates to check");
+  #candidates = new Figure("of candidates", "accepted: told at the end");
 
   constructor() {
     const all = [this.#speed, this.#recent, this.#perPass, this.#accepted, this.#drafted, this.#candidates];
