@@ -40,6 +40,18 @@ def test_links_of_the_readme_work_on_the_package_page_and_lead_somewhere() -> No
     assert [place for place in places if not (ROOT / place).exists()] == []
 
 
+def test_the_program_of_the_guide_to_the_python_api_answers_and_is_told_its_mistakes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    guide = (ROOT / "docs" / "python-api.md").read_text()
+    (program,) = (one for one in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "llm.chat(conv" in one)
+    exec(compile(program, "docs/python-api.md", "exec", dont_inherit=True), {"__name__": "guide"})
+    first, *_, numbers, typo = capsys.readouterr().out.splitlines()
+    assert "19 apples left" in first
+    assert numbers == "got 1 sampling parameters for 2 prompts; give one for all, or one for each"
+    assert typo == "unknown setting 'bugdet'; did you mean budget?"
+
+
 def test_the_guide_to_the_python_api_shows_lines_of_the_examples_and_links_them_all() -> None:
     guide = (ROOT / "docs" / "python-api.md").read_text()
     for example in EXAMPLES:

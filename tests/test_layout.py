@@ -278,7 +278,12 @@ def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
 
 
 def test_the_public_names_are_those_that_the_package_can_import() -> None:
-    assert set(card.__all__) == {*card.MODULE_OF, "__version__"}
+    assert set(card.__all__) == {*card.MODULE_OF, "__version__", "hf"}
+    assert dir(card) == sorted(card.__all__), "and nothing else is shown"
+
+
+def test_the_package_for_transformers_is_reached_without_an_import_of_its_own() -> None:
+    assert _in_fresh_python("import card; print(card.hf.generate.__module__)") == "card.hf"
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:

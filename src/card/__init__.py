@@ -7,10 +7,11 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # for type checkers it is true; the module typing takes a while
 if TYPE_CHECKING:
+    from card import hf
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
     from card.api.outputs import RequestOutput, StreamChunk
-    from card.config import DraftSettings, SamplingParams
+    from card.config import DraftSettings, LLMSettings, SamplingParams
     from card.errors import CardError
 
 __version__ = "0.1.0"
@@ -20,10 +21,12 @@ __all__ = [
     "AsyncLLM",
     "CardError",
     "DraftSettings",
+    "LLMSettings",
     "RequestOutput",
     "SamplingParams",
     "StreamChunk",
     "__version__",
+    "hf",
 ]
 
 MODULE_OF = {
@@ -31,6 +34,7 @@ MODULE_OF = {
     "CardError": "card.errors",
     "DraftSettings": "card.config.drafting",
     "LLM": "card.api.llm",
+    "LLMSettings": "card.config.keywords",
     "RequestOutput": "card.api.outputs",
     "SamplingParams": "card.config.sampling",
     "StreamChunk": "card.api.outputs",
@@ -40,11 +44,13 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any name for a 
 
     def __getattr__(name: str) -> object:
         """Return a public name, importing its module. Raises: AttributeError if ``name`` is not public."""
+        if name == "hf":  # the one package that is public as such
+            return import_module("card.hf")
         if name not in MODULE_OF:
             raise AttributeError(f"module 'card' has no attribute {name!r}; public names: {', '.join(__all__)}")
         return getattr(import_module(MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    """Return the module's names, those not imported yet included."""
-    return sorted({*globals(), *__all__})
+    """Return the public names, those not imported yet included."""
+    return sorted(__all__)

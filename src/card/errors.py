@@ -1,5 +1,11 @@
 """The one exception tree: everything that a user of CARD may catch."""
 
+import difflib
+from collections.abc import Iterable
+
+_LEAST_LIKENESS = 0.7  # of a name to the one that was meant; store is not meant to be stop, which has 0.67
+_MOST_COMPARED_CHARS = 100  # of a name; the time grows with their square
+
 
 class CardError(Exception):
     """Base of all errors that CARD raises on purpose; its text is one line that a user can act on."""
@@ -17,6 +23,18 @@ def plain_words(text: str, most: int = 300) -> str:
     """Return what somebody else said as one short line that is safe to print: without control characters."""
     words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * most]).split())
     return words if len(words) <= most and len(text) <= 4 * most else words[:most] + "..."
+
+
+def known_instead(name: object, known: Iterable[str]) -> str:
+    """Return what to say behind an unknown name: the known one that was meant, or all of them if none is near."""
+    return did_you_mean(name, known) or f"known: {', '.join(sorted(known))}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a question about the known name that is nearest; empty if none is near."""
+    given = str(name)[:_MOST_COMPARED_CHARS].lower()
+    near = difflib.get_close_matches(given, sorted(known), n=1, cutoff=_LEAST_LIKENESS)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 class SettingsError(CardError, ValueError):

@@ -23,7 +23,7 @@ def test_lists_may_be_texts_and_writers_follow_from_the_drafter():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"drafft": "x"}, "unknown setting 'drafft'; known: draft,"),
+        ({"drafft": "x"}, "unknown setting 'drafft'; did you mean draft?"),
         ({"writers": "beam"}, "one of draft and draft_address is missing"),
         ({"draft": "x", "writers": "suffix"}, "the writer beam is missing"),
         ({"draft": "x", "draft_address": "tcp://a:1"}, "two drafters"),

@@ -138,8 +138,12 @@ def test_prompts_may_be_text_or_token_ids(make, tokenizer):
     llm = make()
     ids = tokenizer(PROMPT)["input_ids"]
     from_text = llm.generate(PROMPT, GREEDY)[0]
-    from_ids, from_numpy = llm.generate([ids, list(np.array(ids))], GREEDY)
-    assert from_text.outputs == from_ids.outputs == from_numpy.outputs
+    array = np.array(ids)
+    kinds = [ids, list(array), array, [np.array(one) for one in ids], torch.tensor(ids), np.array([ids])[0]]
+    from_ids, *others = llm.generate(kinds, GREEDY)
+    assert [one.prompt_token_ids for one in others] == [tuple(ids)] * 5
+    assert {type(token_id) for one in others for token_id in one.prompt_token_ids} == {int}
+    assert {from_text.outputs, from_ids.outputs, *(one.outputs for one in others)} == {from_text.outputs}
     assert from_text.prompt_token_ids == from_ids.prompt_token_ids == tuple(ids)
     assert (from_text.prompt, from_ids.prompt) == (PROMPT, None)
 
@@ -171,6 +175,10 @@ def test_chat_uses_the_chat_template(make, tokenizer):
         ([[-1]], "got -1"),
         ([1, 2, 3], "list of token ids"),
         ([["a", "b"]], "list of token ids"),
+        ([np.array([1.0, 2.0])], "list of token ids, got ndarray"),
+        (None, "list of token ids, got NoneType"),
+        ({"prompt": "the cat"}, "list of token ids, got dict.*give conversations to chat"),
+        ([{"role": "user", "content": "the cat"}], "give conversations to chat"),
         ([[7] * MAX_POSITIONS], f"has {MAX_POSITIONS} tokens, but the context holds {MAX_POSITIONS}"),
         ("\udcff", "surrogate"),
     ],
@@ -179,6 +187,57 @@ def test_a_prompt_that_cannot_be_used_is_one_line(make, prompt, said):
     with pytest.raises(PromptError, match=said) as raised:
         make().generate(prompt, GREEDY)
     assert "\n" not in str(raised.value)
+
+
+def test_several_conversations_are_answered_in_their_order_each_with_its_parameters(make):
+    llm = make()
+    conversations = [[{"role": "user", "content": text}] for text in PROMPTS]
+    params = [GREEDY, SAMPLED, SAMPLED.replace(seed=np.int64(12))]
+    wanted = [llm.chat(one, each)[0].outputs for one, each in zip(conversations, params, strict=True)]
+    assert [one.outputs for one in llm.chat(conversations, params)] == wanted
+    assert [one.outputs for one in llm.chat(tuple(conversations), tuple(params))] == wanted
+    same = [llm.chat(one, GREEDY)[0].outputs for one in conversations]
+    assert [one.outputs for one in llm.chat(conversations, GREEDY)] == same
+    assert llm.chat(conversations[0], [SAMPLED])[0].outputs == llm.chat(conversations[0], SAMPLED)[0].outputs
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "is empty"),
+        ([[]], "is empty"),
+        ("hello", "a list of messages"),
+        ({"role": "user", "content": "hello"}, "a list of messages"),
+        (["hello"], "a list of messages"),
+        ([[{"role": "user", "content": "hello"}], {"role": "user", "content": "hello"}], "a list of messages"),
+        (None, "a list of messages .* got None"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_in_one_line(make, messages, said):
+    with pytest.raises(PromptError, match=said) as raised:
+        make().chat(messages, GREEDY)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("num_params", [0, 1, 2, 4])
+def test_another_number_of_parameters_than_of_prompts_is_refused_with_both_numbers(make, num_params):
+    said = f"^got {num_params} sampling parameters for 3 prompts; give one for all, or one for each$"
+    with pytest.raises(SettingsError, match=said):
+        make().generate(PROMPTS, [GREEDY] * num_params)
+    with pytest.raises(SettingsError, match=said):
+        make().chat([[{"role": "user", "content": one}] for one in PROMPTS], [GREEDY] * num_params)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], "greedy"])
+def test_parameters_that_are_none_are_refused(make, params):
+    for call in (make().generate, make().stream):
+        with pytest.raises(SettingsError, match=r"must be card\.SamplingParams, got"):
+            call(PROMPT, params)
+
+
+def test_a_typo_in_a_setting_is_told_before_anything_is_loaded():
+    with pytest.raises(SettingsError, match=r"^unknown setting 'bugdet'; did you mean budget\?$"):
+        LLM("no-such-model", bugdet=3)  # type: ignore[call-arg]
 
 
 def test_a_stream_refuses_its_prompt_at_once(make):
@@ -467,7 +526,7 @@ def test_an_inflated_target_writes_the_same_text_and_says_what_it_is(pair, plain
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"bean_width": 3}, SettingsError, "unknown setting 'bean_width'; known: .*beam_width"),
+        ({"bean_width": 3}, SettingsError, r"unknown setting 'bean_width'; did you mean beam_width\?$"),
         ({"method": "magic"}, SettingsError, "unknown method 'magic'; known: card, ctc"),
         ({"method": "card"}, SettingsError, "needs a draft model"),
         ({"method": "sps"}, SettingsError, "needs a draft model"),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.config.fields import Bounds, check, declared, setting, take_lists
+from card.config.fields import Bounds, check, declared, make_plain, setting
 from card.errors import ProtocolError, SettingsError
 from card.server.config import ServerSettings
 
@@ -66,7 +66,7 @@ def test_a_user_of_settings_may_have_closer_bounds_and_errors_of_its_own() -> No
 def test_lists_may_be_given_as_one_value_or_any_run_of_them() -> None:
     for given, taken in (("a", ("a",)), (["a", "b"], ("a", "b")), (None, ()), (iter("ab"), ("a", "b")), (5, 5)):
         one = kiln(names=given)
-        take_lists(one)
+        make_plain(one)
         assert one.names == taken
 
 

@@ -9,10 +9,12 @@ import pickle
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
-from card.errors import CardError, SettingsError
+from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams, split_settings
+from card.errors import CardError, SettingsError, known_instead
 
 Kind = type[SamplingParams] | type[DraftSettings] | type[EngineSettings]
 KINDS: list[Kind] = [SamplingParams, DraftSettings, EngineSettings]
@@ -95,12 +97,39 @@ def test_values_at_the_bounds_are_taken_as_they_are(kind: Kind, values: dict[str
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_name_raises_and_the_known_ones_are_listed(kind: Kind) -> None:
-    with pytest.raises(SettingsError, match=r"unknown setting 'tempratur'; known: ") as caught:
-        kind().replace(tempratur=1)
-    for field in dataclasses.fields(kind):
-        assert field.name in str(caught.value)
-    with pytest.raises(TypeError):
-        kind(tempratur=1)
+    for make in (kind, kind().replace):
+        with pytest.raises(SettingsError, match=r"unknown setting 'colour'; known: ") as caught:
+            make(colour=1)
+        for field in dataclasses.fields(kind):
+            assert field.name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "typo", "meant"),
+    [
+        (SamplingParams, "tempratur", "temperature"),
+        (SamplingParams, "max_new_tokens", "max_tokens"),
+        (SamplingParams, "Top_P", "top_p"),
+        (DraftSettings, "bugdet", "budget"),
+        (EngineSettings, "thread", "threads"),
+    ],
+)
+def test_a_typo_raises_with_the_name_that_was_meant(kind: Kind, typo: str, meant: str) -> None:
+    for make in (kind, kind().replace):
+        with pytest.raises(SettingsError) as caught:
+            make(**{typo: 1})
+        assert str(caught.value) == f"unknown setting '{typo}'; did you mean {meant}?"
+
+
+def test_a_typo_among_settings_of_both_kinds_is_told_alike() -> None:
+    with pytest.raises(SettingsError, match=r"^unknown setting 'bugdet'; did you mean budget\?$"):
+        split_settings({"threads": 1, "bugdet": 3})
+    with pytest.raises(SettingsError, match=r"^unknown setting 'targe'; did you mean target\?$"):
+        split_settings({"targe": "demo-target"})
+
+
+def test_a_name_of_any_length_is_answered_with_the_known_ones() -> None:
+    assert known_instead("x" * 10**7, ["a", "b"]) == "known: a, b"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,6 +159,64 @@ def test_fan_out_and_writers_may_be_one_or_a_list() -> None:
     assert DraftSettings(fan_out=[3, 1]).fan_out == (3, 1)  # type: ignore[arg-type]
     assert EngineSettings(writers="beam").writers == ("beam",)  # type: ignore[arg-type]
     assert EngineSettings(writers=["beam", "lookup"]).writers == ("beam", "lookup")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda value: value], ids=["array", "tensor", "plain"])
+def test_numbers_of_other_packages_are_taken_as_plain_ones(make: Any) -> None:
+    params = SamplingParams(
+        temperature=make(np.float32(0.5)),
+        top_p=make(np.float64(0.25)),
+        seed=make(np.int64(7)),
+        max_tokens=make(np.int32(9)),
+        ignore_eos=make(np.bool_(True)),
+        stop_token_ids=[make(np.int64(3)), 4],  # type: ignore[arg-type]
+        logit_bias={np.int64(5): make(np.float32(1.5)), 6: np.int64(2)},
+    )
+    plain = SamplingParams(
+        temperature=0.5,
+        top_p=0.25,
+        seed=7,
+        max_tokens=9,
+        ignore_eos=True,
+        stop_token_ids=(3, 4),
+        logit_bias={5: 1.5, 6: 2.0},
+    )
+    assert params == plain
+    assert repr(params) == repr(plain), "not even their kinds differ"
+    assert params.replace(seed=make(np.int64(8))) == plain.replace(seed=8)
+    assert repr(EngineSettings(threads=make(np.int64(2)))) == repr(EngineSettings(threads=2))
+    assert repr(DraftSettings(max_wait_s=make(np.float32(2)))) == repr(DraftSettings(max_wait_s=2.0))
+
+
+def test_lists_may_be_arrays_or_tensors() -> None:
+    for ids in (np.array([1, 2]), torch.tensor([1, 2])):
+        assert repr(SamplingParams(stop_token_ids=ids).stop_token_ids) == "(1, 2)"  # type: ignore[arg-type]
+        assert repr(EngineSettings(cores=ids).cores) == "(1, 2)"  # type: ignore[arg-type]
+    assert repr(DraftSettings(fan_out=np.array(3)).fan_out) == "(3,)"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": np.float32("nan")}, "temperature must be 0 or more, got nan"),
+        ({"temperature": np.array(math.inf)}, "temperature must be 0 or more, got inf"),
+        ({"temperature": np.array([0.5])}, "temperature must be a number, got array([0.5])"),
+        ({"seed": np.float64(1.0)}, "seed must be an integer from 0 to 2**63 - 1, got 1.0"),
+        ({"seed": np.uint64(2**63)}, f"seed must be an integer from 0 to 2**63 - 1, got {2**63}"),
+        ({"seed": np.bool_(True)}, "seed must be an integer from 0 to 2**63 - 1, got True"),
+        ({"max_tokens": np.int64(0)}, "max_tokens must be 1 or more, got 0"),
+        ({"stop_token_ids": np.array([1.0])}, "stop_token_ids must be a list of ids of 0 or more, got (1.0,)"),
+        (
+            {"logit_bias": {5: np.float32("nan")}},
+            "the logit_bias of token 5 must be a number from -100 to 100, got nan",
+        ),
+        ({"logit_bias": {np.float32(5): 1}}, "a token of logit_bias must be an id of 0 or more, got 5.0"),
+    ],
+)
+def test_a_number_of_another_package_is_refused_like_a_plain_one(values: Any, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        SamplingParams(**values)
+    assert str(caught.value) == said
 
 
 def test_settings_errors_can_be_caught_as_card_errors_and_as_value_errors() -> None:

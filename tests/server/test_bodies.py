@@ -164,6 +164,12 @@ def test_the_name_of_a_wrong_field_comes_before_its_neighbours_values(server: Ru
     assert error["param"] == "unknown"
 
 
+@pytest.mark.parametrize(("field", "advice"), [("tempratur", "did you mean temperature?"), ("colour", "leave it out")])
+def test_a_field_with_a_typo_is_told_what_was_meant(server: Running, field: str, advice: str) -> None:
+    error = server.post("/v1/completions", {"prompt": PROMPT, field: 1}).json()["error"]
+    assert error["message"] == f"{field} is not supported by this server; {advice}"
+
+
 def test_arguments_of_calls_keep_to_the_bounds_of_a_body() -> None:
     def asked(num_calls: int) -> dict[str, Any]:
         arguments = '{"a": [' + ",".join(["[]"] * 9000) + "]}"

@@ -59,7 +59,7 @@ def test_an_answer_has_the_fields_of_openais(
         ("/v1/models", None, "object data"),
         ("/health", None, "status"),
         ("/health/ready", None, "status"),
-        ("/version", None, "version model draft_model method exact target_cost"),
+        ("/version", None, "version served_model_name model draft_model method exact target_cost"),
         ("/load", None, "server_load running waiting max_num_seqs max_num_queued_reqs"),
     ],
     ids=str,

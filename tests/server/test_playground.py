@@ -153,8 +153,13 @@ def test_a_race_runs_both_after_each_other_and_compares_speed_and_text(opened: O
         tab.page.check("#races")
         tab.ask(PROMPT)
         verdict = tab.page.locator(".verdict")
-        expect(verdict).to_contain_text(re.compile(r"Same text: yes, all \d+ tokens\."))
-        assert re.match(r"[\d.]+ times as fast\. CARD: [\d.]+ m?s\. Plain decoding: ", verdict.inner_text())
+        expect(verdict).to_contain_text(re.compile(r"Both texts are the same, all \d+ tokens\."))
+        assert re.match(
+            r"(CARD was [\d.]+ times as fast as plain decoding|Plain decoding was [\d.]+ times as fast as CARD"
+            r"|CARD and plain decoding were equally fast)\. "
+            r"Time after the first token: CARD [\d.]+ m?s, plain decoding [\d.]+ m?s\. ",
+            verdict.inner_text(),
+        )
         assert tab.text(0) == tab.text(1) != ""
         num_tokens = tab.page.locator('[data-lane="plain"] .token').count()  # fewer than asked for where the text ends
         assert f"all {num_tokens} tokens" in verdict.inner_text()
@@ -172,8 +177,56 @@ def test_a_race_marks_where_the_texts_part(opened: Opener, server: Running) -> N
             told = [TOKENS[0], {"token_id": token_id, "text": text, "origin": "plain", "alternatives": []}]
             tab.feed(sse((f"Six{text}", told, "stop")))
             tab.close_feed()
-        expect(tab.page.locator(".verdict")).to_contain_text("no, they part at token 2")
+        expect(tab.page.locator(".verdict")).to_contain_text("The texts differ from token 2 on, which is outlined")
         assert tab.page.locator(".parts").all_text_contents() == ["a", "b"]
+
+
+RACES = [
+    ({"cardMs": 100, "plainMs": 200}, "CARD was 2.00 times as fast as plain decoding."),
+    ({"cardMs": 200, "plainMs": 100}, "Plain decoding was 2.00 times as fast as CARD."),
+    ({"cardMs": 1000, "plainMs": 1001}, "CARD and plain decoding were equally fast."),
+    ({"cardMs": 0, "plainMs": 0}, "The answers are too short to compare."),
+    ({"cardMs": 100, "plainMs": 100, "state": "stopped"}, "The race was stopped before both had finished"),
+]
+
+
+@pytest.mark.parametrize(("race", "said"), RACES, ids=["won", "lost", "even", "short", "stopped"])
+def test_a_verdict_says_who_was_faster_whoever_it_was(
+    opened: Opener, server: Running, race: dict[str, Any], said: str
+) -> None:
+    judge = """async ({ cardMs, plainMs, state }) => {
+      const answer = (lane, title, writingMs) =>
+        ({ lane, title, writingMs, tokensPerS: 1000 / writingMs, state: state ?? "done", tokenIds: [1, 2] });
+      const { verdict } = await import("/playground/race.js");
+      return verdict(answer("card", "CARD", cardMs), answer("plain", "Plain decoding", plainMs)).textContent;
+    }"""
+    with opened(server) as tab:
+        assert tab.page.evaluate(judge, race).startswith(said)
+
+
+def test_the_figures_of_an_answer_agree_with_its_tokens_and_with_each_other(opened: Opener, server: Running) -> None:
+    found = {"mean_acceptance_length": 2.5, "num_spec_steps": 2, "draft_acceptance_rate": 0.6}
+    counts = {"num_accepted_draft_tokens": 3, "num_draft_tokens": 5}
+    card = {"hit_rate": 0.0, "speculation": "turns: by measurement"}
+    metrics = {"tokens_per_second": 50, "generation_time_ms": 100, "speculative_decoding": found | counts, "card": card}
+    with opened(server, is_fed=True) as tab:
+        tab.ask("How many?")
+        tab.wait_for("writing")
+        tab.feed(sse((ANSWER, TOKENS, None)).partition(b": a comment\r\ndata: [DONE]")[0])
+        shares = {"of text": "50 %", "of passes": "50 %"}
+        for unit, share in shares.items():
+            expect(tab.page.locator(".figures dd", has_text=unit)).to_have_text(f"{share} {unit}")
+        last = {"choices": [{"delta": {}, "finish_reason": "stop"}], "metrics": metrics}
+        tab.feed(f"data: {json.dumps(last)}\r\n\r\ndata: [DONE]\r\n\r\n".encode())
+        tab.close_feed()
+        tab.wait_for("done")
+        for unit, share in {**shares, "of candidates": "60 %"}.items():
+            expect(tab.page.locator(".figures dd", has_text=unit)).to_have_text(f"{share} {unit}")
+        overflow = "all => Math.max(...all.map((one) => one.scrollWidth - one.clientWidth))"
+        assert tab.page.locator(".figures > div").evaluate_all(overflow) <= 0, "none runs into its neighbour"
+        told = tab.page.locator(".figures").inner_text()
+        assert "accepted: 3 of 5" in told
+        assert "hit" not in told, "what the drafter had ready says nothing about the text"
 
 
 def test_a_stop_frees_the_place_on_the_server_and_keeps_what_was_written(
@@ -253,6 +306,13 @@ def test_a_key_is_typed_once_and_kept_in_the_tab_only(opened: Opener, demo_llm: 
         tab.set(max_tokens=4)
         tab.ask(PROMPT)
         tab.wait_for("done")
+
+
+def test_the_page_shows_the_name_by_which_clients_ask(opened: Opener, demo_llm: AsyncLLM) -> None:
+    with serving(demo_llm, served_model_names=("apples", "pears")) as server, opened(server) as tab:
+        name = server.client.get("/v1/models").json()["data"][0]["id"]
+        assert name == "apples"
+        expect(tab.page.locator("#served")).to_have_text("apples · demo-target with demo-draft · method card")
 
 
 def test_the_page_says_how_the_server_and_its_drafter_do(opened: Opener, server: Running) -> None:

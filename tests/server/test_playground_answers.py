@@ -203,6 +203,73 @@ def test_code_of_others_is_what_was_published_and_names_its_licences(server: Run
     assert all(line.startswith("Copyright") for line in sections.values())
 
 
+# ---- code ----------------------------------------------------------------------------------------------------------
+
+
+CODE = [
+    ("Take", False),
+    (" `", True),
+    ("len", True),
+    ("`", True),
+    (":\n\n", False),
+    ("```", True),
+    ("python\n", True),
+    ("def f():\n", True),
+    ("\n", True),
+    ("    return 1", True),
+    ("\n", True),
+    ("```", True),
+    ("\n\n", True),  # it ends the line of the fence
+    ("That is all.", False),
+]
+
+
+def test_code_is_in_a_code_font_while_it_comes_before_its_fence_is_closed(opened: Opener, server: Running) -> None:
+    fonts = """[...document.querySelectorAll(".answer .token")].map((one) => getComputedStyle(one).fontFamily)"""
+    with opened(server, is_fed=True) as tab:
+        tab.ask("Write a function")
+        tab.wait_for("writing")
+        for token_idx, (text, _) in enumerate(CODE):
+            token = {"token_id": token_idx, "text": text, "origin": "plain", "alternatives": []}
+            tab.feed(sse((text, [token], None)).removesuffix(b": a comment\r\ndata: [DONE]\r\n\r\n"))
+            expect(tab.page.locator(".answer .token")).to_have_count(token_idx + 1)
+            assert ("mono" in tab.page.evaluate(fonts)[-1].lower()) == CODE[token_idx][1], text
+        tab.page.reload()
+        tab.wait_for("stopped")
+        shown = ["mono" in font.lower() for font in tab.page.evaluate(fonts)]
+        assert shown == [is_code for _, is_code in CODE]
+        assert faults_by_axe(tab.page) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\n```\nb\n\nc\n```\nd\n",
+        "a\n\n~~~~ py\n~~~\n```\n~~~~~\nb\n",
+        "````\n```\n````\nb\n",
+        "```\nopen to the end\n",
+        "``` not ` a fence\nb\n",
+        "```\n``` py\n```\nb\n",
+        "1. a\n\n   ```sh\n   b\n   ```\n\n2. c\n",
+        "- ```\n  b\n  ```\n\nc\n",
+        "> ```\n> b\n> ```\n\nc\n",
+    ],
+)
+def test_code_is_found_line_by_line_where_markdown_finds_it(opened: Opener, server: Running, text: str) -> None:
+    """Letters stand for lines: those in code must be the ones that the finished, formatted answer has in code."""
+    find = """async (text) => {
+      const { CodeFinder } = await import("/playground/code.js");
+      const { formatted } = await import("/playground/markdown.js");
+      const finder = new CodeFinder();
+      const lines = text.split(/(?<=\\n)/).filter((line) => finder.push(line)).filter((line) => /[a-z]/.test(line));
+      return [lines.join(""), [...formatted(text).querySelectorAll("pre")].map((one) => one.textContent).join("")];
+    }"""
+    with opened(server) as tab:
+        found, wanted = tab.page.evaluate(find, text)
+    inside = [line.strip("> ") for line in found.splitlines() if not re.match(r"[\s>\-1.]*(```|~~~)", line)]
+    assert inside == [line.strip() for line in wanted.splitlines() if re.match(r"\s*[a-z]", line)]
+
+
 # ---- copying --------------------------------------------------------------------------------------------------------
 
 

@@ -110,7 +110,9 @@ def test_the_models_may_be_named_in_the_usual_ways(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("prot: 1\n", "unknown name 'prot'.*max-num-seqs"),
+        ("prot: 1\n", r"unknown name 'prot'; did you mean port\?$"),
+        ("max_num_seq: 1\n", r"unknown name 'max_num_seq'; did you mean max-num-seqs\?$"),
+        ("colour: 1\n", "unknown name 'colour'; known: .*max-num-seqs"),
         ("- 1\n", "must map names of flags to values"),
         ("a: [\n", "is not YAML"),
         ("port: {a: 1}\n", "one value or a list"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from card.config import DraftSettings, parse_size
-from card.config.fields import Setting, check, declared, require, setting
+from card.config.fields import Setting, check, declared, refuse_unknown, require, setting
 from card.errors import SettingsError
 from card.protocol.messages import MAX_BEAM_WIDTH, MAX_LEAD
 from card.workers.offers import DRAFTER
@@ -101,9 +101,8 @@ class AdapterSettings:
         if not isinstance(given, Mapping):
             raise SettingsError(f"settings must be a mapping of names to values, got {given!r}")
         known, values = declared(AdapterSettings), dict(given)
+        refuse_unknown(values, known)
         for name, value in given.items():
-            if name not in known:
-                raise SettingsError(f"unknown setting {name!r}; known: {', '.join(known)}")
             one = known[name]
             if value is None and one.is_optional:
                 continue

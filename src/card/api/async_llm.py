@@ -7,7 +7,7 @@ import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +17,7 @@ from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
 from card.api.prompts import Prompt
-from card.config import SamplingParams
+from card.config import LLMSettings, SamplingParams
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.transport.child import DrafterChild
@@ -51,7 +51,7 @@ class AsyncLLM(Hosted):
         spare: DrafterChild | None = None,
         leases: Leases | None = None,
         say: Callable[[str], None] = lambda _: None,
-        **settings: Any,
+        **settings: Unpack[LLMSettings],
     ) -> None:
         """Load the models and bring drafter and engine up; this takes a while and blocks. Arguments are those of `LLM`.
 

@@ -215,6 +215,8 @@ class Host:
         A seed is drawn if there is none. Raises: PromptError for a prompt that is empty or does not fit; SettingsError
         for parameters that this model cannot follow.
         """
+        if not isinstance(params, SamplingParams):
+            raise SettingsError(f"the parameters of a prompt must be card.SamplingParams, got {params!r:.80}")
         unknown = max(params.logit_bias, default=0)
         if unknown >= self.runner.vocab_size:
             raise SettingsError(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
-from card.api.prompts import Prompt
-from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.api.prompts import Prompt, conversations
+from card.config import DraftSettings, EngineSettings, LLMSettings, SamplingParams
 from card.engine.engine import Engine
+from card.errors import SettingsError
+from card.text.prompts import Messages
 from card.transport.child import DrafterChild
 from card.tree.verify import MATCH, Verifier
 from card.workers.metrics import EngineStats
@@ -57,7 +59,7 @@ class LLM(Hosted):
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
         say: Callable[[str], None] = lambda _: None,
-        **settings: Any,
+        **settings: Unpack[LLMSettings],
     ) -> None:
         """Load the models and bring the drafter up.
 
@@ -68,7 +70,7 @@ class LLM(Hosted):
             verifier: decides which candidates stay, see `card.tree.verify`; one that is not exact needs allows_inexact.
             spare: a process for the drafter that was started before this one had loaded torch.
             say: is told what goes on, in words for a user who waits.
-            settings: any field of `EngineSettings` and `DraftSettings`.
+            settings: see `card.LLMSettings`, whose help says what each means and is by default.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         self._host = Host(
@@ -109,21 +111,27 @@ class LLM(Hosted):
 
         Args:
             sampling_params: for all prompts, or one for each.
-        Raises: PromptError for a prompt that is empty or does not fit, before anything runs. A request that fails later
-            has finish_reason "error" in its result, and the others go on.
+        Raises: PromptError for a prompt that is empty or does not fit, and SettingsError for another number of
+            parameters than of prompts, before anything runs. A request that fails later has finish_reason "error" in
+            its result, and the others go on.
         """
-        listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        given = sampling_params or SamplingParams()
-        params = [given] * len(listed) if isinstance(given, SamplingParams) else list(given)
-        prepared = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return self._complete(prepared, texts)
+        is_one = isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable)
+        listed: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item]
+        return self._complete(listed, sampling_params)
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, put into the model's chat template. Raises: PromptError."""
-        return self._complete([self._prepare(messages, sampling_params or SamplingParams())], [None])
+        """Answer a conversation, or each of several, put into the model's chat template, as `generate` does.
+
+        Args:
+            messages: of one conversation, or a list of conversations.
+            sampling_params: for all conversations, or one for each.
+        Raises: PromptError, SettingsError as of `generate`.
+        """
+        return self._complete(conversations(messages), sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
@@ -202,7 +210,11 @@ class LLM(Hosted):
         finally:
             self._end(live)
 
-    def _complete(self, prepared: Sequence[PreparedRequest], prompts: Sequence[str | None]) -> list[RequestOutput]:
+    def _complete(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        params = _shared_out(sampling_params, len(prompts))
+        prepared = [self._prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         lives: list[_UnreadRequest] = []
         try:
             for one in prepared:
@@ -212,7 +224,7 @@ class LLM(Hosted):
             for live in lives:
                 self._end(live)
 
-    def _collect(self, live: _UnreadRequest, prompt: str | None) -> RequestOutput:
+    def _collect(self, live: _UnreadRequest, prompt: Prompt) -> RequestOutput:
         texts, updates = zip(*self._updates(live), strict=True)
         told, request = StreamChunk.of("".join(texts), updates), live.prepared.request
         assert told.finish_reason is not None
@@ -221,7 +233,7 @@ class LLM(Hosted):
         )
         return RequestOutput(
             request_id=request.request_id,
-            prompt=prompt,
+            prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=request.prompt_ids,
             outputs=(completion,),
             method=self.method.name,
@@ -230,3 +242,15 @@ class LLM(Hosted):
             stats=told.stats,
             error=updates[-1].error,
         )
+
+
+def _shared_out(given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """Return the parameters of each prompt. Raises: SettingsError unless they are one for all, or one for each."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        return [SamplingParams() if given is None else given] * num_prompts
+    params = list(given)
+    if len(params) != num_prompts:
+        raise SettingsError(
+            f"got {len(params)} sampling parameters for {num_prompts} prompts; give one for all, or one for each"
+        )
+    return params

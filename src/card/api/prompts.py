@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.config import EngineSettings
+from card.config.fields import plain
 from card.errors import PromptError, SettingsError
 from card.models.loading import load_vision_tower
 from card.models.torch_runner import TorchRunner
@@ -69,14 +69,16 @@ class PromptReader:
             return tuple(encode_prompt(self._tokenizer, prompt))
         if isinstance(prompt, ImagePrompt):
             return prompt
-        given: Sequence[object] = prompt if isinstance(prompt, Sequence) else (None,)
+        listed: object = prompt if isinstance(prompt, Sequence) else _as_list(prompt)
+        given: Sequence[object] = listed if isinstance(listed, Sequence) else (None,)
         if given and isinstance(given[0], Mapping):
             return self._encode_chat(cast(Messages, given))
-        token_ids = [int(token_id) for token_id in given if isinstance(token_id, Integral)]  # NumPy's are Integral too
+        token_ids = [one for one in map(plain, given) if isinstance(one, int)]
         if len(token_ids) < len(given):
+            where = "; give conversations to chat" if isinstance(prompt, Mapping) else ""
             raise PromptError(
                 f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
-                "or one that is token ids, into a list"
+                f"or one that is token ids, into a list{where}"
             )
         return tuple(token_ids)
 
@@ -91,3 +93,21 @@ class PromptReader:
         token_ids = encode_chat(self._tokenizer, messages)
         images = [self._tower.prepare(one) for one in pictures]
         return self._tower.place(token_ids, images) if images else tuple(token_ids)
+
+
+def _as_list(value: Any) -> object:
+    """Return the numbers of an array or a tensor; anything else as it is."""
+    return value.tolist() if hasattr(value, "shape") and hasattr(value, "tolist") else value
+
+
+def conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """Return the conversations of a call: one alone, or each of a list. Raises: PromptError for what is neither."""
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        is_one = not messages or isinstance(messages[0], Mapping)
+        listed: list[Any] = [messages] if is_one else list(messages)
+        if not any(isinstance(one, str | Mapping) or not isinstance(one, Sequence) for one in listed):
+            return listed
+    raise PromptError(
+        'a conversation must be a list of messages such as {"role": "user", "content": "Hi"}, and several of them a '
+        f"list of such lists, got {messages!r:.80}"
+    )

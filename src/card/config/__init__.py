@@ -11,6 +11,7 @@ from card.config.engine import (
     parse_size,
     split_settings,
 )
+from card.config.keywords import LLMSettings
 from card.config.sampling import Grammar, SamplingParams, SamplingRule, ShapingRule
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "EngineSettings",
     "Grammar",
     "Growth",
+    "LLMSettings",
     "Placement",
     "PolicyName",
     "SamplingParams",

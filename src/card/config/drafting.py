@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from card.config.fields import Replaceable, check, require, setting, take_lists
+from card.config.fields import Replaceable, check, make_plain, require, setting
 
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out", "phrases"]
@@ -53,7 +53,7 @@ class DraftSettings(TreeShape, Replaceable):
     hide_images: bool = setting(True, "Hide images from drafters.", shown="--hide-images")
 
     def __post_init__(self) -> None:
-        take_lists(self)
+        make_plain(self)
         check(self)
         is_enough = self.max_nodes >= self.beam_width
         require(is_enough, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from card.config.drafting import DraftSettings
-from card.config.fields import Replaceable, check, require, setting, take_lists
+from card.config.fields import Replaceable, check, make_plain, refuse_unknown, require, setting
 from card.config.selection import parse_selection
-from card.errors import SettingsError
 
 Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
 PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says remote
@@ -106,7 +105,7 @@ class EngineSettings(Replaceable):
         return self.draft_dtype or self.dtype
 
     def __post_init__(self) -> None:
-        take_lists(self)
+        make_plain(self)
         check(self)
         allowed = "a folder; leave it out for the usual one, and set cache to False to keep nothing"
         require(self.cache_dir != "", "cache_dir", allowed, self.cache_dir)
@@ -129,9 +128,7 @@ class EngineSettings(Replaceable):
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
     engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
-    for name in settings:
-        if name not in engine_names | draft_names:
-            raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
+    refuse_unknown(settings, engine_names | draft_names)
     engine = {name: value for name, value in settings.items() if name in engine_names}
     return engine, {name: value for name, value in settings.items() if name in draft_names}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from card.errors import CardError, SettingsError
+from card.errors import CardError, SettingsError, known_instead
 
 T = TypeVar("T")
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
@@ -133,15 +134,23 @@ class Setting:
 
 
 class Replaceable:
-    """Lets a frozen settings object be copied with some values changed; unknown names raise."""
+    """Lets a frozen settings object be copied with some values changed; unknown names raise SettingsError."""
+
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        """Refuse unknown names before the dataclass does: its TypeError says neither what is known nor what is near."""
+        refuse_unknown(values, declared(cls))  # type: ignore[arg-type]  # a class can be hashed
+        return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes``. Raises: SettingsError for a name that does not exist."""
-        known = {f.name for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        for name in changes:
-            if name not in known:
-                raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    """Raise SettingsError for the first of the names that is not known."""
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"unknown setting {name!r}; {known_instead(name, known)}")
 
 
 @cache
@@ -195,19 +204,37 @@ def require(holds: bool, name: str, allowed: str, value: object, error: type[Car
         raise error(f"{name} must be {allowed}, got {value!r}")
 
 
-def take_lists(values: Any) -> None:
-    """Make tuples of what a frozen dataclass was given for its lists: one value alone, or any run of them."""
+def make_plain(values: Any) -> None:
+    """Make plain Python of what a frozen dataclass was given: `plain` numbers, and tuples for its lists.
+
+    A list may be given as one value alone, or as any run of them.
+    """
     for name, one in declared(values.__class__).items():
-        given = getattr(values, name)
-        if not one.is_list or isinstance(given, tuple) or (given is None and one.is_optional):
-            continue
-        if given is None:
-            given = ()
-        elif isinstance(given, one.kind):
-            given = (given,)
-        elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-            given = tuple(given)
+        given = plain(getattr(values, name))
+        if one.is_list and not (given is None and one.is_optional):
+            given = _as_tuple(given, one.kind)
         object.__setattr__(values, name, given)
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy's, an array or tensor of no dimensions too, as Python's own; all else as it is."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, Integral) and not isinstance(value, int):
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, int | float):
+        return float(value)
+    return value
+
+
+def _as_tuple(given: Any, kind: type) -> Any:
+    """Return a tuple of what was given for a list; what is none as it is, to be refused."""
+    if given is None:
+        return ()
+    if isinstance(given, kind):
+        return (given,)
+    is_run = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    return tuple(map(plain, given)) if is_run else given
 
 
 def _is(bound: float | None) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from card.config.fields import Replaceable, check, require, setting, take_lists
+from card.config.fields import Replaceable, check, make_plain, plain, require, setting
 from card.errors import SettingsError
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
@@ -99,7 +99,7 @@ class SamplingParams(Replaceable):
     )
 
     def __post_init__(self) -> None:
-        take_lists(self)
+        make_plain(self)
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         check(self)
         are_within = 0 <= self.min_tokens <= self.max_tokens
@@ -115,12 +115,13 @@ def _checked_bias(given: object) -> LogitBias:
     given = {} if given is None else given
     require(isinstance(given, Mapping), "logit_bias", "a mapping of token ids to numbers", given)
     assert isinstance(given, Mapping)
-    for token_id, value in given.items():
+    biases = {plain(token_id): plain(value) for token_id, value in given.items()}
+    for token_id, value in biases.items():
         is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
         require(is_id, "a token of logit_bias", "an id of 0 or more", token_id)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100.0 <= value <= 100.0
         require(is_number, f"the logit_bias of token {token_id}", "a number from -100 to 100", value)
-    return LogitBias({int(token_id): float(value) for token_id, value in sorted(given.items())})
+    return LogitBias({int(token_id): float(value) for token_id, value in sorted(biases.items())})
 
 
 @dataclass(frozen=True, slots=True)

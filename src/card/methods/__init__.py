@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from card.errors import SettingsError
+from card.errors import SettingsError, known_instead
 from card.methods.method import Method
 
 __all__ = ["METHODS", "OWN_SETTINGS", "STEPWISE", "Method", "find_method"]
@@ -32,5 +32,5 @@ def find_method(name: str) -> Method:
             "card.steps.Arbitrage in Python"
         )
     if name not in METHODS:
-        raise SettingsError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+        raise SettingsError(f"unknown method {name!r}; {known_instead(name, METHODS)}")
     return METHODS[name]

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from card.errors import SettingsError
 
 Values = NDArray[np.float64]
-_GAP = 1.5  # times the usual step; months differ by less
+_GAP = 1.5  # times the usual step; months differ by less, and days when the clocks change
+_CLOCK_CHANGE_S = 3600.0
 
 
 def checked_series(values: Iterable[float] | Values, least: int) -> Values:
@@ -46,6 +47,8 @@ def checked_series(values: Iterable[float] | Values, least: int) -> Values:
 
 def read_series(path: Path, column: str | None = None) -> Values:
     """Return a column of a CSV file with a header. Times in the first column must be evenly spaced.
+
+    Times with UTC offsets are compared in UTC, so that the clocks may change between them; all must have one, or none.
 
     Args:
         column: None takes the only one that holds numbers.
@@ -108,19 +111,30 @@ def _number(path: Path, number: int, column: str, cell: str) -> float:
 
 def _time(cell: str) -> datetime | None:
     try:
-        return None if _is_number(cell) else datetime.fromisoformat(cell.strip()).replace(tzinfo=None)
+        return None if _is_number(cell) else datetime.fromisoformat(cell.strip())
     except ValueError:
         return None
 
 
 def _check_times(path: Path, numbers: Sequence[int], times: Sequence[datetime]) -> None:
+    has_offset = times[0].tzinfo is not None
+    for number, time in zip(numbers, times, strict=True):
+        if (time.tzinfo is not None) != has_offset:
+            told = ("no UTC offset", "have one") if has_offset else ("a UTC offset", "have none")
+            raise SettingsError(
+                f"{path}, line {number}: {time} has {told[0]}, the times before it {told[1]}; give all of them one"
+            )
     steps = [(after - before).total_seconds() for before, after in itertools.pairwise(times)]
     usual = sorted(steps)[len(steps) // 2] if steps else 1.0
     for place, step in enumerate(steps):
+        may_be_clocks = not has_offset and abs(step - usual) == _CLOCK_CHANGE_S
+        advice = "; if the clocks changed there, give times in UTC or with their offsets" if may_be_clocks else ""
         if step <= 0.0:
-            raise SettingsError(f"{path}, line {numbers[place + 1]}: {times[place + 1]} is not after {times[place]}")
+            raise SettingsError(
+                f"{path}, line {numbers[place + 1]}: {times[place + 1]} is not after {times[place]}{advice}"
+            )
         if step > _GAP * usual:
             raise SettingsError(
                 f"{path}, line {numbers[place + 1]}: a gap between {times[place]} and {times[place + 1]}, where"
-                f" {usual:g} s are usual; fill it or cut the series there"
+                f" {usual:g} s are usual; fill it or cut the series there{advice}"
             )

@@ -14,6 +14,7 @@ import msgspec
 import pydantic
 from starlette.requests import ClientDisconnect, Request
 
+from card.errors import did_you_mean
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request
 from card.server.shape import shape_of
@@ -57,7 +58,7 @@ def fitted(content: Mapping[str, Any], model: type[M]) -> M:
     try:
         return model.model_validate(content)
     except pydantic.ValidationError as error:
-        raise _first_of(error) from None
+        raise _first_of(error, model) from None
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
 
@@ -107,14 +108,16 @@ async def _read_bytes(request: Request) -> bytearray:
     return data
 
 
-def _first_of(errors: pydantic.ValidationError) -> ApiError:
+def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> ApiError:
     """Return what is wrong first, in one line."""
     listed = errors.errors(include_url=False, include_context=False)
     unknown = [one for one in listed if one["type"] == "extra_forbidden"]
     error = (unknown or listed)[0]
     param = _shown(".".join(str(part) for part in error["loc"]))
     if unknown:
-        return bad_request(f"{param} is not supported by this server; leave it out", param, "unsupported_parameter")
+        known = [one.alias or name for name, one in model.model_fields.items()] if len(error["loc"]) == 1 else []
+        advice = did_you_mean(param, known) or "leave it out"
+        return bad_request(f"{param} is not supported by this server; {advice}", param, "unsupported_parameter")
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
     is_short = not isinstance(given, str) or len(given) <= _MOST_QUOTED_CHARS

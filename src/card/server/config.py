@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from card.config.fields import check, setting, take_lists
-from card.errors import SettingsError
+from card.config.fields import check, make_plain, setting
+from card.errors import SettingsError, known_instead
 from card.server.admission import as_address, check_host, check_origin
 from card.server.tools.formats import ToolParserName
 
@@ -63,7 +63,7 @@ class ServerSettings:
     log_level: LogLevel = setting("info", "How much to log.")
 
     def __post_init__(self) -> None:
-        take_lists(self)
+        make_plain(self)
         check(self)
         if not all(key.strip() == key and key.isascii() and key for key in self.api_keys):
             raise SettingsError("an API key must be ASCII text without blanks around it; one of those given is not")
@@ -117,8 +117,8 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            flags = ", ".join(sorted(one.replace("_", "-") for one in known))
-            raise SettingsError(f"the config file {path} has an unknown name {key!r}; known: {flags}")
+            flags = {one.replace("_", "-") for one in known}
+            raise SettingsError(f"the config file {path} has an unknown name {key!r}; {known_instead(key, flags)}")
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict | list) for v in value)):
             raise SettingsError(f"{key} in the config file {path} must be one value or a list of values")
         settings[name] = tuple(value) if isinstance(value, list) else value

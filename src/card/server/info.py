@@ -134,6 +134,7 @@ async def version(request: Request) -> Response:
     engine = service.llm.host.settings
     answer = {
         "version": __version__,
+        "served_model_name": service.settings.served_model_names[0],
         "model": known_as(engine.target),
         "draft_model": known_as(engine.draft) if engine.draft is not None else None,
         "method": service.llm.method.name,

@@ -2,6 +2,7 @@
 // One answer as it is written: tinted tokens or formatted text, timeline, figures.
 
 import { Aligner } from "./align.js";
+import { CodeFinder } from "./code.js";
 import { copyButton } from "./copy.js";
 import { duration, make } from "./dom.js";
 import { Figures } from "./figures.js";
@@ -21,12 +22,12 @@ import { Strip } from "./strip.js";
 
 const VIEW_AT = "card.view"; // "formatted" if finished answers are to be shown so
 const STATES = {
-  waiting: "waits",
-  writing: "writes",
+  waiting: "waiting",
+  writing: "writing",
   done: "done",
   stopped: "stopped",
   failed: "failed",
-  skipped: "was not run",
+  skipped: "not run",
 };
 
 /** An answer, from the question's sending to its end. */
@@ -40,6 +41,7 @@ export class Answer {
   state = "waiting";
   endMs = NaN;
   #aligner = new Aligner();
+  #code = new CodeFinder();
   #sentAt = NaN;
   /** @type {[number, Piece[]][]} what came, and when: all that it takes to show the answer again */
   #steps = [];
@@ -107,7 +109,9 @@ export class Answer {
   /** @param {Aligned[]} found */
   #add(found) {
     for (const aligned of found) {
-      this.entries.push({ aligned, element: tokenElement(aligned), roundIdx: this.#roundIdx });
+      const element = tokenElement(aligned);
+      element.classList.toggle("is-code", this.#code.push(aligned.text));
+      this.entries.push({ aligned, element, roundIdx: this.#roundIdx });
       if (originOf(aligned.token.origin).kind !== "accepted") this.#roundIdx += 1;
     }
   }
@@ -186,7 +190,7 @@ export class Answer {
     this.element.classList.toggle("is-empty", hasEnded && !this.entries.length && !this.content);
     this.element.setAttribute("aria-busy", String(state === "writing"));
     const isCut = state === "done" && this.#finishReason === "length";
-    this.#stateLine.textContent = isCut ? "cut off: it may have no more tokens" : STATES[state];
+    this.#stateLine.textContent = isCut ? "cut off at the most tokens it may have" : STATES[state];
   }
 
   // ---- tokens, or formatted text -----------------------------------------------------------------------------------

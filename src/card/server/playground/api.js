@@ -11,7 +11,7 @@
  * @property {number} tokens_per_second after the first token
  * @property {{draft_acceptance_rate: number, num_spec_steps: number, num_accepted_draft_tokens: number,
  *   num_draft_tokens: number, mean_acceptance_length: number}} speculative_decoding
- * @property {{hit_rate: number, speculation: string}} card
+ * @property {{speculation: string}} card
  */
 
 /** What went wrong with a request, in words for whoever asked. */

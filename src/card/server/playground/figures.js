@@ -11,12 +11,12 @@ export class Figures {
   #recent = new Figure("tokens/s", "over the last second");
   #speed = new Figure("tokens/s", "since the first token");
   #perPass = new Figure("tokens/pass", "of the target, mean");
-  #accepted = new Figure("accepted", "of the text, from the cache");
-  #hits = new Figure("hit rate", "passes that found candidates");
-  #candidates = new Figure("acceptance", "of the candidates: at the end");
+  #accepted = new Figure("of text", "was drafted and accepted");
+  #drafted = new Figure("of passes", "had candidates to check");
+  #candidates = new Figure("of candidates", "accepted: told at the end");
 
   constructor() {
-    const all = [this.#speed, this.#recent, this.#perPass, this.#accepted, this.#hits, this.#candidates];
+    const all = [this.#speed, this.#recent, this.#perPass, this.#accepted, this.#drafted, this.#candidates];
     this.element = make("dl", { class: "figures" }, ...all.map((figure) => figure.element));
   }
 
@@ -26,7 +26,7 @@ export class Figures {
     this.#speed.show(short(rounds.tokensPerS));
     this.#perPass.show(short(rounds.tokensPerPass));
     this.#accepted.show(percent(rounds.acceptedShare));
-    this.#hits.show(percent(rounds.readyShare));
+    this.#drafted.show(percent(rounds.draftedShare));
   }
 
   /** @param {Answer} answer */
@@ -38,10 +38,9 @@ export class Figures {
     const found = metrics.speculative_decoding;
     const hasCandidates = found.num_draft_tokens > 0;
     this.#perPass.show(short(found.mean_acceptance_length), `of the target, mean of ${found.num_spec_steps}`);
-    this.#hits.show(hasCandidates ? percent(metrics.card.hit_rate) : "–", "next token was in the cache");
-    const kept = `${found.num_accepted_draft_tokens} of ${found.num_draft_tokens} candidates`;
+    const kept = `accepted: ${found.num_accepted_draft_tokens} of ${found.num_draft_tokens}`;
     const rate = hasCandidates ? percent(found.draft_acceptance_rate) : "–";
-    this.#candidates.show(rate, hasCandidates ? kept : "no candidates");
+    this.#candidates.show(rate, hasCandidates ? kept : "there were none");
   }
 }
 

@@ -79,7 +79,7 @@ async function single(turn, fields, signal) {
 async function race(turn, fields, signal) {
   const card = turn.add({ lane: "card", title: method });
   const plain = turn.add({ lane: "plain", title: "Plain decoding" });
-  plain.wait("runs next, so that neither slows the other");
+  plain.wait("starts when the first has finished, so that neither slows the other");
   try {
     await run(card, fields, signal);
     if (!signal.aborted) await run(plain, { ...fields, speculation: "off" }, signal);

@@ -57,7 +57,7 @@ export function originOf(origin) {
 function accepted(origin) {
   const writers = origin.split("+");
   const names = writers.map((writer) => (writer === DRAFTER ? "the draft model" : `the writer ${writer}`));
-  const explanation = `Accepted from the cache: ${listed(names)} had proposed it, and the target agreed.`;
+  const explanation = `Accepted: ${listed(names)} had proposed it, and the target agreed.`;
   if (writers.length > 1) {
     return { kind: "accepted", className: "accepted by-several", name: "accepted (several agreed)", explanation };
   }

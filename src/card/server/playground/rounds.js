@@ -58,12 +58,12 @@ export class Rounds {
     return this.numPasses ? (this.numTokens - 1) / this.numPasses : NaN;
   }
 
-  /** Share of the passes that found candidates. */
-  get readyShare() {
+  /** Share of the passes that had candidates. */
+  get draftedShare() {
     return this.numPasses ? this.list.slice(1).filter((round) => round.hadCandidates).length / this.numPasses : NaN;
   }
 
-  /** Share of the text that was accepted from the cache. */
+  /** Share of the text that had been drafted and was accepted. */
   get acceptedShare() {
     return this.numTokens ? this.numAccepted / this.numTokens : NaN;
   }
@@ -90,7 +90,7 @@ export class Rounds {
     const sizes = this.list.map((round) => round.classNames.length);
     return (
       `Timeline: ${this.numTokens} tokens in ${this.list.length} passes over ${Math.round(this.lastMs)} ms, ` +
-      `${Math.min(...sizes)} to ${Math.max(...sizes)} tokens each; ${this.numAccepted} were accepted from the cache.`
+      `${Math.min(...sizes)} to ${Math.max(...sizes)} tokens each; ${this.numAccepted} were drafted and accepted.`
     );
   }
 }

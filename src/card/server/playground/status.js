@@ -5,7 +5,8 @@ import { byId } from "./dom.js";
 
 const EVERY_MS = 15_000;
 
-/** @typedef {{model: string, draft_model: string | null, method: string, target_cost: string | null}} Served */
+/** @typedef {{served_model_name: string, model: string, draft_model: string | null, method: string,
+ *   target_cost: string | null}} Served */
 
 /** The line that says how the server does. */
 export class Status {
@@ -54,7 +55,8 @@ export class Status {
 }
 
 /** @param {Served} served */
-function describe({ model, draft_model, method, target_cost }) {
+function describe({ served_model_name, model, draft_model, method, target_cost }) {
   const pair = draft_model ? `${model} with ${draft_model}` : model;
-  return [pair, `method ${method}`, ...(target_cost ? [`target at ${target_cost}`] : [])].join(" · ");
+  const named = served_model_name === model ? pair : `${served_model_name} · ${pair}`;
+  return [named, `method ${method}`, ...(target_cost ? [`target at ${target_cost}`] : [])].join(" · ");
 }

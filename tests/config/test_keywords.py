@@ -1,0 +1,49 @@
+"""The settings as keyword arguments are those that are declared, so that what an editor completes is what counts."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any, Union, Unpack, get_args, get_origin, get_type_hints
+
+import pytest
+
+from card import LLM, AsyncLLM, LLMSettings
+from card.config import DraftSettings, EngineSettings
+from card.config.keywords import NAMED_ARGUMENTS
+
+
+def as_given(hint: Any) -> Any:
+    """Return the type by which a field is given: for a list one value alone, or any run of them."""
+    if get_origin(hint) is tuple:
+        (kind, _) = get_args(hint)
+        return kind | Sequence[kind]
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(as_given(arm) for arm in get_args(hint))]  # noqa: UP007  # of a number that varies
+    return hint
+
+
+def test_every_setting_is_a_keyword_argument_of_its_own_type() -> None:
+    fields = {**get_type_hints(EngineSettings), **get_type_hints(DraftSettings)}
+    wanted = {name: as_given(hint) for name, hint in fields.items() if name not in NAMED_ARGUMENTS}
+    assert get_type_hints(LLMSettings) == wanted, "write fields and types of the settings into card/config/keywords.py"
+    assert not LLMSettings.__required_keys__
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_an_engine_takes_those_settings(kind: type) -> None:
+    hints = get_type_hints(kind.__init__, {**vars(typing), "PreTrainedModel": object, **vars(inspect.getmodule(kind))})
+    assert hints["settings"] == Unpack[LLMSettings]
+    named = set(inspect.signature(kind).parameters) - {"settings"}
+    assert named & get_type_hints(EngineSettings).keys() == NAMED_ARGUMENTS
+    assert not named & get_type_hints(LLMSettings).keys()
+
+
+def test_the_help_of_the_settings_tells_each_with_its_default_and_its_meaning() -> None:
+    told = (LLMSettings.__doc__ or "").splitlines()
+    assert "    budget = 16: Most candidates verified in one target pass." in told
+    assert "    threads = None: CPU threads of the target. None: the fastest." in told
+    for name in get_type_hints(LLMSettings):
+        assert sum(line.startswith(f"    {name} = ") for line in told) == 1
