@@ -261,6 +261,17 @@ def test_the_prompt_may_come_from_a_file(run, models, tmp_path):
     assert run(*args, "--prompt-file", str(path)) == run(*args, PROMPT)
 
 
+def test_a_byte_order_mark_and_ends_of_lines_change_no_answer(run, models, tmp_path):
+    path, schema = tmp_path / "prompt.txt", tmp_path / "schema.json"
+    args = ["generate", *models, "--max-tokens", "16"]
+    wanted = run(*args, "the cat\n\nsat")
+    marked = b"\xef\xbb\xbfthe cat\r\n\r\nsat\r\n"
+    path.write_bytes(marked)
+    assert run(*args, "--prompt-file", str(path)) == run(*args, stdin=marked) == wanted
+    schema.write_bytes(b'\xef\xbb\xbf{"enum": ["cat"]}\r\n')
+    assert run(*args, "--json-schema", str(schema), "hi").out == '"cat"\n'
+
+
 def test_stats_go_to_standard_error(run, models):
     args = ["generate", *models, "--policy", "fixed", "--max-tokens", "16", "--ignore-eos", PROMPT]
     ran = run(*args, "--stats")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,6 +17,7 @@ from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
 from card.methods import METHODS, OWN_SETTINGS, find_method
 from card.models.places import local_model
+from card.text.lines import text_of
 from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs
@@ -212,7 +213,7 @@ shaping_options = with_options(
         help="Add VALUE, -100 to 100, to the logit of this token; may be given several times.",
     ),
     click.option("--json-object", is_flag=True, help="Answer with a JSON object."),
-    click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Answer with JSON of this schema."),
+    click.option("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
     click.option("--regex", help="Answer with a text that this expression matches whole."),
     option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
@@ -235,17 +236,10 @@ def _take_grammar(options: dict[str, Any]) -> Grammar | None:
     if bool(is_object) + (schema is not None) + (regex is not None) > 1:
         raise SettingsError("--json-object, --json-schema and --regex exclude each other; give one of them")
     if schema is not None:
-        return Grammar("json_schema", _text_of(schema))
+        return Grammar("json_schema", text_of(schema.read(), schema.name, SettingsError))
     if regex is not None:
         return Grammar("regex", regex)
     return Grammar("json_object") if is_object else None
-
-
-def _text_of(file: TextIO) -> str:
-    try:
-        return file.read()
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{file.name} is not valid UTF-8: {error}; convert it first") from error
 
 
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:

@@ -30,6 +30,7 @@ from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
 from card.methods import STEPWISE
 from card.models.demo import DEMO_PROBLEMS
+from card.text.lines import read_text, text_of
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
@@ -154,16 +155,12 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
         return str(prompt)
     if file is None and (sys.stdin is None or sys.stdin.isatty()):  # None: closed by the caller
         raise PromptError("no prompt: give it as an argument or on standard input")
-    source = "standard input" if file is None else str(file)
+    if file is not None:
+        return read_text(file).strip("\n")
     try:
-        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        return data.decode("utf-8").strip("\n")
+        return text_of(sys.stdin.buffer.read(), "standard input").strip("\n")
     except OSError as error:
-        raise PromptError(f"{source} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
-        ) from None
+        raise PromptError(f"standard input cannot be read: {error.strerror}") from error
 
 
 def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str:
