@@ -22,6 +22,7 @@ from card.cli.options import (
     option_of,
     sampling_options,
     shaping_options,
+    take_alias,
     take_sampling_params,
     wide_option,
 )
@@ -196,6 +197,7 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 
 
 @command(short_help="Talk with the target model.")
+@click.argument("model", required=False)
 @system_option
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @method_options
@@ -204,10 +206,11 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 @draft_options
 @model_options
 def chat(**options: Any) -> int:
-    """Talk with the target model.
+    """Talk with MODEL, which is the same as --target: a folder, a GGUF file, a hub name, or demo-target.
 
     /help lists what else may be typed. /quit or Ctrl-D ends it, Ctrl-C cuts an answer short.
     """
+    take_alias(options, "model", "target")
     return run("card.cli.chat.run", "", **options)
 
 
