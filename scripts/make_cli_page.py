@@ -28,14 +28,11 @@ HEAD = """\
 # The command `card`
 Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
 [shared ones](#shared-options). Brackets hold the default. An option with `...` may be given several times.
-`--help` says more and shows the common options, `--help-all` every one. `-v` (`--verbose`) logs what happens
-to the drafter. `card --version` prints the version.
+`--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter. `card --version`
+prints the version. [Prompts, chat and Tab](chat.md) have a page.
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
-2 for wrong input, with one line on standard error; 130 after Ctrl-C.
-
-Tab completes names once `~/.bashrc` has `eval "$(_CARD_COMPLETE=bash_source card)"`, `~/.zshrc` the same with
-`zsh_source`, or fish's configuration `_CARD_COMPLETE=fish_source card | source`."""
+2 for wrong input, with one line on standard error; 130 after Ctrl-C."""
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 

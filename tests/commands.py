@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import tempfile
 from dataclasses import dataclass
 
 import pytest
@@ -24,9 +25,11 @@ class Ran:
 
 def exit_status(*args: str, stdin: bytes | None = b"", columns: int = WIDE) -> int:
     """Run `card` with these arguments and this standard input, on an output of so many columns."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as typed:
         patch.setenv("COLUMNS", str(columns))
-        patch.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        typed.write(stdin or b"")
+        typed.seek(0)
+        patch.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(typed, encoding="utf-8"))
         patch.setattr(sys, "argv", ["card", *args])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -57,6 +57,20 @@ def read(name: str, path: Path, limit: int | None = None) -> Dataset:
     return found
 
 
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_ends_of_lines_and_a_byte_order_mark_are_no_part_of_a_question(tmp_path: Path, ends: str) -> None:
+    asked = "a\u2028b\x85c", "d\x0ce"
+    files = {
+        "prompts.txt": asked,
+        "prompts.jsonl": [json.dumps({"question": one}, ensure_ascii=False) for one in asked],
+        "mgsm.tsv": [f"{one}\t3" for one in asked],
+    }
+    for name, lines in files.items():
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + "".join(line + ends for line in lines).encode())
+        assert read(path.stem, path).questions == tuple(Question((one,)) for one in asked), name
+
+
 @pytest.mark.parametrize(("name", "answer"), [("gsm8k", "3"), ("mgsm", "3"), ("prompts", None), ("mbpp", None)])
 def test_a_word_problem_brings_its_answer(tmp_path: Path, name: str, answer: str | None) -> None:
     (question,) = read(name, write(tmp_path / "set.jsonl", RECORDS[name])).questions

@@ -8,6 +8,7 @@ import pytest
 
 from card.api.llm import LLM
 from card.cli.chat import Conversation
+from card.cli.turns import Turn
 from card.config import SamplingParams
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
@@ -31,12 +32,33 @@ def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None
         ]:
             one.type(f"{command}\n")
             at = one.wait_for("> ", after=one.wait_for(said, after=at))
+        one.type("\n")
         one.type("hello\n")
         at = one.wait_for("\n> ", after=one.wait_for("hello\n", after=at))
         one.type("/stats\n")
         one.wait_for("tokens/s", after=at)
         one.type("/quit\n")
         assert one.wait() == 0
+
+
+def test_several_lines_that_are_pasted_or_typed_are_one_turn(pair: Pair) -> None:
+    arguments = ["--target", pair.target, "--method", "vanilla", "--dtype", "float32", "--max-tokens", "4"]
+    with terminal(["chat", *arguments, *UNMEASURED]) as one:
+        at = one.wait_for("> ", after=one.wait_for("/help"))
+        one.type("\x1b[200~/system one\rtwo\rthree\x1b[201~\n")  # as terminals send a paste
+        at = one.wait_for("\n> ", after=one.wait_for("three", after=at))
+        one.type("/stats\n")
+        at = one.wait_for("> ", after=one.wait_for("tokens/s", after=at))
+        one.type('/system """Be\n')
+        at = one.wait_for("... ", after=at)
+        one.type('short."""\n')
+        at = one.wait_for("> ", after=one.wait_for("(the system prompt is set)", after=at))
+        one.type("/system\n")
+        one.wait_for("Be\nshort.\n", after=at)
+        one.type("\x04")
+        assert one.wait() == 0
+    assert "there is no" not in one.text
+    assert one.text.count("(the system prompt is set)") == 1, "the paste was said, not obeyed"
 
 
 def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
@@ -72,16 +94,16 @@ def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got
         LLM(pair.target, dtype="float32") as plain,
     ):
         talk = Conversation(llm, params, shows_stats=False)
-        talk.take("go on")
+        talk.take(Turn("go on"))
         cut = talk.messages[1]["content"]
         whole = plain.chat([{"role": "user", "content": "go on"}], params)[0].outputs[0].text
         assert 0 < len(cut) < len(whole) and whole.startswith(cut)
-        talk.take("and now?")
+        talk.take(Turn("and now?"))
         asked = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": cut}]
         asked.append({"role": "user", "content": "and now?"})
         assert talk.messages[:3] == asked
         assert talk.messages[3]["content"] == plain.chat(asked, params)[0].outputs[0].text
-        talk.take("/reset")
+        talk.take(Turn("", "/reset"))
         assert talk.messages == []
         assert llm.stats().num_running == 0
     assert "[cut short]" in capsys.readouterr().out

@@ -99,6 +99,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", "--target", "{target}", "--draft", "{foreign_draft}", "hi"], "share one tokenizer"),
         (["generate", *PAIR, "--raw", "the cat " * 2500], "the context holds 4096"),
         (["generate", *PAIR, "--max-model-len", "8", "one two three four five six"], "the context holds 8"),
+        (["generate", *PAIR, "--raw", "--system", "a", "hi"], "--system needs the chat template; leave out --raw"),
         (["generate", *PAIR, ""], "the prompt is empty"),
         (["generate", *PAIR], "the prompt is empty"),
         (["generate", *PAIR, "\udcff"], "not valid text"),
@@ -261,6 +262,17 @@ def test_the_prompt_may_come_from_a_file(run, models, tmp_path):
     assert run(*args, "--prompt-file", str(path)) == run(*args, PROMPT)
 
 
+def test_a_byte_order_mark_and_ends_of_lines_change_no_answer(run, models, tmp_path):
+    path, schema = tmp_path / "prompt.txt", tmp_path / "schema.json"
+    args = ["generate", *models, "--max-tokens", "16"]
+    wanted = run(*args, "the cat\n\nsat")
+    marked = b"\xef\xbb\xbfthe cat\r\n\r\nsat\r\n"
+    path.write_bytes(marked)
+    assert run(*args, "--prompt-file", str(path)) == run(*args, stdin=marked) == wanted
+    schema.write_bytes(b'\xef\xbb\xbf{"enum": ["cat"]}\r\n')
+    assert run(*args, "--json-schema", str(schema), "hi").out == '"cat"\n'
+
+
 def test_stats_go_to_standard_error(run, models):
     args = ["generate", *models, "--policy", "fixed", "--max-tokens", "16", "--ignore-eos", PROMPT]
     ran = run(*args, "--stats")
@@ -285,9 +297,44 @@ def test_chat_remembers_until_it_is_cleared(run, plain, models):
         answer = plain.chat(messages, params)[0].outputs[0].text
         messages.append({"role": "assistant", "content": answer})
         wanted += answer + "\n"
-    ran = run("chat", *models, "--max-tokens", "12", "--stats", stdin="\n".join(turns).encode() + b"\n\nnever read\n")
+    ran = run("chat", *models, "--max-tokens", "12", "--stats", stdin=b"\xef\xbb\xbf" + "\r\n\r\n".join(turns).encode())
     assert (ran.status, ran.out) == (0, wanted)
     assert ran.err.count("card: ") == 3
+
+
+def test_a_system_prompt_stands_before_what_is_asked(run, plain, models):
+    params = SamplingParams(temperature=0.0, max_tokens=12, seed=0)
+
+    def answered(*messages: tuple[str, str]) -> str:
+        turns = [{"role": role, "content": content} for role, content in messages]
+        return plain.chat(turns, params)[0].outputs[0].text + "\n"
+
+    asked = ("user", "hello")
+    short, shorter, alone = (
+        answered(*messages)
+        for messages in ([("system", "Be short."), asked], [("system", "Be\nshorter."), asked], [asked])
+    )
+    assert len({short, shorter, alone}) == 3
+    args = [*models, "--max-tokens", "12", "--system", "Be short."]
+    assert run("generate", *args, "hello").out == short
+    typed = ["hello", "/system", "/reset", "/system Be\\", "shorter.", "hello", "/reset", "/system none", "hello"]
+    ran = run("chat", *args, stdin="\n".join(typed).encode())
+    assert (ran.status, ran.out) == (0, short + shorter + alone)
+    assert ran.err == "Be short.\n(forgotten)\n(the system prompt is set)\n(forgotten)\n(no system prompt)\n"
+
+
+def test_chat_names_commands_that_it_does_not_know_instead_of_saying_them(run, plain, models):
+    ran = run("chat", *models, "--max-tokens", "4", stdin=b"/foo bar\n/reset all\n/quit\nnever said\n")
+    assert (ran.status, ran.out) == (0, "")
+    first, second = ran.err.splitlines()
+    assert first.startswith("card: there is no /foo; /help lists what there is")
+    assert second == "card: /reset takes no words, got 'all'"
+
+
+def test_what_is_piped_in_follows_the_prompt(run, models):
+    args = ["generate", *models, "--max-tokens", "16"]
+    joined = run(*args, "the cat\n\nsat")
+    assert run(*args, "the cat", stdin=b"sat\n") == joined != run(*args, "the cat")
 
 
 def test_chat_goes_on_after_a_message_that_does_not_fit(run, models):

@@ -16,6 +16,7 @@ import huggingface_hub
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from huggingface_hub import ModelInfo
 
 from card.api.llm import LLM
 from card.config import SamplingParams
@@ -598,10 +599,10 @@ def test_a_file_on_the_hub_is_fetched_by_its_name(tiny, cache, monkeypatch):
         asked.append((repository, file, options))
         return str(tiny)
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: ModelInfo(id="org/repo"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     assert load_decoder("org/repo/sub/tiny.gguf", cache_dir=cache).dtype == torch.float16
-    assert asked == [("org/repo", "sub/tiny.gguf", {"local_files_only": False})]
+    assert asked == [("org/repo", "sub/tiny.gguf", {"local_files_only": False, "tqdm_class": None})]
 
 
 def test_a_file_that_the_hub_cannot_give_is_one_line():

@@ -7,8 +7,6 @@ arXiv:2210.03057), MT-bench (Zheng et al. 2023, arXiv:2306.05685), HumanEval (Ch
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from card.bench.names import PUBLISHED, shipped, shipped_folder
 from card.errors import BenchError, SettingsError
 from card.text.answers import final_number
+from card.text.lines import file_lines
 from card.text.prompts import encode_chat, encode_prompt
 
 HUB = "hub:"
@@ -231,8 +230,8 @@ def _records(spec: DataSpec) -> Iterator[tuple[int, dict[str, Any]]]:
         elif path.suffix == ".tsv":
             yield from _tsv_rows(spec, path)
         elif path.suffix == ".txt" and spec.format == _PLAIN:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            yield from ((number, {"question": line}) for number, line in enumerate(lines, 1) if line.strip())
+            lines = enumerate(file_lines(path), 1)
+            yield from ((number, {"question": line}) for number, line in lines if line.strip())
         else:
             yield from _json_rows(spec, path)
     except (OSError, UnicodeDecodeError, EOFError) as error:
@@ -240,27 +239,25 @@ def _records(spec: DataSpec) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json_rows(spec: DataSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    open_text: Any = gzip.open if path.suffix == ".gz" else open
-    with open_text(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise _wrong(spec, number, f"no JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise _wrong(spec, number, f"{line.strip()!r:.40}")
-            yield number, record
+    for number, line in enumerate(file_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _wrong(spec, number, f"no JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise _wrong(spec, number, f"{line.strip()!r:.40}")
+        yield number, record
 
 
 def _tsv_rows(spec: DataSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield question and answer of each line, as MGSM publishes them."""
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, cells in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            if len(cells) != 2:
-                raise _wrong(spec, number, f"{len(cells)} columns instead of question and answer")
-            yield number, {"question": cells[0], "answer": cells[1]}
+    for number, line in enumerate(file_lines(path), 1):
+        cells = line.split("\t")
+        if len(cells) != 2:
+            raise _wrong(spec, number, f"{len(cells)} columns instead of question and answer")
+        yield number, {"question": cells[0], "answer": cells[1]}
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import msgspec
 
 from card.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
 from card.errors import BenchError
+from card.text.lines import text_of
 
 VERSION = 1
 
@@ -186,10 +187,10 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line with its number; a last one that was cut off while it was written is left out."""
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
         raise BenchError(f"{path} cannot be read: {error}") from error
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = text_of(data, str(path), BenchError).split("\n")
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is cut off, or nothing
         try:
             record = json.loads(line)

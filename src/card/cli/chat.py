@@ -9,26 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.commands.text import stats_line
+from card.cli.commands.text import stats_line, system_turn
 from card.cli.interrupts import noting_interrupts
 from card.cli.options import demo_note, make_llm, take_sampling_params
 from card.cli.starting import spin_until_first
+from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams
-from card.errors import PromptError
+from card.errors import PromptError, plain_words
 from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM
 
-_HELP = """\
-/reset    forget the conversation
-/stats    show what the last answer cost
-/help     show this
-/quit     leave; so do Ctrl-D and an empty line
-Ctrl-C    cut an answer short; the conversation goes on with what was said"""
+_WORDLESS = frozenset({"/reset", "/stats", "/help", "/quit"})
+_LEAVE = Turn("", command="/quit")
+_NONE = "none"  # behind /system
+_HELP = f"""\
+/system TEXT  set the system prompt from here on; /system shows it, /system {_NONE} leaves it out
+/reset        forget the conversation; the system prompt stays
+/stats        show what the last answer cost
+/help         show this
+/quit         leave; so does Ctrl-D
+Ctrl-C        cut an answer short; the conversation goes on with what was said
+several lines: end each but the last with a backslash, or begin and end with {FENCE}
+in {FENCE}, words that begin with / are said too"""
 
 
-def run(stats: bool, **options: Any) -> None:
+def run(stats: bool, system: str | None, **options: Any) -> None:
     """Do what `card chat` was asked for."""
     params = take_sampling_params(options)
     with make_llm(options) as llm:
@@ -36,9 +43,11 @@ def run(stats: bool, **options: Any) -> None:
             click.echo(f"target costs {llm.target_cost}", err=True)
         if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
-        conversation = Conversation(llm, params, shows_stats=stats)
-        while (line := _ask()) is not None and line != "/quit":
-            conversation.take(line)
+        let_lines_be_edited()
+        conversation = Conversation(llm, params, shows_stats=stats, system=system or "")
+        for turn in read_turns(ask_user):
+            if not conversation.take(turn):
+                break
 
 
 @dataclass(slots=True)
@@ -48,29 +57,43 @@ class Conversation:
     llm: LLM
     params: SamplingParams
     shows_stats: bool
+    system: str = ""  # system prompt
     messages: list[dict[str, str]] = field(default_factory=list)
     stats: RequestStats | None = None  # of the last answer
 
-    def take(self, line: str) -> None:
-        """Do what a line of the user asks for."""
-        if line == "/reset":
+    def take(self, turn: Turn) -> bool:
+        """Do what the user asks for. Returns: whether the conversation goes on."""
+        if not turn.command:
+            self._answer(turn.text)
+        elif turn.command == "/system":
+            self._take_system(turn.text)
+        elif turn.command not in _WORDLESS:
+            what = f"there is no {turn.command}; /help lists what there is, and how to say a line that begins so"
+            click.echo(f"card: {what}", err=True)
+        elif turn.text:
+            click.echo(f"card: {turn.command} takes no words, got {plain_words(turn.text, 40)!r}", err=True)
+        elif turn.command == "/reset":
             self.messages = []
             click.echo("(forgotten)", err=True)
-        elif line == "/stats":
+        elif turn.command == "/stats":
             self._tell_stats()
-        elif line == "/help":
+        elif turn.command == "/help":
             click.echo(_HELP, err=True)
-        elif line.startswith("/") and " " not in line and "/" not in line[1:]:
-            click.echo(f"card: there is no {line}; /help lists what there is", err=True)
-        else:
-            self._answer(line)
+        return turn != _LEAVE
 
-    def _answer(self, line: str) -> None:
+    def _take_system(self, text: str) -> None:
+        if text:
+            self.system = "" if text == _NONE else text
+            click.echo(f"({'the system prompt is set' if self.system else 'no system prompt'})", err=True)
+        else:
+            click.echo(self.system or "(no system prompt)", err=True)
+
+    def _answer(self, text: str) -> None:
         """Stream the answer. The turn is remembered as far as it got, and not at all if nothing came."""
-        asked = {"role": "user", "content": line}
+        asked = {"role": "user", "content": text}
         answer = ""
         try:
-            stream = self.llm.stream([*self.messages, asked], self.params)
+            stream = self.llm.stream([*system_turn(self.system), *self.messages, asked], self.params)
             with noting_interrupts() as interrupt, closing(spin_until_first(stream, "reading")) as chunks:
                 for chunk in chunks:
                     answer += chunk.text
@@ -80,7 +103,8 @@ class Conversation:
                     if interrupt.is_set():
                         break
         except PromptError as error:
-            click.echo(f"card: {error} (/reset forgets the conversation)", err=True)
+            remedy = f", /system {_NONE} the system prompt" if self.system else ""
+            click.echo(f"card: {error} (/reset forgets the conversation{remedy})", err=True)
             return
         click.echo(" [cut short]" if interrupt.is_set() else "")
         if answer:
@@ -101,13 +125,3 @@ def _greet(llm: LLM) -> None:
     click.echo(f"{settings.target} answers{drafted} (method {llm.method.name}). /help lists commands.", err=True)
     if note := demo_note(settings.target):
         click.echo(note, err=True)
-
-
-def _ask() -> str | None:
-    try:
-        line = input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
-    except UnicodeDecodeError:
-        raise PromptError("standard input is not valid UTF-8; convert it first") from None
-    return line.strip() or None

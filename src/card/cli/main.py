@@ -9,7 +9,7 @@ import click
 
 from card import __version__
 from card.cli.commands.measure import bench, plan, profile, report, verify_machine, verify_server
-from card.cli.commands.pairs import check_pair, choose_examples, record, train
+from card.cli.commands.pairs import check_pair, choose_examples, pairs, record, train
 from card.cli.commands.series import forecast
 from card.cli.commands.serve import draft_server, keys, serve
 from card.cli.commands.text import chat, demo, generate
@@ -29,6 +29,7 @@ for command in (
     chat,
     serve,
     demo,
+    pairs,
     check_pair,
     verify_server,
     verify_machine,

@@ -6,17 +6,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from card.bench.names import DRAFTER
+from card.cli.fetching import fetch_models
 from card.cli.starting import load, spinner, start_drafter_child
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
 from card.methods import METHODS, OWN_SETTINGS, find_method
+from card.models.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.places import local_model
+from card.text.lines import text_of
 from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs
@@ -24,6 +27,7 @@ if TYPE_CHECKING:  # loaded when a command runs
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
+NO_DRAFT = "none"
 WITH_DRAFT, ALONE = "card", "suffix"  # the methods taken unless one is named; the latter by docs/methods.md
 _OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
@@ -155,8 +159,16 @@ kernels_option = click.option(
     callback=_use_kernels,
     help="Instructions that exact passes multiply with.  [default: the fastest here]",
 )
+pair_options = with_options(
+    option_of(EngineSettings, "target"),
+    option_of(
+        EngineSettings,
+        "draft",
+        help=f"Draft model, named alike, or {NO_DRAFT}.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
+    ),
+)
 model_options = with_options(
-    *options_of(EngineSettings, "target draft"),
+    pair_options,
     option_of(EngineSettings, "dtype", is_filled=True),
     *options_of(EngineSettings, "draft_dtype draft_vocab"),
     kernels_option,
@@ -212,7 +224,7 @@ shaping_options = with_options(
         help="Add VALUE, -100 to 100, to the logit of this token; may be given several times.",
     ),
     click.option("--json-object", is_flag=True, help="Answer with a JSON object."),
-    click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Answer with JSON of this schema."),
+    click.option("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
     click.option("--regex", help="Answer with a text that this expression matches whole."),
     option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
@@ -235,33 +247,48 @@ def _take_grammar(options: dict[str, Any]) -> Grammar | None:
     if bool(is_object) + (schema is not None) + (regex is not None) > 1:
         raise SettingsError("--json-object, --json-schema and --regex exclude each other; give one of them")
     if schema is not None:
-        return Grammar("json_schema", _text_of(schema))
+        return Grammar("json_schema", text_of(schema.read(), schema.name, SettingsError))
     if regex is not None:
         return Grammar("regex", regex)
     return Grammar("json_object") if is_object else None
 
 
-def _text_of(file: TextIO) -> str:
-    try:
-        return file.read()
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{file.name} is not valid UTF-8: {error}; convert it first") from error
-
-
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
-    """Take target and draft out of ``options``; the built-in draft stands beside the built-in target.
+    """Take target and draft out of ``options``; built-in and known targets have a draft of their own.
 
     Raises: ModelError for a path that is no model, the target's first; SettingsError if the draft is missing.
     """
     target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
     local_model(target)
-    if draft is None and target == DEMO_TARGET:
-        draft = DEMO_DRAFT
     if draft is None and needs_draft:
+        draft = DEMO_DRAFT if target == DEMO_TARGET else _known_draft(target)
+    if draft in (None, NO_DRAFT) and needs_draft:
         raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+    if draft == NO_DRAFT:
+        draft = None
     if draft is not None and needs_draft:
         local_model(draft)
     return target, draft
+
+
+def _pair_of(target: str) -> KnownPair | None:
+    """Return the known pair of a target that is on the hub; a folder here of that name is no such target."""
+    pair = known_pair(target)
+    return pair if pair is not None and local_model(target) is None else None
+
+
+def _known_draft(target: str) -> str | None:
+    """Return the draft model of a target of the known pairs, and tell the user of it."""
+    pair = _pair_of(target)
+    if pair is None:
+        return None
+    click.echo(
+        f"card: {target} brings its draft model, {pair.draft.name}; both files are {gigabytes(pair.num_bytes)}, "
+        f"fetched once, and need {gigabytes(pair.memory_bytes)} of memory; {', '.join(pair.licences)}; "
+        f"--draft {NO_DRAFT} does without",
+        err=True,
+    )
+    return pair.draft.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +307,8 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     Raises: ModelError and SettingsError as `resolve_models`.
     """
     asked = options.pop("method")
-    has_draft = options["draft"] is not None or options["target"] in (None, DEMO_TARGET)
+    has_sibling = options["target"] in (None, DEMO_TARGET) or _pair_of(options["target"]) is not None
+    has_draft = has_sibling if options["draft"] is None else options["draft"] != NO_DRAFT
     has_server = options.get("draft_address") is not None
     wants_draft = DRAFTER in (options.get("writers") or ()) or any(
         options.get(name) is not None for name in _OF_A_DRAFT
@@ -288,6 +316,8 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     goes_alone = not (asked or has_draft or has_server or wants_draft)
     method = asked or (ALONE if goes_alone else WITH_DRAFT)
     needs_draft = find_method(method).needs_draft and not has_server
+    if find_method(method).needs_parallel_draft and options["draft"] is None:
+        options["draft"] = NO_DRAFT  # a sibling is none
     target, draft = resolve_models(options, needs_draft=needs_draft)
     note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
     return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
@@ -296,6 +326,16 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
 def demo_note(target: str) -> str:
     """Return what must be known of the answers of the demo target; nothing of other models."""
     return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
+
+
+def take_alias(options: dict[str, Any], alias: str, name: str) -> None:
+    """Move another spelling of an option to its own. Raises: SettingsError if both are given and differ."""
+    value = options.pop(alias)
+    if value is None:
+        return
+    if options[name] not in (None, value):
+        raise SettingsError(f"{name} is given twice, as {options[name]!r} and as {value!r}; leave one out")
+    options[name] = value
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -308,6 +348,7 @@ def make_llm(options: dict[str, Any]) -> LLM:
     chosen = choose_models(options)
     spare = start_drafter_child(chosen.method, chosen.draft, options)
     make: type[LLM] = load("card.api.llm").LLM
+    fetch_models(chosen.target, chosen.draft)
     with spinner(f"loading {chosen.target}") as say:
         llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
     if chosen.note:  # once it is loaded: what cannot be loaded is one line

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from card.errors import ModelError
 from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.known_pairs import known_file
 
 GGUF_SUFFIX = ".gguf"
 _ADVICE = "give a folder saved by transformers, or a GGUF file"
@@ -43,8 +44,14 @@ def local_model(name: str) -> Path | None:
 
 
 def hub_file(name: str) -> tuple[str, str] | None:
-    """Return repository and file of a hub name such as org/repo/model.gguf; None for the name of a whole model."""
-    found = _HUB_FILE.fullmatch(name) if name.endswith(GGUF_SUFFIX) else None
+    """Return repository and file of a hub name such as org/repo/model.gguf; None for the name of a whole model.
+
+    A repository of the known pairs stands for its file.
+    """
+    if not name.endswith(GGUF_SUFFIX):
+        known = known_file(name)
+        return None if known is None else (known.repository, known.file)
+    found = _HUB_FILE.fullmatch(name)
     return None if found is None else (found[1], found[2])
 
 

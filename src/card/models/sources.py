@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub
 import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, in_few_words
@@ -20,10 +21,11 @@ from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
 from card.models.layer_kinds import unheard_of_kinds
 from card.models.names import OTHER_FAMILY
-from card.models.places import hub_file, local_model
+from card.models.places import GGUF_SUFFIX, hub_file, local_model
 from card.models.weight_files import check_counts, raw_config
 
 _HUB_TIMEOUT_S = 10.0
+_MOST_NAMED = 8  # files of a repository in an error
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
 
 
@@ -47,7 +49,7 @@ def find_source(name: str, cache_dir: str | None) -> Source:
     """Return where ``name`` leads. Raises: ModelError if it is a path that is no model."""
     place, in_hub = local_model(name), hub_file(name)
     if place is None and in_hub is not None:
-        place = _fetched(name, *in_hub)
+        place = fetch(name, *in_hub)
     if place is not None and place.is_file():
         try:
             gguf = GgufSource(place, weights_folder(cache_dir))
@@ -60,8 +62,12 @@ def find_source(name: str, cache_dir: str | None) -> Source:
             check_counts(raw_config(place))
         _check_kind_names(source)
         return source
-    problem = _hub_problem(name)
-    return Source(name, name, is_local=bool(problem), hub_problem=problem)
+    there = _ask_hub(name)
+    if in_repository := there.gguf_files:
+        raise ModelError(
+            f"{name} holds GGUF files and no config.json; name the file, such as {name}/{in_repository[0]}"
+        )
+    return Source(name, name, is_local=bool(there.problem), hub_problem=there.problem)
 
 
 def _check_kind_names(source: Source) -> None:
@@ -81,26 +87,49 @@ def _check_kind_names(source: Source) -> None:
         ) from error
 
 
-def _fetched(name: str, repository: str, file: str) -> Path:
-    """Return a file of the hub, from the local cache if it is there. Raises: ModelError."""
-    source = Source(name, name, is_local=True, hub_problem=_hub_problem(repository))
+def fetch(name: str, repository: str, file: str, bar: type[tqdm] | None = None) -> Path:
+    """Return a file of the hub, from the local cache if it is there.
+
+    Args:
+        bar: class of the bar that shows how far a download is; None: the hub's own.
+    Raises: ModelError, one line, if it cannot be had.
+    """
+    there = _ask_hub(repository)
+    source = Source(name, name, is_local=True, hub_problem=there.problem)
+    is_local = bool(there.problem)
+    if there.gguf_files and file not in there.gguf_files:
+        raise ModelError(f"{repository} has no file {file}; it has {', '.join(there.gguf_files[:_MOST_NAMED])}")
     with explained(source, "{} cannot be fetched"):
-        return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=bool(source.hub_problem)))
+        return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=is_local, tqdm_class=bar))
 
 
-def _hub_problem(name: str) -> str:
-    """Return in a few words why the hub cannot give ``name``; empty if it can. Asks once, without retries."""
+@dataclass(frozen=True, slots=True)
+class _OnHub:
+    """Facts of a repository, by the hub."""
+
+    problem: str = ""  # why it cannot give it, in a few words
+    gguf_files: tuple[str, ...] = ()  # of a repository that holds no config.json
+
+
+def _ask_hub(name: str) -> _OnHub:
+    """Ask the hub about a repository, once and without retries."""
     try:
-        huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+        about = huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
     except GatedRepoError:
-        return "it is gated: accept its licence there and log in with `hf auth login`"
+        return _OnHub("it is gated: accept its licence there and log in with `hf auth login`")
     except RepositoryNotFoundError:
-        return "there is no such public model; a private one needs `hf auth login`"
+        return _OnHub("there is no such public model; a private one needs `hf auth login`")
     except HFValidationError:
-        return "this is not a valid name there"
+        return _OnHub("this is not a valid name there")
     except (OSError, _HTTP_ERROR) as error:
-        return in_few_words(error)
-    return ""
+        return _OnHub(in_few_words(error))
+    files = [one.rfilename for one in about.siblings or ()]
+    found = sorted(file for file in files if file.endswith(GGUF_SUFFIX))
+    return _OnHub(gguf_files=() if "config.json" in files else tuple(sorted(found, key=_is_no_usual_kind)))
+
+
+def _is_no_usual_kind(file: str) -> bool:
+    return "q4_k_m" not in file.lower()
 
 
 @contextlib.contextmanager

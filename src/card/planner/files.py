@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ def read_file(
 ) -> T:
     """Return what a file holds that `decode` of msgspec can read and `check` lets pass. Raises: PlanError."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # editors put it before a file for --edge
     except OSError as error:
         raise PlanError(f"cannot read the {kind} {path}: {error.strerror}") from error
     try:

@@ -11,6 +11,7 @@ from card.config.fields import check, make_plain, setting
 from card.errors import SettingsError, known_instead
 from card.server.admission import as_address, check_host, check_origin
 from card.server.tools.formats import ToolParserName
+from card.text.lines import read_text
 
 SpecMetrics = Literal["none", "summary"]
 GenerationConfigSource = Literal["auto", "none"]
@@ -104,9 +105,7 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the config file {path} cannot be read: {error}") from error
+        content = yaml.safe_load(read_text(path, SettingsError))
     except yaml.YAMLError as error:
         raise SettingsError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:

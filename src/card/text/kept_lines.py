@@ -27,7 +27,7 @@ class KeptLines:
             return
         try:
             whole = path.read_bytes().rpartition(b"\n")[0].decode("utf-8")
-            first, *others = [json.loads(line) for line in whole.splitlines()]
+            first, *others = [json.loads(line) for line in whole.split("\n")]
             self.found = {str(key): value for key, value in others}
             differing = next((name for name in self._facts if first[name] != self._facts[name]), None)
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -17,6 +17,7 @@ from card.cli.options import (
     kernels_option,
     option_of,
     options_of,
+    pair_options,
     parse_names,
     sampling_options,
     wide_option,
@@ -25,8 +26,6 @@ from card.cli.options import (
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.ctc.names import LOSSES
-
-_PAIR = with_options(*options_of(EngineSettings, "target draft"))
 
 
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
@@ -50,9 +49,16 @@ def check_pair(**options: Any) -> int:
     return run("card.cli.check_pair.run", **options)
 
 
+@command(short_help="List known pairs.")
+@json_option
+def pairs(as_json: bool) -> int:
+    """List targets on the hub whose draft model is known: named without --draft, they bring it."""
+    return run("card.cli.pairs.run", "", as_json=as_json)
+
+
 @command(short_help="Record how a pair of models behaves, for plans.")
 @click.option("--out", type=OutputPath(), required=True, help="File to write.")
-@_PAIR
+@pair_options
 @click.option(
     "--data",
     multiple=True,
@@ -83,7 +89,7 @@ def record(**options: Any) -> int:
 @click.option("--regret", is_flag=True, help="Measure the loss.")
 @counted("--seed", default=0, least=0, words="Same seed, same sets.")
 @counted("--threads", words="CPU threads.  [default: torch's choice]")
-@_PAIR
+@pair_options
 @with_options(*options_of(EngineSettings, "dtype device", is_filled=True))
 @json_option
 def choose_examples(**options: Any) -> int:
@@ -103,7 +109,7 @@ def train() -> None:
 
 
 _TRAINING = with_options(
-    _PAIR,
+    pair_options,
     file_option(
         "--prompts",
         words="Prompts, one per line or JSON lines.  [default: word problems]",
@@ -208,7 +214,7 @@ def hivis(**options: Any) -> int:
 
 
 @train.command("router", short_help="Train a router for --method arbitrage.")
-@_PAIR
+@pair_options
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
 @counted("--max-prompts", words="Most prompts.")
 @click.option(
@@ -227,7 +233,7 @@ def router(**options: Any) -> int:
 
 
 @train.command("pard", short_help="Adapt a draft model to draft several tokens a pass.")
-@_PAIR
+@pair_options
 @click.option(
     "--data",
     required=True,

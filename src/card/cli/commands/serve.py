@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from card.cli.fetching import fetch_models
 from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
@@ -23,6 +24,7 @@ from card.cli.options import (
     model_options,
     option_of,
     parse_cores,
+    take_alias,
     with_options,
 )
 from card.cli.starting import load, run, spinner, start_drafter_child
@@ -96,9 +98,7 @@ _server_options = with_options(
     ),
     *(_server_option(name) for name in ("host", "port")),
     click.option("--model", help="Same as MODEL and --target."),
-    click.option(
-        "--draft-model", "--model-draft", "--speculative-model", help="Same as --draft: the model that proposes."
-    ),
+    click.option("--draft-model", "--model-draft", "--speculative-model", help="Same as --draft."),
     *(_server_option(name) for name in declared(ServerSettings) if name not in ("host", "port")),
 )
 
@@ -122,10 +122,10 @@ def serve(model_argument: str | None, **options: Any) -> None:
     _require_extra()
     changes = {name: options.pop(name) for name in declared(ServerSettings)}
     for alias, name in _ALIASES.items():
-        _take_alias(options, alias, name)
+        take_alias(options, alias, name)
     if model_argument is not None:
         options["model_argument"] = model_argument
-        _take_alias(options, "model_argument", "target")
+        take_alias(options, "model_argument", "target")
     chosen = choose_models(options)
     changes["served_model_names"] = changes["served_model_names"] or (known_as(chosen.target),)
     settings = ServerSettings(**{name: value for name, value in changes.items() if value not in (None, ())})
@@ -136,6 +136,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
 
     def make_llm() -> AsyncLLM:
         make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
+        fetch_models(chosen.target, chosen.draft)
         with spinner(f"loading {chosen.target}") as say:
             return make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
 
@@ -144,16 +145,6 @@ def serve(model_argument: str | None, **options: Any) -> None:
 
     status = _server("serving", "importing torch and transformers").serve(make_llm, settings, announce=announce)
     raise SystemExit(status)
-
-
-def _take_alias(options: dict[str, Any], alias: str, name: str) -> None:
-    """Move another spelling of an option to its own. Raises: SettingsError if both are given and differ."""
-    value = options.pop(alias)
-    if value is None:
-        return
-    if options[name] not in (None, value):
-        raise SettingsError(f"{name} is given twice, as {options[name]!r} and as {value!r}; leave one out")
-    options[name] = value
 
 
 def _require_extra() -> None:

@@ -22,9 +22,11 @@ from card.cli.options import (
     option_of,
     sampling_options,
     shaping_options,
+    take_alias,
     take_sampling_params,
     wide_option,
 )
+from card.cli.prompt_input import read_prompt
 from card.cli.starting import load, run, spin_until_first, spinner
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
@@ -36,9 +38,13 @@ if TYPE_CHECKING:  # loaded by make_llm
     from card.workers.metrics import RequestStats
 
 
+system_option = click.option("--system", help="System prompt.")
+
+
 @command(short_help="Continue or answer a prompt.")
 @click.argument("prompt", required=False)
 @file_option("--prompt-file", words="File with the prompt, UTF-8.")
+@system_option
 @file_option("--image", "images", words="Image to show.", multiple=True)
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
@@ -58,6 +64,7 @@ if TYPE_CHECKING:  # loaded by make_llm
 def generate(
     prompt: str | None,
     prompt_file: Path | None,
+    system: str | None,
     images: tuple[Path, ...],
     raw: bool,
     stats: bool,
@@ -66,16 +73,20 @@ def generate(
     router: str | None,
     **options: Any,
 ) -> None:
-    """Answer PROMPT, or standard input if there is no PROMPT or it is "-"; the text streams to standard output.
+    """Answer PROMPT; the text streams to standard output.
 
-    Images stand before the prompt, in their order.
+    What is piped in follows PROMPT and a blank line, or is the prompt if there is none or it is "-". Images stand
+    before the prompt, in their order.
     """
-    text = _read_prompt(prompt, prompt_file)
+    text = read_prompt(prompt, prompt_file)
     params = take_sampling_params(options)
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
+    if raw and system:
+        raise SettingsError("--system needs the chat template; leave out --raw")
     if options["method"] == STEPWISE:
-        for flag, is_given in (("--raw", raw), ("--trace", trace_file is not None), ("--image", bool(images))):
+        beyond = {"--raw": raw, "--trace": trace_file, "--image": images, "--system": system}
+        for flag, is_given in beyond.items():
             if is_given:
                 raise SettingsError(f"{flag} does not go with --method {STEPWISE}; leave it out")
         run(
@@ -94,7 +105,7 @@ def generate(
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
             click.echo(note, err=True)
         with llm.trace() if trace_file else nullcontext() as trace:
-            stream = llm.stream(text if raw else [_turn(text, images)], params)
+            stream = llm.stream(text if raw else [*system_turn(system), _turn(text, images)], params)
             if not as_json:
                 chunks = _show(stream)
             else:
@@ -114,6 +125,11 @@ def _seeing(images: Sequence[Path], raw: bool) -> dict[str, Any]:
     if images and raw:
         raise SettingsError("--image needs the chat template, which places images; leave out --raw")
     return {"max_images": len(images), "image_dir": Path.cwd().anchor} if images else {}
+
+
+def system_turn(system: str | None) -> list[dict[str, str]]:
+    """Return the messages before the first turn of the user: one with the system prompt, if there is one."""
+    return [{"role": "system", "content": system}] if system else []
 
 
 def _turn(text: str, images: Sequence[Path]) -> dict[str, Any]:
@@ -144,26 +160,6 @@ def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
         "target_cost": llm.target_cost,
         "stats": chunks[-1].stats.as_dict(),
     }
-
-
-def _read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt from where it is. Raises: SettingsError for two of them; PromptError if it is not UTF-8."""
-    if file is not None and prompt is not None:
-        raise SettingsError("the prompt is given twice, as an argument and as --prompt-file; leave one out")
-    if file is None and prompt not in (None, "-"):
-        return str(prompt)
-    if file is None and (sys.stdin is None or sys.stdin.isatty()):  # None: closed by the caller
-        raise PromptError("no prompt: give it as an argument or on standard input")
-    source = "standard input" if file is None else str(file)
-    try:
-        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        return data.decode("utf-8").strip("\n")
-    except OSError as error:
-        raise PromptError(f"{source} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
-        ) from None
 
 
 def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str:
@@ -201,6 +197,8 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 
 
 @command(short_help="Talk with the target model.")
+@click.argument("model", required=False)
+@system_option
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @method_options
 @sampling_options
@@ -208,10 +206,11 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 @draft_options
 @model_options
 def chat(**options: Any) -> int:
-    """Talk with the target model.
+    """Talk with MODEL, which is the same as --target: a folder, a GGUF file, a hub name, or demo-target.
 
-    /help lists what else may be typed. An empty line or Ctrl-D ends it, Ctrl-C cuts an answer short.
+    /help lists what else may be typed. /quit or Ctrl-D ends it, Ctrl-C cuts an answer short.
     """
+    take_alias(options, "model", "target")
     return run("card.cli.chat.run", "", **options)
 
 

@@ -1,0 +1,25 @@
+"""`card pairs`: targets on the hub that bring their own draft model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+
+from card.cli.tables import table
+from card.models.known_pairs import KNOWN_PAIRS, gigabytes
+
+
+def run(as_json: bool) -> None:
+    """Do what `card pairs` was asked for."""
+    if as_json:
+        click.echo(json.dumps([asdict(pair) for pair in KNOWN_PAIRS], ensure_ascii=False))
+        return
+    made = table("target", "draft", numbers=("files", "memory"))
+    for pair in KNOWN_PAIRS:
+        sizes = (gigabytes(pair.num_bytes), gigabytes(pair.memory_bytes))
+        made.add_row(pair.target.repository, pair.draft.model, *sizes)
+    Console().print(made)
+    click.echo(f"\nOne command does it: card chat {KNOWN_PAIRS[0].target.repository}")
