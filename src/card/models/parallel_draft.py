@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from card.errors import ModelError
+from card.machine.folders import expanded
 from card.models.names import model_name
 from card.models.places import local_model
 
@@ -118,7 +119,7 @@ def wants_states(draft: str | LoadedModel) -> bool:
     if not isinstance(draft, str):
         facts = parallel_draft_of(draft)
     else:
-        folder = Path(draft).expanduser()  # one that is not there is refused when it is loaded
+        folder = expanded(draft)  # one that is not there is refused when it is loaded
         facts = ParallelDraft.load(folder) if is_parallel_draft(folder) else None
     return facts is not None and facts.states_file is not None
 
