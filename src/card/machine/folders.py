@@ -114,10 +114,10 @@ def opened(file: Path) -> Iterator[BinaryIO]:
 def read_kept(file: Path) -> bytes:
     """Return what a kept file holds. Raises: OSError, also for one that others could have written to."""
     with opened(file) as stream:
-        content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError(0, f"it has more than {_MOST_BYTES} bytes")
-    return content
+        num_bytes = os.fstat(stream.fileno()).st_size  # not the most that it may have: memory would be taken for that
+        if num_bytes > _MOST_BYTES:
+            raise OSError(0, f"it has more than {_MOST_BYTES} bytes")
+        return stream.read(num_bytes)
 
 
 def write_kept(file: Path, content: bytes) -> None:
