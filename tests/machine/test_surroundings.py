@@ -34,9 +34,14 @@ def run(*command: str, env: dict[str, str], stdin: bytes = b"") -> subprocess.Co
     )
 
 
+def told(done: subprocess.CompletedProcess[bytes]) -> list[bytes]:
+    """Return what standard error got, but for lines that tell how long it takes on a busy machine."""
+    return [line for line in done.stderr.splitlines() if not line.endswith(b" s)")]
+
+
 def test_a_user_without_name_and_home_gets_an_answer_and_keeps_things_among_temporary_files(tmp_path: Path) -> None:
     done = run("-c", NAMELESS, "generate", "hi", "--max-tokens", "2", env={"TMPDIR": str(tmp_path)})
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, told(done)) == (0, [])
     assert done.stdout.strip()
     assert {path.name for path in tmp_path.iterdir()} == {f"card-{os.geteuid()}"}
 
@@ -66,7 +71,7 @@ def test_a_prompt_of_utf8_is_read_in_a_locale_of_ascii(tmp_path: Path) -> None:
     done = run(
         "-m", "card", "chat", "--max-tokens", "2", env={**ASCII, "HOME": str(tmp_path)}, stdin="grüße\n".encode()
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, told(done)) == (0, [])
     assert done.stdout.strip()
 
 

@@ -97,7 +97,7 @@ def bench(**options: Any) -> int:
 
 @command(short_help="Make a page and a table of bench files.")
 @click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
+@click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else; without it, print tables.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
@@ -144,7 +144,7 @@ def verify_machine(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
-@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's own]")
+@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's own, and one fewer]")
 @option_of(EngineSettings, "ctc")
 @wide_option
 def profile(**options: Any) -> int:
