@@ -97,7 +97,7 @@ def bench(**options: Any) -> int:
 
 @command(short_help="Make a page and a table of bench files.")
 @click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else; without it, print tables.")
+@click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
