@@ -177,7 +177,8 @@ def _method_option(*names: str) -> Callable[[F], F]:
         EngineSettings,
         "method",
         shell_complete=lambda _, __, begun: [name for name in names if name.startswith(begun)],
-        help=f"One of {', '.join(METHODS)}; card generate takes {STEPWISE} too.  [default: {WITH_DRAFT}; {ALONE} if there is no draft model]",
+        help=f"One of {', '.join(METHODS)}; {STEPWISE} in generate.  "
+        f"[default: {WITH_DRAFT}; {ALONE} without a draft model]",
     )
 
 

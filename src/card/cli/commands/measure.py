@@ -144,7 +144,7 @@ def verify_machine(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
-@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's own, and one fewer]")
+@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's, one fewer]")
 @option_of(EngineSettings, "ctc")
 @wide_option
 def profile(**options: Any) -> int:
