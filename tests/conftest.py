@@ -42,6 +42,13 @@ if TYPE_CHECKING:  # importing torch takes seconds, also in the process that onl
     from card.machine.threads import CoreSet
     from tests.pair import Pair
 
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no line tell that a command takes long: a busy machine takes long, and tests compare what was written."""
+    monkeypatch.setattr("card.machine.pulse.FIRST_S", 3600.0)
+
+
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong

@@ -13,6 +13,7 @@ def main() -> None:
     """Run the command line and exit."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if we were started with it ignored
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    import_module("card.machine.surroundings").settle()
     import_module("card.cli").main()
 
 

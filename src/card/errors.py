@@ -45,6 +45,10 @@ class ModelError(CardError):
     """A model cannot be found, loaded or run: missing path, not a model, unsupported architecture."""
 
 
+class ShortageError(ModelError, MemoryError):
+    """This process has too little memory; the text says what was needed, what there is, and what would do."""
+
+
 class VocabularyError(ModelError):
     """The tokenizers of target and draft do not fit; the text names the first difference."""
 

@@ -236,6 +236,12 @@ def test_the_command_writes_page_and_table(results: Path, tmp_path: Path, run: C
     assert len(table.read_text("utf-8").splitlines()) == 1 + 2 * 6
 
 
+def test_without_a_page_the_command_prints_what_the_run_printed(results: Path, run: Callable[..., Ran]) -> None:
+    ran = run(results)
+    assert (ran.status, ran.err) == (0, "")
+    assert "tokens/s" in ran.out and BASELINE in ran.out and "gsm8k: prompts:" in ran.out
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
@@ -288,10 +294,6 @@ def test_results_that_must_not_be_shown_are_one_line_and_write_nothing(
     assert_one_line(ran, said)
     assert "broken.jsonl, line " in ran.err
     assert sorted(tmp_path.iterdir()) == [broken]
-
-
-def test_a_command_that_would_write_nothing_is_refused(results: Path, run: Callable[..., Ran]) -> None:
-    assert_one_line(run(results), "give --out report.html or --csv file")
 
 
 def test_a_place_that_cannot_be_written_is_one_line(results: Path, tmp_path: Path, run: Callable[..., Ran]) -> None:

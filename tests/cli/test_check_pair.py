@@ -72,7 +72,9 @@ def test_the_demo_pair_gets_a_verdict_that_the_exit_status_repeats(run):
     ran = run("--dtype", "float32", "--max-tokens", "8", "--max-model-len", "256", columns=100)
     lines = ran.out.splitlines()
     assert lines[0] == "target demo-target, draft demo-draft"
-    assert ran.status == (0 if lines[-1].startswith("yes: ") else 1)
+    assert ran.status == (0 if lines[-2].startswith("yes: ") else 1)
+    draft = "--draft demo-draft" if ran.status == 0 else "--method suffix"
+    assert lines[-1] == f"run it: card chat --target demo-target {draft} --dtype float32 --max-model-len 256"
     assert ran.status == 0 or "no: " in ran.out
     assert "\ntarget: own pass in float32; trees of candidates\ndraft: own pass in float32;" in ran.out
     for part in ("tokenizers fit", "memory", "milliseconds a pass", "agreement", "predicted", "measured", "speed-up"):
@@ -345,3 +347,14 @@ def test_a_target_that_runs_alike_with_and_without_turns_is_listed_once():
     listed = [(one.model, one.schedule) for one in latencies(costs())]
     assert listed == [("target", "beside"), ("target", "off"), ("draft", "beside"), ("draft", "turns")]
     assert latencies(costs())[1].pass_ms[1] == pytest.approx(10.0)
+
+
+def test_the_next_command_has_the_users_models_and_options_quoted_and_no_draft_model_that_does_not_pay(monkeypatch):
+    monkeypatch.delenv("CARD_KERNELS", raising=False)
+    asked = dict.fromkeys(check_pair.CARRIED) | {"dtype": "auto", "device": "cpu", "max_model_len": 512}
+    asked |= {"cores": (0, 1), "draft_cores": (1,), "draft_threads": 2}
+    assert check_pair.next_command("my models/big", "small", asked) == (
+        "card chat --target 'my models/big' --draft small --max-model-len 512 --draft-threads 2 --cores 0,1 "
+        "--draft-cores 1"
+    )
+    assert check_pair.next_command("big", None, asked) == "card chat --target big --max-model-len 512 --cores 0,1"

@@ -89,7 +89,10 @@ def test_a_drafter_of_a_target_reads_its_states_and_a_cut_off_training_ends_alik
         (["--draft", "{draft}", "--out", "{folder}/out"], "Missing option '--data'"),
         (["--draft", "{draft}", "--data", "{folder}/none", "--out", "{folder}/out"], "does not exist"),
         (["--draft", "{draft}", "--data", "{data}", "--out", "{data}"], "is a file"),
-        (["--draft", "{draft}", "--data", "{data}", "--out", "{data}/out"], "cannot be made: .*choose another place"),
+        (
+            ["--draft", "{draft}", "--data", "{data}", "--out", "{data}/out"],
+            "cannot be written: .*choose another place",
+        ),
         (["--draft", "{draft}", "--data", "{data}", "--out", "{folder}/done"], "holds a finished drafter already"),
         (["--draft", "{draft}", "--data", "{data}", "--out", "{folder}/out", "--num-tokens", "65"], "must be 2 to 64"),
         (["--draft", "{draft}", "--data", "{data}", "--out", "{folder}/out", "--retention", "2"], "not in the range"),
@@ -104,3 +107,22 @@ def test_wrong_input_is_one_line_and_status_2(run, pair: Pair, data, tmp_path, a
     assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
     assert re.search(said, ran.err), ran.err
     assert not (tmp_path / "out" / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"--data": "broken.jsonl"}, "broken.jsonl, line 1: must be a JSON object"),
+        ({"--out": "file/folder"}, "cannot be written"),
+        ({"--target": "./nowhere"}, "there is no folder ./nowhere"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(run, pair, data, tmp_path, monkeypatch, change, said):
+    monkeypatch.setattr(train_pard, "load_adaptable", lambda *_, **__: pytest.fail("a model was loaded"))
+    (tmp_path / "broken.jsonl").write_text("{}\n")
+    (tmp_path / "file").touch()
+    args = {"--draft": pair.draft, "--data": data, "--out": str(tmp_path / "out")}
+    args |= {flag: value if value.startswith("./") else str(tmp_path / value) for flag, value in change.items()}
+    ran = run(*(word for pair in args.items() for word in pair))
+    assert (ran.status, said in ran.err) == (2, True), ran.err
+    assert not (tmp_path / "out").exists()

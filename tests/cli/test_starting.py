@@ -82,6 +82,12 @@ def test_methods_complete() -> None:
     assert printed.split() == ["plain,specbranch", "plain,specpv"]
 
 
+def test_the_method_of_two_engines_completes_and_is_listed_where_it_can_be_taken() -> None:
+    words = {"COMP_WORDS": "card generate --method arb", "COMP_CWORD": "3"}
+    assert modules_after(env={"_CARD_COMPLETE": "bash_complete", **words})[1].split() == ["plain,arbitrage"]
+    assert "arbitrage in generate" in " ".join(help_of("generate", "--help").split())
+
+
 def test_keys_and_report_load_no_torch(tmp_path: Path) -> None:
     status, printed, loaded = modules_after("keys", str(tmp_path / "keys"))
     assert (status, loaded) == (0, {"zmq"}), printed

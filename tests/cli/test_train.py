@@ -118,7 +118,7 @@ def test_test_prompts_are_what_it_is_judged_by(run, models, prompts_file, tmp_pa
             "begins 'the cat the cat .*leave it out",
         ),
         (["PAIR", "--out", "{folder}/hrad", "--layers", "1", "--max-prompts", "2"], "2 prompts have answers long"),
-        (["PAIR", "--out", "{folder}/hrad", "--dtype", "int4"], "unknown dtype 'int4'"),
+        (["PAIR", "--out", "{folder}/hrad", "--dtype", "int4"], "'int4' is not one of 'auto'"),
         (["PAIR", "--out", "{folder}/hrad", "--device", "toaster"], "device 'toaster' is not available"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:30],

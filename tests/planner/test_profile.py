@@ -10,6 +10,7 @@ import pytest
 from card.errors import PlanError, SettingsError
 from card.planner.measuring import measure_profile
 from card.planner.overheads import measure_overheads
+from card.planner.plan import make_plan
 from card.planner.profile import (
     Overheads,
     PassTable,
@@ -18,6 +19,8 @@ from card.planner.profile import (
     save_profile,
     shipped_profiles,
 )
+from card.planner.scene import Scene
+from card.planner.synthetic import make_synthetic
 from tests.planner.making import flat
 from tests.toy import TableModel
 
@@ -153,3 +156,12 @@ def test_a_measurement_refuses_threads_that_do_not_rise(threads):
     with pytest.raises(PlanError, match="rising order"):
         measure_profile("toy", threads=threads)
     assert issubclass(PlanError, Exception) and not issubclass(PlanError, SettingsError)
+
+
+def test_a_profile_leaves_a_thread_for_a_drafter_so_that_a_plan_with_defaults_has_every_method_of_a_pair(monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("card.planner.measuring._MEASURING_LIMIT_S", 0.2)
+    target, draft = (measure_profile(name, dtype="float32") for name in ("demo-target", "demo-draft"))
+    assert [setup.threads for setup in target.setups] == [1, 2]
+    report = make_plan(Scene(target=target, draft=draft, recording=make_synthetic(0.7)), searches=False)
+    assert {"card", "pearl", "ssd", "specbranch", "sps", "vanilla"} <= {plan.method for plan in report.methods}

@@ -22,8 +22,8 @@ from card.server.accepting import Server
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
+from card.server.listening import bind
 from card.server.service import Service
-from card.server.serving import bind
 from tests.waiting import until
 
 PATIENCE_S = 90.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from card.errors import CardError, SettingsError
 from card.machine.packages import install_command
 from card.server import serving
 from card.server.config import ServerSettings, is_loopback
+from card.server.listening import bind
 from card.server.params import derived_seed, model_defaults, sampling_params
 from card.server.schemas import CompletionRequest
 
@@ -39,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         found.model, found.engine = (target, draft), settings
         raise SettingsError("enough")
 
-    def fake_serve(make_llm: Callable[[], AsyncLLM], settings: ServerSettings, **_: Any) -> int:
+    def fake_serve(make_llm: Callable[[], AsyncLLM], settings: ServerSettings, *_: Any, **__: Any) -> int:
         found.settings = settings
         with pytest.raises(SettingsError, match="enough"):
             make_llm()
@@ -48,6 +50,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     monkeypatch.setattr("card.cli.commands.serve.start_drafter_child", lambda *_: None)  # tests/cli/test_ahead.py
     monkeypatch.setattr("card.api.async_llm.AsyncLLM", fake_llm)
     monkeypatch.setattr(serving, "serve", fake_serve)
+    monkeypatch.setattr("card.cli.commands.serve.bind", lambda settings: nullcontext())
     monkeypatch.setattr("card.server.logs.set_up", lambda level: None)
     yield found
 
@@ -187,12 +190,14 @@ def test_without_the_optional_packages_the_command_says_what_to_install(monkeypa
 
 
 def test_an_address_that_is_taken_is_refused_before_models_are_loaded() -> None:
-    taken = serving.bind(ServerSettings(port=0))
-    taken.listen()
-    port = taken.getsockname()[1]
-    with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1 port {port}"):
-        serving.serve(pytest.fail, ServerSettings(port=port))
-    taken.close()
+    with bind(ServerSettings(port=0)) as taken:  # by a server that still loads its model
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1 port {port}"):
+            bind(ServerSettings(port=port))
+        done = invoke("--port", str(port))
+        assert isinstance(done.exception, SettingsError)
+        assert f"cannot listen on 127.0.0.1 port {port}" in str(done.exception)
+    bind(ServerSettings(port=port)).close()
 
 
 def test_defaults_are_what_the_models_makers_recommend_and_nothing_else() -> None:

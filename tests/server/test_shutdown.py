@@ -91,7 +91,7 @@ def test_sigterm_under_load_lets_what_runs_finish_refuses_the_rest_and_leaves_no
         until(lambda: all_are_gone(drafters))
         log = server.log.read_text("utf-8")
         assert KEY not in log and "secret" not in log, "neither keys nor prompts are logged"
-        events = [line["event"] for line in server.logged()]
+        events = [event for line in server.logged() if not (event := line["event"]).endswith(" s)")]  # of a slow start
         assert events[0] == "ready" and events[-1] == "stopped"
         told = [line for line in server.logged() if line["event"] == "request" and line["status"] == 200]
         assert sorted(line["new_tokens"] for line in told if "new_tokens" in line) == [num_tokens] * num_readers

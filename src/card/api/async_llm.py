@@ -17,9 +17,11 @@ from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
 from card.api.prompts import Prompt
+from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import LLMSettings, SamplingParams
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
+from card.models.shortage import telling_shortage
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.tree.verify import MATCH, Verifier
@@ -57,17 +59,18 @@ class AsyncLLM(Hosted):
 
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self._host = Host(
-            target,
-            draft,
-            tokenizer=tokenizer,
-            method=method,
-            settings=settings,
-            verifier=verifier,
-            spare=spare,
-            leases=leases,
-            say=say,
-        )
+        with telling_shortage(target, draft, max_model_len=settings.get("max_model_len") or DEFAULT_MODEL_LEN):
+            self._host = Host(
+                target,
+                draft,
+                tokenizer=tokenizer,
+                method=method,
+                settings=settings,
+                verifier=verifier,
+                spare=spare,
+                leases=leases,
+                say=say,
+            )
         self._driver = Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()

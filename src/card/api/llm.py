@@ -15,9 +15,11 @@ from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
 from card.api.prompts import Prompt, conversations
+from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import DraftSettings, EngineSettings, LLMSettings, SamplingParams
 from card.engine.engine import Engine
 from card.errors import SettingsError
+from card.models.shortage import telling_shortage
 from card.text.prompts import Messages
 from card.transport.child import DrafterChild
 from card.tree.verify import MATCH, Verifier
@@ -73,16 +75,17 @@ class LLM(Hosted):
             settings: see `card.LLMSettings`, whose help says what each means and is by default.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self._host = Host(
-            target,
-            draft,
-            tokenizer=tokenizer,
-            method=method,
-            settings=settings,
-            verifier=verifier,
-            spare=spare,
-            say=say,
-        )
+        with telling_shortage(target, draft, max_model_len=settings.get("max_model_len") or DEFAULT_MODEL_LEN):
+            self._host = Host(
+                target,
+                draft,
+                tokenizer=tokenizer,
+                method=method,
+                settings=settings,
+                verifier=verifier,
+                spare=spare,
+                say=say,
+            )
         self._engine: Engine = self._host.engine
         self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()

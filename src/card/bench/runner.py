@@ -7,8 +7,8 @@ the decodes that are missing. No time is shown before all texts of a pair were c
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
+from card.machine.pulse import Pulse
 from card.text.answers import final_number
 from card.text.tokens import decode
 from card.workers.trace import Trace
@@ -140,7 +141,7 @@ def _promise(plan: BenchPlan, environment: Environment, console: Console) -> tup
     dtypes: list[str] = []
     for name, open_pair in plan.pairs.items():
         console.print(f"reading {name}", highlight=False, soft_wrap=True)
-        with closing(open_pair(lambda _: None)) as pair:
+        with _told(console, f"reading {name}".__str__), closing(open_pair(lambda _: None)) as pair:
             pairs.append(pair.pair_facts())
             dtypes.append(pair.dtype)
             limits.append((pair.tokenizer, pair.max_model_len))
@@ -230,7 +231,7 @@ def _measure(
     keys = list(planned(run))
     before = read_unchecked(path, run.run_id)
     by_name = {dataset.name: dataset for dataset in datasets}
-    with Step(console, len(keys), len(before.samples)) as step:
+    with Step(console, len(keys), len(before.samples)) as step, step.told_in_pipes():
         try:
             for name, open_pair in plan.pairs.items():
                 own = [key for key in keys if key.pair == name]
@@ -321,14 +322,30 @@ def compare(job: PairJob, path: Path, writer: Writer, run_id: str) -> None:
 # ---- what is shown meanwhile -----------------------------------------------------------------------------------------
 
 
+def _told(console: Console, words: Callable[[], str]) -> AbstractContextManager[object]:
+    """Write a line now and then in the block, where nothing can be drawn."""
+    if console.is_terminal:
+        return nullcontext()
+    return Pulse(words, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+
+
 class Step(Progress):
-    """The progress bar, and what is being done. It is drawn between decodes only: no thread runs beside them."""
+    """The progress bar, and what is being done. It is drawn between decodes only: no thread works beside them."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
         bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         how: dict[str, Any] = {"transient": True, "auto_refresh": False, "speed_estimate_period": _SPEED_PERIOD_S}
         super().__init__(TextColumn("{task.description}"), *bar, console=console, **how)
         self._task = self.add_task("preparing", total=total, completed=done)
+
+    def told_in_pipes(self) -> AbstractContextManager[object]:
+        """Write a line now and then in the block, where nothing can be drawn."""
+        return _told(self.console, self.in_words)
+
+    def in_words(self) -> str:
+        """Return what is being done, and how much is done."""
+        task = self.tasks[0]
+        return f"{task.completed:g} of {task.total:g} decodes; {task.description}"
 
     def say(self, what: str) -> None:
         """Show what is being done."""

@@ -1,22 +1,23 @@
-"""`card report`: bench files in; a page and a table out."""
+"""`card report`: bench files in; tables, a page and a file of all figures out."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from card.bench.report.page import render
 from card.bench.report.table import write_csv
 from card.bench.results import load
 from card.bench.summary import summarise
+from card.bench.tables import SPARE, rich_tables
+from card.cli.tables import show
 from card.errors import BenchError, SettingsError
 
 
 def run(results: tuple[Path, ...], out: Path | None, csv_path: Path | None) -> None:
     """Do what `card report` was asked for."""
-    if out is None and csv_path is None:
-        raise SettingsError("nothing to write: give --out report.html or --csv file")
     summaries = [(run, summarise(run)) for run in load(results)]
     if not any(rows for _, rows in summaries):
         raise BenchError(f"{results[0]} holds no prompt that every row has answered; let card bench finish it")
@@ -30,3 +31,7 @@ def run(results: tuple[Path, ...], out: Path | None, csv_path: Path | None) -> N
         except OSError as error:
             raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
         click.echo(f"wrote {path}", err=True)
+    if out is None:
+        for one, _ in summaries:
+            for shown in rich_tables(one):
+                show(Console(), shown, spare=SPARE)

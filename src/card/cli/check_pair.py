@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,12 +18,13 @@ from rich.text import Text
 
 from card.api.llm import LLM
 from card.cli.files import read_prompts
-from card.cli.options import given, resolve_models
+from card.cli.options import ALONE, DEMO_TARGET, given, resolve_models
 from card.cli.pair_facts import Agreement, Latency, ModelMemory, PairReport, Speeds, latencies, memory_of, verdict
 from card.cli.pair_measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
 from card.cli.starting import spinner
 from card.cli.tables import show, table
-from card.config import DraftSettings
+from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings
+from card.config.fields import declared
 from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
 MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
 _AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
 _NUM_SAMPLE_PROMPTS = 4
+CARRIED = (  # options that the next command is to have too
+    *("target_cost", "dtype", "device", "draft_device", "max_model_len", "threads", "draft_threads"),
+    *("cores", "draft_cores"),
+)
 _SCHEDULES: dict[Schedule, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
 
@@ -49,12 +56,27 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
     assert draft is not None
     sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else read_prompts(prompts)
     with spinner("loading the models", in_pipes=True) as say:
-        report = examine(target, draft, sample, max_tokens, options, say)
+        report = examine(target, draft, sample, max_tokens, dict(options), say)
+    report = replace(report, command=next_command(target, draft if report.is_worth_it else None, options))
     if as_json:
         click.echo(json.dumps(asdict(report), ensure_ascii=False))
     else:
         print_report(Console(), report, is_wide=wide)
     return 0 if report.is_worth_it else 1
+
+
+def next_command(target: str, draft: str | None, options: Mapping[str, Any]) -> str:
+    """Return the command line that talks with a target, as it was measured; without a draft model if that is None."""
+    words = ["card", "chat", "--target", target, *(() if draft is None else ("--draft", draft))]
+    if draft is None and target == DEMO_TARGET:  # which has a draft model unless told otherwise
+        words += ["--method", ALONE]
+    usual = {name: declared(EngineSettings)[name].default for name in CARRIED}
+    carried = {name: options[name] for name in CARRIED if draft is not None or not name.startswith("draft")}
+    for name, value in {**carried, "kernels": os.environ.get(KERNELS_VARIABLE)}.items():
+        if value is not None and value != usual.get(name):
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += ["--" + name.replace("_", "-"), shown]
+    return shlex.join(words)
 
 
 def examine(
@@ -166,6 +188,7 @@ def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None
         console.print()
     answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")
     console.print(answer.append(report.reason, style="default"))
+    console.print(Text(f"run it: {report.command}"), soft_wrap=True)
 
 
 def _memory_table(target: ModelMemory, draft: ModelMemory) -> Table:

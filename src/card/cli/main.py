@@ -15,7 +15,9 @@ from card.cli.commands.serve import draft_server, keys, serve
 from card.cli.commands.text import chat, demo, generate
 from card.cli.help import CardGroup, StderrHandler
 from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
-from card.errors import CardError
+from card.errors import CardError, ShortageError
+from card.machine.memory import is_shortage
+from card.models.shortage import shortage_in_words
 
 
 @click.group(cls=CardGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -58,10 +60,12 @@ def main() -> None:
     except click.ClickException as error:
         _fail(error, error.format_message())
     except CardError as error:
-        _fail(error, str(error))
+        _fail(error, shortage_in_words() if is_shortage(error) and not isinstance(error, ShortageError) else str(error))
     except (click.Abort, KeyboardInterrupt):
         _end_interrupted()
     except Exception as error:
+        if is_shortage(error):
+            _fail(error, shortage_in_words())
         if not is_interrupt(error):
             raise
         _end_interrupted()

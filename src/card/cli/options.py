@@ -16,7 +16,7 @@ from card.cli.starting import load, spinner, start_drafter_child
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
-from card.methods import METHODS, OWN_SETTINGS, find_method
+from card.methods import METHODS, OWN_SETTINGS, STEPWISE, find_method
 from card.models.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.places import local_model
 from card.text.lines import text_of
@@ -182,13 +182,19 @@ model_options = with_options(
     *options_of(EngineSettings, "cores draft_cores", callback=parse_cores),
     *options_of(EngineSettings, "wait_for_drafter cache check cache_dir drafter_timeout_s"),
 )
-method_options = with_options(
-    option_of(
+
+
+def _method_option(*names: str) -> Callable[[F], F]:
+    return option_of(
         EngineSettings,
         "method",
-        shell_complete=lambda _, __, begun: [name for name in METHODS if name.startswith(begun)],
-        help=f"One of {', '.join(METHODS)}.  [default: {WITH_DRAFT}; {ALONE} if there is no draft model]",
-    ),
+        shell_complete=lambda _, __, begun: [name for name in names if name.startswith(begun)],
+        help=f"One of {', '.join(METHODS)}; {STEPWISE} in generate.  "
+        f"[default: {WITH_DRAFT}; {ALONE} without a draft model]",
+    )
+
+
+_how_it_drafts = with_options(
     *options_of(EngineSettings, "placement schedule policy"),
     option_of(EngineSettings, "writers", help=_WRITERS),
     option_of(EngineSettings, "judge"),
@@ -197,6 +203,8 @@ method_options = with_options(
     option_of(EngineSettings, "draft_optional", "--draft-optional/--draft-required"),
     option_of(EngineSettings, "draft_keys"),
 )
+method_options = with_options(_method_option(*METHODS), _how_it_drafts)
+all_method_options = with_options(_method_option(*METHODS, STEPWISE), _how_it_drafts)  # those of two engines as well
 draft_options = with_options(
     *options_of(
         DraftSettings,

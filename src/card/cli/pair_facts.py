@@ -93,6 +93,7 @@ class PairReport:
     predicted_tokens_per_s: dict[Schedule, float] | None = None  # from latencies and agreement
     speeds: Speeds | None = None
     left_out: tuple[str, ...] = ()  # what there was no time for
+    command: str = ""  # for a shell: runs the target as it is best here
 
 
 def memory_of(model: LoadedModel, runner: TorchRunner, num_copies: int) -> ModelMemory:

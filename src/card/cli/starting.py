@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from card.cli.interrupts import leaving_at_once
 from card.machine.container import cpu_quota, num_usable_cores
+from card.machine.pulse import Pulse, write_line
 from card.methods import find_method
 from card.transport.child import DrafterChild
 
@@ -20,26 +21,33 @@ Say = Callable[[str], None]  # takes what is being done now, such as "loading de
 
 
 @contextmanager
-def spinner(words: str, *, in_pipes: bool = False) -> Iterator[Say]:
+def spinner(words: str, *, in_pipes: bool = False, write: Say = write_line) -> Iterator[Say]:
     """Spin until the block ends; yields what changes the words.
 
+    Where standard error is no terminal, a line tells the words now and then (`Pulse`).
+
     Args:
-        in_pipes: where standard error is no terminal, write the words as a line each time; else nothing is written
-            there.
+        in_pipes: write the words there as a line each time, too.
+        write: takes these lines.
     """
     if sys.stderr is None or not sys.stderr.isatty():
-        say: Say = _say_in_a_line if in_pipes and sys.stderr is not None else lambda _: None
-        say(words)
-        yield say
+        now = words
+
+        def say(words: str) -> None:
+            nonlocal now
+            is_new, now = words != now, words
+            if in_pipes and is_new:
+                write(words)
+
+        if in_pipes:
+            write(words)
+        with Pulse(lambda: now, write):
+            yield say
         return
     console = import_module("rich.console").Console(stderr=True)  # rich only where it draws: importing it takes a while
     escape = import_module("rich.markup").escape
     with console.status(escape(words)) as status:
         yield lambda words: status.update(escape(words))
-
-
-def _say_in_a_line(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
 
 
 def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]:
@@ -56,16 +64,17 @@ def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]
 _WORDS = "importing torch and transformers"
 
 
-def load(name: str, words: str = _WORDS) -> Any:
+def load(name: str, words: str = _WORDS, write: Say = write_line) -> Any:
     """Return a module, imported now if it was not yet. Ctrl-C meanwhile ends the process at once.
 
     Args:
         words: for the spinner; empty for a module that is there at once.
+        write: as of `spinner`.
     """
     if name in sys.modules:
         return import_module(name)
     _limit_threads()
-    with leaving_at_once(), spinner(words) if words else nullcontext(), _garbage_left_alone():
+    with leaving_at_once(), spinner(words, write=write) if words else nullcontext(), _garbage_left_alone():
         return import_module(name)
 
 

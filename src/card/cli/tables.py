@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from card.machine.pulse import Pulse
 
 _WIDEST = 10_000
 
@@ -43,11 +46,23 @@ def table(*words: str, numbers: Iterable[str] = (), title: str | None = None) ->
     return made
 
 
-def progress_bar() -> Progress:
-    """Return a bar on standard error that goes when it is done; it is not drawn where that is no terminal."""
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show a bar on standard error until the block ends; where that is no terminal, a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    is_drawn = console.is_terminal
+    progress = Progress(*columns, console=console, transient=True, disable=not is_drawn)
+    with progress, nullcontext() if is_drawn else Pulse(lambda: progress_in_words(progress)):
+        yield progress
+
+
+def progress_in_words(progress: Progress) -> str:
+    """Return how far the newest task is."""
+    if not progress.tasks:
+        return "preparing"
+    task = progress.tasks[-1]
+    return task.description if task.total is None else f"{task.description}: {task.completed:g} of {task.total:g}"
 
 
 def _natural_width(console: Console, table: Table) -> int:

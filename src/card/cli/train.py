@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.bench.datasets import Question
-from card.cli.files import read_prompts
+from card.cli.files import check_can_write, read_prompts
 from card.cli.options import resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import progress_bar, table
@@ -45,13 +45,14 @@ class TrainingPair:
 def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
     """Do what `card train hrad` was asked for. Raises: CardError of any kind."""
     check_folder(out)
+    check_can_write(out)
+    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
     questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
     test_questions = () if test_prompts is None else read_prompts(test_prompts)
     pair = load_training_pair(options)
     shape = {name: options[name] for name in ("num_layers", "num_speculative_tokens")}
     collector = RoundCollector(pair.target, pair.draft, max_tokens=options["max_tokens"], end_ids=pair.end_ids, **shape)
     facts = target_facts(pair.target, draft=pair.draft_name, **shape)
-    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
     prompt_ids, test_ids = (
         encode_questions(pair.tokenizer, some, collector.max_prompt_tokens) for some in (questions, test_questions)
     )

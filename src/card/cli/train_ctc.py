@@ -14,9 +14,9 @@ from card.ctc.training import TrainSettings, train_head
 def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: int, seed: int, **options: Any) -> None:
     """Do what `card train ctc` was asked for. Raises: CardError of any kind."""
     settings = TrainSettings(loss=loss, epochs=epochs, seed=seed)  # type: ignore[arg-type]
+    questions = read_prompts(data)[:max_prompts]
 
     def prompts_for(target: HeadTarget) -> list[list[int]]:
-        questions = read_prompts(data)[:max_prompts]
         return encode_questions(target.tokenizer, questions, target.runner.max_model_len - 1)
 
     trained = train_on_own_texts(settings, train_head, prompts_for, out=out, seed=seed, **options)

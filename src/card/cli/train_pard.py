@@ -7,14 +7,16 @@ from typing import Any
 
 from rich.console import Console
 
+from card.cli.files import check_can_write
 from card.cli.starting import spinner
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.models.checkpoint import Checkpoint
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
+from card.models.places import local_model
 from card.models.state_input import StateInput
-from card.pard.folders import Adaptable, clipped, load_adaptable, read_documents
+from card.pard.folders import Adaptable, clipped, load_adaptable, read_texts
 from card.pard.rows import Document
 from card.pard.teacher import Teacher
 from card.pard.training import Trained, TrainSettings, train_pard
@@ -32,9 +34,14 @@ def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_
     if is_parallel_draft(out) and not (out / CHECKPOINT).exists():
         raise SettingsError(f"{out} holds a finished drafter already; choose another folder, or delete that one")
     settings = TrainSettings(**{name: options[name] for name in _SETTINGS})
+    check_can_write(out / CHECKPOINT)
+    for name in (draft, target):
+        if name is not None:
+            local_model(name)
+    texts = read_texts(data)
     with spinner("loading the model"):
         begun = load_adaptable(draft, device=options["device"])
-        documents = clipped(read_documents(data, begun.tokenizer), begun.model)
+        documents = clipped([text.encode(begun.tokenizer) for text in texts], begun.model)
         teacher = None
         if target is not None:
             teacher = _teacher(target, draft, begun, settings.seed if target_features else None, options["device"])

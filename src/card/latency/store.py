@@ -17,7 +17,7 @@ from card import __version__
 from card.config import EngineSettings
 from card.kernels.int8_linear import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
-from card.machine.folders import is_safe_folder, read_kept, write_kept
+from card.machine.folders import expanded, is_safe_folder, read_kept, write_kept
 from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
@@ -201,7 +201,7 @@ def _digest(entries: dict[str, _Entry]) -> str:
 
 def _identity(model: str) -> str:
     """Return a model's name, and for a folder or a GGUF file a digest of what tells its weights from others'."""
-    folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else Path(model).expanduser()
+    folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else expanded(model)
     if folder.is_file() and is_gguf(folder):
         stat = folder.stat()
         return hashlib.sha256(repr((folder.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()[:32]

@@ -31,11 +31,24 @@ def weights_folder(cache_dir: str | None) -> Path | None:
 
 
 def cache_folder(given: str | None) -> Path:
-    """Return the folder for what may be kept between starts: as given, or by the system's custom."""
+    """Return the folder for what may be kept between starts: as given, or by the system's custom.
+
+    A user without a home has one in the folder for temporary files.
+    """
     if given is not None:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "card"
+        return expanded(given)
+    kept = os.environ.get("XDG_CACHE_HOME")
+    if kept:
+        return Path(kept) / "card"
+    home = expanded("~")
+    if home == Path("~"):
+        return Path(os.environ.get("TMPDIR") or "/tmp") / f"card-{os.geteuid()}"
+    return home / ".cache" / "card"
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with ~ replaced by the home; as it is where there is none, as shells do."""
+    return Path(os.path.expanduser(path))
 
 
 def is_safe_folder(folder: Path, what: str) -> bool:
@@ -101,10 +114,10 @@ def opened(file: Path) -> Iterator[BinaryIO]:
 def read_kept(file: Path) -> bytes:
     """Return what a kept file holds. Raises: OSError, also for one that others could have written to."""
     with opened(file) as stream:
-        content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError(0, f"it has more than {_MOST_BYTES} bytes")
-    return content
+        num_bytes = os.fstat(stream.fileno()).st_size  # not the most that it may have: memory would be taken for that
+        if num_bytes > _MOST_BYTES:
+            raise OSError(0, f"it has more than {_MOST_BYTES} bytes")
+        return stream.read(num_bytes)
 
 
 def write_kept(file: Path, content: bytes) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 from pathlib import Path
 
+from card.errors import CardError
 from card.machine.container import SYSTEM, memory_left, memory_limit
 
 try:
@@ -15,6 +17,11 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
+# How the system, torch, LLVM and C++ say it; torch has no exception of its own for the CPU.
+_WORDS = re.compile(
+    r"(can't|cannot|unable to|failed to) (allocate|map segment)|(not enough|out of) memory|bad_alloc", re.IGNORECASE
+)
+_LEAST_BYTES = 1 << 29  # with less left, a library that "cannot be found", or a thread, had no room
 _KIB = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -35,6 +42,37 @@ def free_memory(root: Path = SYSTEM) -> int:
         most = resource.getrlimit(resource.RLIMIT_AS)[0]  # of addresses, which what is mapped takes too
         bounds.append(None if most == resource.RLIM_INFINITY else most - own.get("VmSize", 0))
     return max(0, min(bound for bound in bounds if bound is not None))
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Return whether an error comes of too little memory, whatever a library, or we, have made of it since."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if not isinstance(error, CardError) and (_WORDS.search(str(error)) or _has_not_begun(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _has_not_begun(error: BaseException) -> bool:
+    """Return whether a library or a thread could not begin, and memory is what it lacked."""
+    return ("shared object" in str(error) or "start new thread" in str(error)) and free_memory() < _LEAST_BYTES
+
+
+def memory_in_words() -> str:
+    """Return how much memory this process may have, and by what."""
+    bounds = [(whole_memory(), "on this machine"), (memory_limit(), "in this container")]
+    if resource is not None:
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        bounds.append((None if most == resource.RLIM_INFINITY else most, "under ulimit -v"))
+    least, where = min((bound, where) for bound, where in bounds if bound is not None)
+    return f"{in_gigabytes(free_memory())} of {in_gigabytes(least)} {where} were left"
+
+
+def in_gigabytes(num_bytes: int) -> str:
+    """Return a size for users."""
+    return f"{num_bytes / 1e9:.2f} GB"
 
 
 def whole_memory(root: Path = SYSTEM) -> int:

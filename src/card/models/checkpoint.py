@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from card.errors import ModelError
+from card.machine.memory import is_shortage
 
 _WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, where it ends
 _LONGEST_VALUE = 100  # characters of a fact; a longer one, such as the data, is kept as its digest
@@ -47,6 +48,8 @@ class Checkpoint:
             found, state = json.loads(saved["facts"]), RunState(**saved["state"])
             weights, moments = saved["weights"], saved["optimizer"]
         except Exception as error:  # of zip files, pickles and what is in them: almost anything
+            if is_shortage(error):
+                raise
             raise ModelError(f"{self.path} is cut off or damaged; delete it to begin anew") from error
         for name, value in self._all(facts).items():
             if found.get(name) != value:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from card.errors import ModelError
+from card.machine.folders import expanded
 from card.models.weight_files import raw_config
 
 if TYPE_CHECKING:
@@ -157,6 +158,6 @@ def wants_states(draft: str | LoadedModel) -> bool:
     if not isinstance(draft, str):
         facts = parallel_draft_of(draft)
     else:
-        folder = Path(draft).expanduser()  # one that is not there is refused when it is loaded
+        folder = expanded(draft)  # one that is not there is refused when it is loaded
         facts = ParallelDraft.load(folder) if (folder / FILE).is_file() else None
     return facts is not None and facts.states_file is not None

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from card.errors import ModelError
+from card.machine.folders import expanded
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.known_pairs import known_file
 
@@ -21,7 +22,7 @@ def local_model(name: str) -> Path | None:
     """
     if name in DEMO_NAMES:
         return demo_folder(DEMO_NAMES[name])
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not name or not (_looks_like_path(name) or path.exists()):
         return None
     if not path.exists():

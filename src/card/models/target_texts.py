@@ -14,6 +14,7 @@ from torch import Tensor
 
 from card.config import SamplingRule
 from card.errors import ModelError
+from card.machine.memory import is_shortage
 from card.models.features import FINAL, FeatureWish
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
@@ -73,6 +74,8 @@ class TargetTexts:
                     return None
                 return cls(**{one.name: file.get_tensor(one.name) for one in fields(cls)})
         except (SafetensorError, OSError) as error:
+            if is_shortage(error):
+                raise
             raise ModelError(f"{path} is cut off or damaged; delete it to begin anew") from error
 
 

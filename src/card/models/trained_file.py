@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from card.errors import ModelError
+from card.machine.memory import is_shortage
 
 T = TypeVar("T")
 
@@ -48,11 +49,15 @@ class TrainedFile:
                 facts: Mapping[str, str] = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
+            if is_shortage(error):
+                raise
             raise ModelError(f"{path} is cut off or damaged: {error}; train it again with {self.command}") from error
         if facts.get("format") != self.format:
             raise ModelError(f"{path} is no {self.kind} ({self.format}); give a file that {self.command} wrote")
         try:
             return make(facts, tensors)
         except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
+            if is_shortage(error):
+                raise
             what = " ".join(str(error).split())
             raise ModelError(f"{path} is damaged: {what}; train it again with {self.command}") from error

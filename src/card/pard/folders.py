@@ -125,7 +125,26 @@ def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text to learn."""
+
+    text: str
+    question: str | None = None  # that it answers; None: all of the text is learnt
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> Document:
+        """Return its tokens. Raises: PromptError."""
+        if self.question is None:
+            return Document(encode_prompt(tokenizer, self.text))
+        return _answered(tokenizer, self.question, self.text)
+
+
 def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Document]:
+    """Return the tokens of the texts of a file. Raises: PromptError that names the line."""
+    return [text.encode(tokenizer) for text in read_texts(path)]
+
+
+def read_texts(path: Path) -> list[Text]:
     """Return the texts of a UTF-8 file: of JSON lines with "question" and "answer" or with "text", else plain lines.
 
     Raises: PromptError that names the line.
@@ -133,8 +152,8 @@ def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Docum
     numbered = numbered_lines(path, "texts")
     is_json = path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
     if not is_json:
-        return [_plain(tokenizer, line) for _, line in numbered]
-    return [_of_json(tokenizer, path, number, line) for number, line in numbered]
+        return [Text(line) for _, line in numbered]
+    return [_of_json(path, number, line) for number, line in numbered]
 
 
 def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]:
@@ -143,23 +162,19 @@ def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]
     return [Document(document.token_ids[:most], document.first) for document in documents]
 
 
-def _of_json(tokenizer: PreTrainedTokenizerBase, path: Path, number: int, line: str) -> Document:
+def _of_json(path: Path, number: int, line: str) -> Text:
     try:
         row = json.loads(line)
         question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
     except (ValueError, AttributeError, RecursionError):
         question = answer = text = None
     if isinstance(question, str) and isinstance(answer, str) and question.strip():
-        return _answered(tokenizer, question, answer)
+        return Text(answer, question)
     if isinstance(text, str) and text:
-        return _plain(tokenizer, text)
+        return Text(text)
     raise PromptError(
         f'{path}, line {number}: must be a JSON object with "question" and "answer", or with "text"; got {line[:60]!r}'
     )
-
-
-def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> Document:
-    return Document(encode_prompt(tokenizer, text))
 
 
 def _answered(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> Document:

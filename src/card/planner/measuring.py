@@ -45,7 +45,7 @@ def measure_profile(
 
     Args:
         target_cost: inflate it to the price of so many parameters.
-        threads: numbers of CPU threads to measure, rising; torch's own if empty.
+        threads: numbers of CPU threads to measure, rising; if empty torch's own, and one fewer, as beside a drafter.
         ctc: file of a head that drafts for the model, to be timed too.
         tell: is told what is being done.
     Raises: ModelError if it cannot be loaded, or the head is of another one; PlanError for threads that do not rise
@@ -64,7 +64,7 @@ def measure_profile(
     runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=_TREE_ROWS)
     is_cpu = runner.device.type == "cpu"
     setups = []
-    for count in threads or (torch.get_num_threads(),):
+    for count in threads or _usual_threads(is_cpu):
         with pinned(CoreSet((), count if is_cpu else None, runner.is_exact)):
             tell(f"measuring passes{f' with {count} threads' if is_cpu else ''}")
             runner.warm_up(16)
@@ -92,3 +92,9 @@ def measure_profile(
         setups=tuple(setups),
         overheads=overheads,
     )
+
+
+def _usual_threads(is_cpu: bool) -> tuple[int, ...]:
+    """Return torch's own number of threads, and one fewer: a drafter in a process of its own takes one from a plan."""
+    most = torch.get_num_threads()
+    return (most - 1, most) if is_cpu and most > 1 else (most,)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from card.config.fields import check, make_plain, setting
 from card.errors import SettingsError, known_instead
+from card.machine.folders import expanded
 from card.server.admission import as_address, check_host, check_origin
 from card.server.tools.formats import ToolParserName
 from card.text.lines import read_text
@@ -92,7 +93,7 @@ def is_loopback(host: str) -> bool:
 
 def known_as(source: str) -> str:
     """Return the name of a model that everyone may know: of one that is a file or a folder, not where it lies."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     return path.absolute().name if path.is_absolute() or path.exists() else source
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from card.api.async_llm import AsyncLLM
-from card.errors import SettingsError, WorkerError
+from card.errors import WorkerError
 from card.server.accepting import Server, room_for
 from card.server.app import make_app
 from card.server.config import ServerSettings
@@ -32,24 +32,12 @@ _DEAD_ENGINE = 1  # exit status
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """Take the address, before models are loaded for nothing. Raises: SettingsError if it cannot be had."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        own = socket.socket(family, kind, protocol)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(address)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
-        ) from error
-    return own
-
-
 def serve(
-    make_llm: Callable[[], AsyncLLM], settings: ServerSettings, *, announce: Callable[[str], None] = lambda _: None
+    make_llm: Callable[[], AsyncLLM],
+    settings: ServerSettings,
+    own: socket.socket,
+    *,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Load the model and serve it until a signal or the engine's death ends the process's work; return the exit status.
 
@@ -57,10 +45,10 @@ def serve(
     at once. Must be called in the main thread.
 
     Args:
+        own: listens on the address of the settings; is closed at the end.
         announce: is told the address once requests are answered.
     Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
     """
-    own = bind(settings)
     settings = replace(settings, max_connections=room_for(settings.max_connections))
     try:
         llm = make_llm()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from card.errors import ModelError
+from card.machine.memory import is_shortage
 
 
 class KeptLines:
@@ -31,6 +32,8 @@ class KeptLines:
             self.found = {str(key): value for key, value in others}
             differing = next((name for name in self._facts if first[name] != self._facts[name]), None)
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if is_shortage(error):
+                raise
             raise self.damage(error) from error
         if differing:
             raise ModelError(

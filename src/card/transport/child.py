@@ -26,7 +26,20 @@ _COMMAND = (sys.executable, "-P", "-E", "-c", _PROGRAM)
 
 # What the libraries below the draft model read. Everything else, keys above all, stays with the parent.
 _KEPT_NAMES = frozenset(
-    {"HOME", "USERPROFILE", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "VIRTUAL_ENV"}
+    {
+        "HOME",
+        "LOGNAME",
+        "USERPROFILE",
+        "PATH",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "TEMP",
+        "TMP",
+        "SYSTEMROOT",
+        "VIRTUAL_ENV",
+    }
     | {"LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     | {"http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", KERNELS_VARIABLE}
 )

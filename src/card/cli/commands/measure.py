@@ -83,7 +83,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
 @click.option("--coupling-report", is_flag=True, help="Add rows without coupled noise.")
 @click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by chance; not exact.")
-@click.option("--trace", type=OutputPath(), help="Trace the first prompts for ui.perfetto.dev.")
+@click.option("--trace", type=OutputPath(), help="Trace for ui.perfetto.dev.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
 @click.option("--resume", type=Path, help="Run what this file lacks.")
 def bench(**options: Any) -> int:
@@ -144,7 +144,7 @@ def verify_machine(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
-@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's own]")
+@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's, one fewer]")
 @option_of(EngineSettings, "ctc")
 @wide_option
 def profile(**options: Any) -> int:

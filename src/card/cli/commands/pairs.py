@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from card.cli.files import OutputPath
 from card.cli.help import CardGroup, command
 from card.cli.options import (
     LEAST_CHECKED_TOKENS,
+    F,
     counted,
     file_option,
     json_option,
@@ -125,6 +127,11 @@ _TRAINING = with_options(
 )
 
 
+def _dtype(default: str, words: str) -> Callable[[F], F]:
+    kinds = click.Choice(("auto", "float32", "bfloat16", "float16", "float64"))
+    return click.option("--dtype", type=kinds, metavar="TEXT", default=default, show_default=True, help=words)
+
+
 @train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
 @_TRAINING
 @file_option(
@@ -147,9 +154,7 @@ _TRAINING = with_options(
     help="Weight of rare outcomes; 1: like common ones.",
 )
 @counted("--seed", default=0, least=0, words="Same seed, same predictor.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
-)
+@_dtype("auto", "auto (as stored), float32, bfloat16, float16, float64.")
 @option_of(EngineSettings, "device", is_filled=True)
 @counted("--threads", words="CPU threads.  [default: torch's choice]")
 def hrad(**options: Any) -> int:
@@ -164,7 +169,7 @@ def hrad(**options: Any) -> int:
 @train.command("judge", short_help="Train AutoJudge for --judge.")
 @_TRAINING
 @counted("--max-seconds", words="Seconds of mining.")
-@click.option("--dtype", default="float32", show_default=True, help="auto: as stored.")
+@_dtype("float32", "auto: as stored.")
 @option_of(EngineSettings, "device", is_filled=True)
 def judge(**options: Any) -> int:
     """Train AutoJudge: from the target's hidden state it says which mismatches change the answer's final number.

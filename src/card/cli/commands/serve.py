@@ -33,6 +33,7 @@ from card.config.fields import declared
 from card.errors import SettingsError
 from card.machine.packages import install_command
 from card.server.config import ServerSettings, known_as, read_config_file
+from card.server.listening import bind
 
 if TYPE_CHECKING:
     from card.api.async_llm import AsyncLLM
@@ -132,18 +133,20 @@ def serve(model_argument: str | None, **options: Any) -> None:
     _server("logs").set_up(settings.log_level)
     if chosen.note:
         logger.info(chosen.note)
-    spare = start_drafter_child(chosen.method, chosen.draft, options)
 
     def make_llm() -> AsyncLLM:
         make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
         fetch_models(chosen.target, chosen.draft)
-        with spinner(f"loading {chosen.target}") as say:
+        with spinner(f"loading {chosen.target}", write=logger.info) as say:  # a log has a form
             return make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
 
     def announce(address: str) -> None:
         click.echo(f"card serve: {chosen.target} ready on {address}")
 
-    status = _server("serving", "importing torch and transformers").serve(make_llm, settings, announce=announce)
+    with bind(settings) as own:
+        spare = start_drafter_child(chosen.method, chosen.draft, options)
+        serving = _server("serving", "importing torch and transformers")
+        status = serving.serve(make_llm, settings, own, announce=announce)
     raise SystemExit(status)
 
 
@@ -158,7 +161,7 @@ def _require_extra() -> None:
 
 def _server(module: str, words: str = "") -> Any:
     """Return a module of the server, which stands on optional packages: other commands must not load it."""
-    return load(f"card.server.{module}", words)
+    return load(f"card.server.{module}", words, logger.info)
 
 
 # ---- drafting for other machines ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import click
 
 from card.cli.help import command
 from card.cli.options import (
+    all_method_options,
     demo_note,
     draft_options,
     file_option,
@@ -56,7 +57,7 @@ system_option = click.option("--system", help="System prompt.")
     help="Write a trace for ui.perfetto.dev.",
 )
 @click.option("--router", help=f"Of --method {STEPWISE}, such as entropy:1.")
-@method_options
+@all_method_options
 @sampling_options
 @shaping_options
 @draft_options

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
+from card.machine.memory import is_shortage
 from card.models.gguf.sealed import is_whole, seal
 from card.models.said_once import say_once
 
@@ -37,7 +38,9 @@ class KeptWeights:
         try:
             if not folder.is_dir() or not self._is_safe() or why_unsafe(folder) is not None or not is_whole(folder):
                 return None
-        except OSError:
+        except OSError as error:
+            if is_shortage(error):
+                raise  # what cannot be read now is whole: to make it anew would delete it first
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)
@@ -60,6 +63,8 @@ class KeptWeights:
             with _alone_at(self._folder / f"{name}.lock"):
                 return self.find(name) or self._written(self._folder / name, num_bytes, write)
         except OSError as error:
+            if is_shortage(error):
+                raise
             say_once(
                 f"converted weights are not kept in {self._folder}, so the next start converts again: "
                 f"{error.strerror or error}"

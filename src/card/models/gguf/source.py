@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
 from card.models.block_layers import BlockWeight
 from card.models.decoder_model import DecoderModel, config_of
@@ -156,6 +157,8 @@ class GgufSource:
         try:
             yield
         except (OSError, ValueError, LookupError, TypeError) as error:
+            if is_shortage(error):
+                raise
             raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 
     def weights(self, dtype: str | torch.dtype) -> dict[str, Tensor]:

@@ -1,0 +1,61 @@
+"""Too little memory for a model: what it needs, what there is, and what would do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from card.errors import ModelError, ShortageError
+from card.machine.memory import in_gigabytes, is_shortage, memory_in_words
+from card.models.places import local_model
+from card.models.weight_files import raw_config
+
+_ADVICE = "take a smaller model, a quantised GGUF file or dtype int8, lower max_model_len, or allow more memory"
+
+
+@contextlib.contextmanager
+def telling_shortage(*models: object, max_model_len: int | None = None) -> Iterator[None]:
+    """Turn whatever too little memory raises in the block into a ShortageError.
+
+    Args:
+        models: those that are being loaded; what a name does not lead to on this machine is left out.
+        max_model_len: tokens of KV that the first of them is to have.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ShortageError) or not is_shortage(error):
+            raise
+        raise ShortageError(shortage_in_words(*models, max_model_len=max_model_len)) from error
+
+
+def shortage_in_words(*models: object, max_model_len: int | None = None) -> str:
+    """Return the line for users; arguments as of `telling_shortage`."""
+    names = [model for model in models if isinstance(model, str)]
+    needs = [f"{name} has {in_gigabytes(num_bytes)} of weights" for name in names if (num_bytes := _stored_bytes(name))]
+    if names and max_model_len and (num_bytes := _kv_bytes(names[0], max_model_len)):
+        needs.append(f"KV of one text takes up to {in_gigabytes(num_bytes)}")
+    return f"there is not enough memory: {', '.join([*needs, memory_in_words()])}; {_ADVICE}"
+
+
+def _stored_bytes(name: str) -> int:
+    """Return what the files of a model hold; 0 if they are not on this machine."""
+    with contextlib.suppress(ModelError, OSError):
+        place = local_model(name)
+        if place is not None:
+            files = [place] if place.is_file() else [*place.glob("*.safetensors"), *place.glob("*.bin")]
+            return sum(file.stat().st_size for file in files)
+    return 0
+
+
+def _kv_bytes(name: str, max_model_len: int) -> int:
+    """Return about what the KV of the longest text takes, in 16 bits; 0 if no config.json tells."""
+    with contextlib.suppress(ModelError, OSError, KeyError, TypeError, AttributeError):
+        place = local_model(name)
+        config: Any = raw_config(place) if place is not None and place.is_dir() else None
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // heads
+        row_bytes = config["num_hidden_layers"] * 2 * (config.get("num_key_value_heads") or heads) * size * 2
+        return int(row_bytes * min(max_model_len, config.get("max_position_embeddings") or max_model_len))
+    return 0

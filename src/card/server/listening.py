@@ -1,0 +1,32 @@
+"""The server's address, taken before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+
+from card.errors import SettingsError
+from card.server.config import ServerSettings
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """Take the address for this process alone. Raises: SettingsError if it cannot be had.
+
+    Listening begins now: two sockets that only hold an address can hold the same one. Who connects before the model is
+    there waits for it.
+    """
+    own = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        own = socket.socket(family, kind, protocol)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(address)
+        own.listen()
+    except OSError as error:
+        if own is not None:
+            own.close()
+        raise SettingsError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
+        ) from error
+    return own

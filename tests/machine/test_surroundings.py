@@ -1,0 +1,93 @@
+"""The command runs for a user without name or home, in a locale of ASCII, and on an output that lacks characters."""
+
+from __future__ import annotations
+
+import getpass
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from card.machine import surroundings
+from card.machine.folders import cache_folder, expanded
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+# What the system says of a user id that it has no name for, whoever runs the tests.
+NAMELESS = """
+import pwd
+def unknown(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = unknown
+from card.__main__ import main
+main()
+"""
+
+
+def run(*command: str, env: dict[str, str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {"PATH": os.environ["PATH"], **env}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, input=stdin, capture_output=True, check=False, timeout=240
+    )
+
+
+def told(done: subprocess.CompletedProcess[bytes]) -> list[bytes]:
+    """Return what standard error got, but for lines that tell how long it takes on a busy machine."""
+    return [line for line in done.stderr.splitlines() if not line.endswith(b" s)")]
+
+
+def test_a_user_without_name_and_home_gets_an_answer_and_keeps_things_among_temporary_files(tmp_path: Path) -> None:
+    done = run("-c", NAMELESS, "generate", "hi", "--max-tokens", "2", env={"TMPDIR": str(tmp_path)})
+    assert (done.returncode, told(done)) == (0, [])
+    assert done.stdout.strip()
+    assert {path.name for path in tmp_path.iterdir()} == {f"card-{os.geteuid()}"}
+
+
+def test_a_user_without_name_is_named_for_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")  # so that it is as it was after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    surroundings.name_the_user()
+    assert getpass.getuser() == f"uid-{os.getuid()}"
+
+
+def test_a_user_without_home_may_write_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert expanded("~/models") == cache_folder("~/models") == Path("~/models")
+
+
+@pytest.mark.parametrize("env", [ASCII, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
+def test_arguments_and_standard_input_are_utf8_in_any_locale(env: dict[str, str]) -> None:
+    code = "from card.machine.surroundings import settle; settle(); import sys; print(ascii(sys.argv[1:]))"
+    assert run("-c", code, "grüße 🙂", env=env).stdout.decode().strip() == ascii(["grüße 🙂"])
+
+
+def test_a_prompt_of_utf8_is_read_in_a_locale_of_ascii(tmp_path: Path) -> None:
+    done = run(
+        "-m", "card", "chat", "--max-tokens", "2", env={**ASCII, "HOME": str(tmp_path)}, stdin="grüße\n".encode()
+    )
+    assert (done.returncode, told(done)) == (0, [])
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("latin-1", b"gr\xfcn \\ud83d\\ude42"), ("ascii", "grün 🙂".encode())]
+)
+def test_a_path_that_the_output_cannot_write_is_no_end(tmp_path: Path, encoding: str, written: bytes) -> None:
+    done = run("-m", "card", "keys", str(tmp_path / "grün 🙂"), env={"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.splitlines()[0] == os.fsencode(tmp_path) + b"/" + written + b"/server"
+
+
+def test_json_stays_json_where_the_output_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    surroundings.write_all_characters()
+    said = {"text": 'grün 🙂 \u2028 "quoted" \udcff'}
+    print(json.dumps(said, ensure_ascii=False), flush=True)
+    assert json.loads(out.buffer.getvalue().decode("latin-1")) == said  # type: ignore[attr-defined]
