@@ -66,6 +66,17 @@ def test_turns_of_one_role_become_one_where_roles_must_alternate() -> None:
     assert written(ANYTHING, several) == "<user>a<user><user>b<assistant>c<assistant>d"
 
 
+def test_a_user_who_speaks_before_a_result_is_answered_gets_a_turn_where_roles_must_alternate() -> None:
+    """Mistral's templates with tools count the turns of the user and of the assistant, calls left out."""
+    counting = (
+        "{% for m in messages | rejectattr('role', 'equalto', 'tool') | selectattr('tool_calls', 'undefined') %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}{% endfor %}"
+    )
+    talk = [*calling({}), told("user", "so?")]
+    assert written(counting + ANYTHING, talk) == "<user>add<assistant><tool>bad<assistant><user>so?"
+    assert written(ANYTHING, talk) == "<user>add<assistant><tool>bad<user>so?"
+
+
 def test_parts_with_images_stay_in_their_order() -> None:
     image = {"type": "image"}
     (*_, last) = shapes([told("system", "a"), told("user", [image, {"type": "text", "text": "b"}])])

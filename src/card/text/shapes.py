@@ -14,17 +14,33 @@ _JOINED_ROLES = (*_SYSTEM_ROLES, "user", "assistant")
 def shapes(messages: Sequence[Mapping[str, Any]]) -> Iterator[Chat]:
     """Yield a conversation as it is, then other shapes of it, the nearest ones first and each once.
 
-    Neighbours of one role become one turn, since many templates want turns to alternate. System messages become turns
-    of the user, first those that do not stand at the beginning. Arguments of calls that are texts become none.
+    Neighbours of one role become one turn, since many templates want turns to alternate. An empty answer goes between
+    a result and the user who spoke before it was answered. System messages become turns of the user, first those that
+    do not stand at the beginning. Arguments of calls that are texts become none.
     """
     found: list[Chat] = []
-    folds: tuple[Callable[[Chat], Chat], ...] = (list, _joined, _with_systems_first, _without_systems)
+    folds: tuple[Callable[[Chat], Chat], ...] = (
+        list,
+        _joined,
+        _with_answered_results,
+        _with_systems_first,
+        _without_systems,
+    )
     for of_arguments in (list, _without_texts_as_arguments):
         for fold in folds:
             shape = fold(of_arguments([dict(one) for one in messages]))
             if shape not in found:
                 found.append(shape)
                 yield shape
+
+
+def _with_answered_results(chat: Chat) -> Chat:
+    answered: Chat = []
+    for one in _joined(chat):
+        if answered and answered[-1].get("role") == "tool" and one.get("role") == "user":
+            answered.append({"role": "assistant", "content": ""})
+        answered.append(one)
+    return answered
 
 
 def _with_systems_first(chat: Chat) -> Chat:
