@@ -72,6 +72,7 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
         (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": {}, "text": "a"}]}]}, "messages.0.content"),
         (CHAT, {"messages": USER, "audio": {}}, "audio"),
         (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities.0"),
         (CHAT, {"messages": USER, "reasoning_effort": "immense"}, "reasoning_effort"),

@@ -146,8 +146,9 @@ class SamplingFields(CommonFields, GuidedFields):
 def _part(part: object) -> dict[str, Any]:
     """Return a part of a content without what a client adds to it, such as the detail of an image."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if isinstance(part, dict) and kind in _TEXT_PARTS and isinstance(part.get(_TEXT_PARTS[kind]), str):
-        return {"type": "text", "text": part[_TEXT_PARTS[kind]]}
+    name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if isinstance(part, dict) and name is not None and isinstance(part.get(name), str):
+        return {"type": "text", "text": part[name]}
     if isinstance(part, dict) and kind == "image_url":
         source = part.get("image_url")
         if isinstance(source, dict) and isinstance(source.get("url"), str):
