@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LATEST := .venv-latest
 CLIENTS := .venv-clients
+LITELLM := .venv-litellm
 VLLM := .venv-vllm
 ONNX := .venv-onnx
 RAY := .venv-ray
@@ -44,7 +45,7 @@ test-models: $(STAMP) ## set up, then try every causal architecture of transform
 	$(BIN)/python scripts/make_models_page.py
 	$(BIN)/python -m pytest -m models tests/models
 
-test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
+test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
 
 test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
@@ -68,7 +69,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(LITELLM) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -80,6 +81,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(CLIENTS)/.installed: pyproject.toml constraints.txt tests/clients/constraints.txt tests/clients/requirements.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install -q -c constraints.txt -c tests/clients/constraints.txt -r tests/clients/requirements.txt -e '.[grammar,serve]'
+	touch $@
+
+$(LITELLM)/.installed: tests/clients/litellm/requirements.txt
+	test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
+	$(LITELLM)/bin/python -m pip install -q -r tests/clients/litellm/requirements.txt
 	touch $@
 
 $(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt

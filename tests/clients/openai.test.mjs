@@ -201,9 +201,9 @@ test("a field that is not done is a BadRequestError with its name", async () => 
   assert.ok(error.requestID);
 });
 
-test("a value out of range is a BadRequestError, streamed or not, and the next request works", async () => {
+test("a prompt that is too long is a BadRequestError, streamed or not, and the next request works", async () => {
   for (const stream of [false, true]) {
-    const error = await refusal(client.completions.create({ prompt: PROMPT, max_tokens: 100_000, stream, ...greedy }));
+    const error = await refusal(client.completions.create({ prompt: PROMPT.repeat(1000), stream, ...greedy }));
     assert.ok(error instanceof OpenAI.BadRequestError, String(error));
     assert.equal(error.code, "context_length_exceeded");
   }

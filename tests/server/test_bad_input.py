@@ -72,6 +72,7 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
         (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": {}, "text": "a"}]}]}, "messages.0.content"),
         (CHAT, {"messages": USER, "audio": {}}, "audio"),
         (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities.0"),
         (CHAT, {"messages": USER, "reasoning_effort": "immense"}, "reasoning_effort"),
@@ -97,7 +98,6 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": USER, "n": True}, "n"),
         (CHAT, {"messages": USER, "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": USER, "max_tokens": -1}, "max_tokens"),
-        (CHAT, {"messages": USER, "max_completion_tokens": 10**6}, "max_tokens"),
         (CHAT, {"messages": USER, "stream": "yes"}, "stream"),
         (CHAT, {"messages": USER, "stream_options": {"include_usage": True}}, None),
         (CHAT, {"messages": USER, "stream": True, "stream_options": {"other": True}}, "stream_options.other"),
@@ -170,9 +170,31 @@ def test_the_context_is_full_at_its_limit_and_not_before(server: Running) -> Non
     ids = [5] * (server.llm.max_model_len - 2)
     answer = server.complete(prompt=ids, max_tokens=2, ignore_eos=True)
     assert answer["usage"]["total_tokens"] == server.llm.max_model_len
-    assert refused(server.post(COMPLETIONS, {"prompt": ids, "max_tokens": 3}), 400)["code"] == "context_length_exceeded"
-    full = {"prompt": [*ids, 5, 5], "max_tokens": 1}
-    assert refused(server.post(COMPLETIONS, full), 400)["code"] == "context_length_exceeded"
+    asked = {"prompt": ids, "ignore_eos": True}
+    for most in (3, 2**31 - 1):
+        answer = server.complete(**asked, max_tokens=most)
+        assert answer["usage"]["completion_tokens"] == 2, "max_tokens is cut to the context"
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_gateways_look_for(server: Running) -> None:
+    most = server.llm.max_model_len
+    full = [5] * most
+    for asked, num_new in (({"max_tokens": 7}, 7), ({"max_tokens": 1, "stream": True}, 1)):
+        error = refused(server.post(COMPLETIONS, {"prompt": full, **asked}), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith(
+            f"This model's maximum context length is {most} tokens. However, you requested {most + num_new} tokens "
+            f"({most} in the messages, {num_new} in the completion)."
+        )
+    scored = {"prompt": [*full, 5], "max_tokens": 0, "echo": True}
+    assert refused(server.post(COMPLETIONS, scored), 400)["code"] == "context_length_exceeded"
+    long = "a b " * most
+    bodies = [(CHAT, {"messages": [{"role": "user", "content": long}]}), ("/v1/responses", {"input": long})]
+    for path, body in [*bodies, (COMPLETIONS, {"prompt": long})]:
+        error = refused(server.post(path, body), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert f"This model's maximum context length is {most} tokens" in error["message"]
 
 
 def test_an_unknown_model_or_path_is_not_found(server: Running) -> None:

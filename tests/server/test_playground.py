@@ -261,7 +261,7 @@ def test_errors_are_told_and_the_next_question_works(opened: Opener, server: Run
         tab.set(max_tokens=4)
         error = tab.page.locator(".error")
         tab.ask("too long " * 2000)
-        expect(error).to_contain_text("This model's context holds")
+        expect(error).to_contain_text("This model's maximum context length is")
         busy = {"error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}}
         tab.page.route(
             "**/v1/chat/completions",

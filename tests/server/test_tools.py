@@ -173,6 +173,55 @@ def test_a_template_with_tools_in_an_unknown_format_is_refused_unless_a_parser_i
     asyncio.run(llm.shutdown())
 
 
+def test_a_template_without_a_role_for_the_system_is_told_of_tools_in_the_users_first_turn() -> None:
+    """Gemma 2 and the first Mistral refuse system messages, and two turns of the user in a row."""
+    refusing = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role == 'system' %}"
+        "{{ raise_exception('System role not supported, roles must alternate') }}{% endif %}"
+        "{{ m.role }} {{ m.content }} {% endfor %}"
+    )
+    model = scripted(SCRIPTS, refusing)
+    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "add"}]
+    results = [{"role": "assistant", "tool_calls": [call, call]}, *([{"role": "tool", "content": "3"}] * 2)]
+    with serving(llm, served_model_names=("scripted",)) as server:
+        for messages in ([], said[:1], said, [*said, *results]):
+            history = [*messages, {"role": "user", "content": "call"}]
+            choice = spoken(server, "call", messages=history)
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "add"
+        plain = spoken(server, "words", messages=[said[0], {"role": "user", "content": "words"}], tools=None)
+        assert plain["message"]["content"] == "".join(SCRIPTS["words"])
+    asyncio.run(llm.shutdown())
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "12', "", "a=1", "[1]", "7", "[" * 200, '{"a": 1}}'])
+def test_arguments_that_are_no_json_of_an_object_are_told_the_model_as_they_are(
+    server: Running, speaker: Running, arguments: str
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    history = [{"role": "user", "content": "add"}, {"role": "assistant", "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_call_id": "1", "content": "no JSON"}]
+    for running in (server, speaker):
+        body = {"messages": [*history, {"role": "user", "content": "words"}], "tools": TOOLS, "max_tokens": 2}
+        answer = running.post(CHAT, body)
+        assert answer.status_code == 200, answer.text
+    items = [{"type": "function_call", "call_id": "1", "name": "add", "arguments": arguments}]
+    items += [{"type": "function_call_output", "call_id": "1", "output": "no JSON"}]
+    assert server.post("/v1/responses", {"input": items, "max_output_tokens": 2}).status_code == 200
+
+
+def test_a_call_that_was_cut_off_goes_back_and_the_conversation_goes_on(server: Running) -> None:
+    asked = {"messages": MESSAGES, "tools": [ADD], "tool_choice": "required", "temperature": 0, "max_tokens": 38}
+    (choice,) = server.post(CHAT, asked).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call["function"]["arguments"])
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "cut off"}
+    answer = server.post(CHAT, {**asked, "messages": [*MESSAGES, choice["message"], result]})
+    assert answer.status_code == 200, answer.text
+
+
 # ---- calls by force -------------------------------------------------------------------------------------------------
 
 
@@ -391,12 +440,3 @@ def test_what_a_grammar_cannot_hold_is_refused_alike_for_tools_and_formats_unles
             assert response.status_code == 400, response.text
             message = response.json()["error"]["message"]
             assert said in message and "strict to false" in message and "\n" not in message and "<tool" not in message
-
-
-@pytest.mark.parametrize("arguments", ["{", "[1]", "7", '{"a": 1} x'])
-def test_arguments_of_earlier_calls_must_be_json_of_an_object(server: Running, arguments: str) -> None:
-    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
-    history = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    response = server.post(CHAT, {"messages": history, "max_tokens": 2})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages.1.tool_calls.0.function.arguments"

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from card.errors import PromptError, VocabularyError
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import encode_chat, encode_prompt
-from card.text.tokens import Detokenizer, StopStrings, decode
+from card.text.stops import StopStrings
+from card.text.tokens import Detokenizer, decode
 from tests.inside import num_pending_tokens
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

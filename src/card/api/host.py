@@ -239,7 +239,7 @@ class Host:
         )
         checked = self.engine.check(request)
         text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids, after=prompt_ids)
-        watched = replace(request, stop_check=text) if params.stop else request
+        watched = replace(request, stop_check=text, end_ids=end_ids | text.end_ids) if params.stop else request
         return PreparedRequest(replace(checked, request=watched), text)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:

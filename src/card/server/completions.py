@@ -15,6 +15,7 @@ from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
+from card.server.errors import too_long
 from card.server.generation import Choice, Generation
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
@@ -62,6 +63,8 @@ async def completions(request: Request) -> Response:
 async def _job(request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
     prompt_ids = await service.encode(prompt)
     if fields.max_tokens == 0:
+        if len(prompt_ids) > service.llm.max_model_len:
+            raise too_long(service.llm.max_model_len, len(prompt_ids), 0)
         service.llm.host.scorer.check(prompt_ids)
         return prompt_ids, None
     params = sampling_params(

@@ -71,6 +71,23 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def too_long(most: int, num_prompt: int, num_new: int = 1) -> ApiError:
+    """Return the error of a prompt that does not fit. Gateways know it by these words, which are OpenAI's.
+
+    Args:
+        most: tokens that the context holds.
+        num_prompt: tokens of the prompt, or the least that it can have.
+        num_new: tokens that it asks for.
+    """
+    return bad_request(
+        f"This model's maximum context length is {most} tokens. However, you requested {num_prompt + num_new} tokens "
+        f"({num_prompt} in the messages, {num_new} in the completion). Please reduce the length of the messages or "
+        "completion.",
+        "prompt",
+        "context_length_exceeded",
+    )
+
+
 def shutting_down() -> ApiError:
     """Return the error of a request that a server which is ending does not take, or does not finish."""
     return ApiError(503, "the server is shutting down; ask again soon", code="shutting_down", retry_after_s=5)

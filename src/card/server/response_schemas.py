@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
@@ -41,8 +42,20 @@ class TextPart(Strict):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] = Field(default_factory=list, max_length=0)
-    logprobs: list[Any] = Field(default_factory=list, max_length=0)
+    annotations: list[Any] = Field(default_factory=list)
+    logprobs: list[Any] = Field(default_factory=list)
+
+
+class RefusalPart(Strict):
+    """Words of a model that would not answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The same as any other text of the assistant."""
+        return self.refusal
 
 
 class ImagePart(Strict):
@@ -66,28 +79,30 @@ def _part_kind(part: object) -> str:
 
 
 ContentPart = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("input_image")],
+    Annotated[TextPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | Annotated[ImagePart, Tag("input_image")],
     Discriminator(
         _part_kind,
         custom_error_type="part_type",
-        custom_error_message="parts must be of type input_text, output_text, text or input_image",
+        custom_error_message="parts must be of type input_text, output_text, text, refusal or input_image",
     ),
 ]
 
 
-def _joined(parts: list[TextPart]) -> str:
+def _joined(parts: Sequence[TextPart | RefusalPart]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def _content(parts: list[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+def _content(parts: Sequence[TextPart | RefusalPart | ImagePart]) -> str | list[dict[str, Any]]:
     """Return what the same parts are in a chat completion."""
-    texts = [part for part in parts if isinstance(part, TextPart)]
+    texts = [part for part in parts if not isinstance(part, ImagePart)]
     if len(texts) == len(parts):
         return _joined(texts)
     return [
-        {"type": "text", "text": part.text}
-        if isinstance(part, TextPart)
-        else {"type": "image_url", "image_url": {"url": part.image_url}}
+        {"type": "image_url", "image_url": {"url": part.image_url}}
+        if isinstance(part, ImagePart)
+        else {"type": "text", "text": part.text}
         for part in parts
     ]
 
@@ -110,6 +125,7 @@ class InputMessage(Strict):
     content: list[ContentPart] = Field(fail_fast=True, json_schema_extra=_or_text)
     id: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
+    phase: Literal["commentary", "final_answer"] | None = None
 
     _take_text = field_validator("content", mode="before")(_as_parts)
 
@@ -137,14 +153,26 @@ class FunctionOutputItem(Strict):
     _take_text = field_validator("output", mode="before")(_as_parts)
 
 
+class ReasoningItem(Strict):
+    """Thoughts of another server's model, which are not told again."""
+
+    type: Literal["reasoning"]
+    id: str = ""
+    summary: list[Any] = Field(default_factory=list)
+    content: list[Any] = Field(default_factory=list)
+    encrypted_content: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionOutputItem, Tag("function_call_output")],
     Discriminator(
         _kind,
         custom_error_type="item_type",
-        custom_error_message="items must be of type message, function_call or function_call_output",
+        custom_error_message="items must be of type message, reasoning, function_call or function_call_output",
     ),
 ]
 

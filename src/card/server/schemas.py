@@ -42,11 +42,15 @@ _BIAS_SCHEMA = {
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": _MAX_BIASES,
 }
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_PART_SCHEMAS = [
+    {
+        "type": "object",
+        "properties": {"type": {"const": kind}, name: {"type": "string"}},
+        "required": ["type", name],
+    }
+    for kind, name in _TEXT_PARTS.items()
+]
 _IMAGE_SCHEMA = {
     "type": "object",
     "properties": {
@@ -56,7 +60,7 @@ _IMAGE_SCHEMA = {
     "required": ["type", "image_url"],
 }
 _CONTENT_SCHEMA = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_PART_SCHEMA, _IMAGE_SCHEMA]}, "minItems": 1}]
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [*_PART_SCHEMAS, _IMAGE_SCHEMA]}, "minItems": 1}]
 }
 
 
@@ -142,8 +146,9 @@ class SamplingFields(CommonFields, GuidedFields):
 def _part(part: object) -> dict[str, Any]:
     """Return a part of a content without what a client adds to it, such as the detail of an image."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
+    name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if isinstance(part, dict) and name is not None and isinstance(part.get(name), str):
+        return {"type": "text", "text": part[name]}
     if isinstance(part, dict) and kind == "image_url":
         source = part.get("image_url")
         if isinstance(source, dict) and isinstance(source.get("url"), str):
@@ -152,7 +157,18 @@ def _part(part: object) -> dict[str, Any]:
     raise ValueError(f"only parts of type text and image_url are supported, got {str(kind)[:40]!r}")
 
 
-class Message(Strict):
+class AnsweredFields(Strict):
+    """Parts of answers besides their text, which clients send back. The chat template sees the reasoning alone."""
+
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="another name of reasoning_content")
+    annotations: list[Any] = Field(default_factory=list, description="asks for nothing, like the fields below")
+    provider_specific_fields: dict[str, Any] = Field(default_factory=dict)
+    parsed: Any = None
+
+
+class Message(AnsweredFields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -168,7 +184,7 @@ class Message(Strict):
     @classmethod
     def _take_parts(cls, value: object, info: ValidationInfo) -> object:
         if value is None and info.data.get("role") == "assistant":
-            return ""  # a turn that has calls only
+            return info.data.get("refusal") or ""  # without it a turn that has calls only
         if not isinstance(value, list):
             return value
         if not value:

@@ -17,7 +17,7 @@ from card.api.prompts import Prompt
 from card.config import Grammar, SamplingParams
 from card.errors import PromptError, SettingsError
 from card.server.config import ServerSettings
-from card.server.errors import ApiError, bad_request, shutting_down
+from card.server.errors import ApiError, bad_request, shutting_down, too_long
 from card.server.generation import Choice, Generation
 from card.server.limits import Gate
 from card.server.metrics import Ledger
@@ -120,11 +120,7 @@ class Service:
             if least <= most:
                 least = self._tokens_of_beginning(text)
             if least > most:
-                raise bad_request(
-                    f"this model's context holds {most} tokens, but the prompt has at least {least}; shorten it",
-                    "prompt",
-                    "context_length_exceeded",
-                )
+                raise too_long(most, least)
         return self.llm.host.encode(prompt)
 
     def _tokens_of_beginning(self, text: str) -> int:
@@ -191,18 +187,14 @@ class Service:
         return request.client.host if request.client is not None else ""
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
-        """Return how many tokens a request may write, as many as there is room for if it does not say.
+        """Return how many tokens a request may write: no more than there is room for, and so many if it does not say.
 
-        Raises: ApiError 400 if it asks for more than the context or the server's limit allows.
+        Raises: ApiError 400 if the prompt leaves no room, or it asks for more than the server's limit allows.
         """
         room, limit = self.llm.max_model_len - num_prompt_tokens, self.settings.max_request_tokens
-        if room < 1 or (wanted or 0) > room:
-            raise bad_request(
-                f"this model's context holds {self.llm.max_model_len} tokens, but the prompt has {num_prompt_tokens} "
-                f"and {wanted or 1} more are wanted; shorten the prompt or lower max_tokens",
-                "max_tokens" if room >= 1 else "prompt",
-                "context_length_exceeded",
-            )
+        if room < 1:
+            raise too_long(self.llm.max_model_len, num_prompt_tokens, wanted or 1)
+        wanted = None if wanted is None else min(wanted, room)
         if wanted is not None and limit is not None and wanted > limit:
             raise bad_request(f"max_tokens may be at most {limit} on this server, got {wanted}", "max_tokens")
         if wanted is not None:
@@ -263,5 +255,7 @@ async def _end_of(work: Future[Any], seconds: float) -> None:
 
 def _texts_of(one: str | Mapping[str, Any]) -> list[str]:
     """Return the texts of a prompt or of one message."""
-    content = one if isinstance(one, str) else one.get("content") or ""
-    return [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    if isinstance(one, str):
+        return [one]
+    content, reasoning = one.get("content") or "", one.get("reasoning_content", "")
+    return [reasoning, *([content] if isinstance(content, str) else [part.get("text", "") for part in content])]

@@ -14,7 +14,7 @@ NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"
 MAX_TOOLS = 1024
 
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}
-ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object"}
+ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object; anything else is told the model as it is"}
 
 
 class FunctionDefinition(Strict):
@@ -74,26 +74,23 @@ class CalledFunction(Strict):
 
     name: str
     arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
-
-    @field_validator("arguments")
-    @classmethod
-    def _hold_an_object(cls, value: str) -> str:
-        decoded_arguments(value)
-        return value
+    parsed_arguments: Any = Field(None, description="left over where a client has read the arguments")
+    provider_specific_fields: dict[str, Any] = Field(default_factory=dict)
 
 
-def decoded_arguments(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; an empty text counts as none. Raises: ValueError if they are no JSON object."""
+def decoded_arguments(arguments: str) -> dict[str, Any] | str:
+    """Return the arguments of a call; the text itself if it is no JSON object: models write such, or are cut off.
+
+    An empty text counts as no arguments.
+    """
     data = (arguments.strip() or "{}").encode()
-    if excess := shape_of(data).excess():
-        raise ValueError(excess)
+    if shape_of(data).excess():
+        return arguments
     try:
         decoded = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        decoded = None
-    if not isinstance(decoded, dict):
-        raise ValueError("must be JSON of an object")
-    return decoded
+        return arguments
+    return decoded if isinstance(decoded, dict) else arguments
 
 
 class ToolCall(Strict):
@@ -103,3 +100,9 @@ class ToolCall(Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None  # left over where a client put a stream together
+    provider_specific_fields: dict[str, Any] = Field(default_factory=dict)
+
+    def as_template_has_it(self) -> dict[str, Any]:
+        """Return the call in the shape that chat templates read."""
+        function = {"name": self.function.name, "arguments": decoded_arguments(self.function.arguments)}
+        return {"id": self.id, "type": self.type, "function": function}

@@ -14,6 +14,7 @@ from transformers.utils import chat_template_utils
 
 from card.errors import PromptError
 from card.text.metered_templates import render
+from card.text.shapes import shapes
 
 # What a template that is given odd values may end in, or one that cannot be compiled.
 _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
@@ -38,7 +39,7 @@ def render_chat(
     add_generation_prompt: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a conversation in the tokenizer's chat template.
+    """Return a conversation in the tokenizer's chat template, in the first of its `shapes` that the template takes.
 
     Args:
         messages: as they are given to the template, but for keys without a value.
@@ -52,17 +53,30 @@ def render_chat(
         chat = [_plain({key: value for key, value in one.items() if value is not None}) for one in messages]
         variables = {
             **_plain({**tokenizer.special_tokens_map, **(template_kwargs or {})}),
-            "messages": _with_older_names(chat),
             "tools": _plain(tools),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return render(template, variables)
+        return _render_a_shape(template, chat, variables)
     except PromptError:
         raise
     except _TEMPLATE_ERRORS as error:
         reason = " ".join(str(error)[:_MOST_REASON_CHARS].split()) or type(error).__name__
         raise PromptError(f"the model's chat template refuses the messages: {reason}") from error
+
+
+def _render_a_shape(template: str, chat: list[Any], variables: Mapping[str, Any]) -> str:
+    """Return the first shape of a conversation that a template takes. Raises: what it says of the first one."""
+    refusal: Exception | None = None
+    for shape in shapes(chat):
+        try:
+            return render(template, {**variables, "messages": _with_older_names(shape)})
+        except PromptError:
+            raise  # it takes too much, in any shape
+        except _TEMPLATE_ERRORS as error:
+            refusal = refusal or error
+    assert refusal is not None, "there is a first shape"
+    raise refusal
 
 
 def _with_older_names(chat: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Text of token ids, whole or as they come; stop strings in it."""
+"""Text of token ids, whole or as they come."""
 
 from __future__ import annotations
 
@@ -63,16 +63,44 @@ class Detokenizer:
             after: tokens of the prompt, whose text is not given out.
         """
         self._tokenizer = tokenizer
-        self._silent_ids = _silent_ids(tokenizer).difference(shown_ids)
+        self.silent_tokens = _silent_tokens(tokenizer)  # whose text is left out, by id
+        for token_id in shown_ids:
+            self.silent_tokens.pop(token_id, None)
         self._window = self._context(after)
         # Characters of the window's text given out already, by the prompt or by us.
         self._num_emitted = len(_closed_text(tokenizer, self._window)) if self._window else 0
         self._cut_at = _MOST_WINDOW_TOKENS
+        self._run = _ByteRun()  # that the window ends with
+        for token_id in self._window:
+            self._run = self._run.followed_by(_name(tokenizer, token_id))
 
     @property
     def held_back(self) -> str:
         """The text that waits, as it would be if nothing followed."""
         return _decoded(self._tokenizer, self._window)[self._num_emitted :]
+
+    @property
+    def has_new_character(self) -> bool:
+        """True if the newest token with a text has completed a character that waits."""
+        return self._run.has_new_character
+
+    def waiting(self, num_chars: int | None = None) -> str:
+        """Return the text of byte tokens that waits, as far as its characters are complete and no byte spoils it.
+
+        Args:
+            num_chars: so many characters at its end are enough; the time does not grow with what is before them.
+        """
+        if not self._run.length or not self._run.is_valid:
+            return ""
+        ids = self._window[: len(self._window) - self._run.num_open]
+        if num_chars is None or self._run.length <= (most := _MOST_CHAR_BYTES * (num_chars + 1)):
+            return _decoded(self._tokenizer, ids)[self._num_emitted :]
+        return _decoded(self._tokenizer, self._from_a_character(ids[-most:]))[-num_chars:]
+
+    def _from_a_character(self, byte_ids: list[int]) -> list[int]:
+        """Return byte tokens without those at the beginning that only end a character."""
+        bytes_of = (piece_bytes(_name(self._tokenizer, token_id))[0] for token_id in byte_ids)
+        return byte_ids[next(idx for idx, byte in enumerate(bytes_of) if byte & 0xC0 != 0x80) :]
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the text that is certain now; may be empty."""
@@ -81,6 +109,7 @@ class Detokenizer:
             if known := self._visible(token_id):
                 token = known
                 self._window.append(token_id)
+                self._run = self._run.followed_by(token)
         if not token or _BYTE_TOKEN.fullmatch(token):
             return ""
         text = _decoded(self._tokenizer, self._window)
@@ -129,58 +158,38 @@ class Detokenizer:
 
     def _visible(self, token_id: int) -> str:
         """Return a token's name; empty if it has no text: a silent one, or a row that only pads the embedding."""
-        if token_id in self._silent_ids:
-            return ""
-        known: Any = self._tokenizer.convert_ids_to_tokens(token_id)
-        return known or ""
+        return "" if token_id in self.silent_tokens else _name(self._tokenizer, token_id)
 
 
-class StopStrings:
-    """Ends a streamed text before the first stop string, wherever the borders between its pieces are.
+class _ByteRun:
+    """The byte tokens in a row that a text ends with, of which one that is no UTF-8 spoils all."""
 
-    The first is the one that is complete first, and of two that end together the longer one: what reading character by
-    character finds. Text that may be the beginning of a stop string is held back.
-    """
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self.is_valid = True
+        self.has_new_character = False
+        self.length = 0
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """Take the stop strings, none of them empty; with none at all every text passes."""
-        self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
-        self._found: str | None = None
+    def followed_by(self, token: str) -> _ByteRun:
+        """Return the run that a text ends with once a token is added, by its name."""
+        if _BYTE_TOKEN.fullmatch(token):
+            self._add(piece_bytes(token))
+            return self
+        return _ByteRun() if self.length else self
+
+    def _add(self, byte: bytes) -> None:
+        self.length += 1
+        self.has_new_character = False
+        if self.is_valid:
+            try:
+                self.has_new_character = bool(self._decoder.decode(byte))
+            except UnicodeDecodeError:
+                self.is_valid = False
 
     @property
-    def found(self) -> str | None:
-        """The stop string that ended the text; None while there is none."""
-        return self._found
-
-    def push(self, text: str, *, may_end: bool = True) -> str:
-        """Add text and return what may be shown now; nothing more after a stop string.
-
-        Args:
-            may_end: False lets stop strings pass that are complete with this text.
-        """
-        if self._found is not None:
-            return ""
-        num_old = len(self._held)
-        text = self._held + text
-        starts = [(text.find(stop, max(0, num_old - len(stop) + 1)), stop) for stop in self._stops if may_end]
-        matches = [(start, stop) for start, stop in starts if start >= 0]  # what ended in the old text was let pass
-        if matches:
-            start, self._found = min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
-            self._held = ""
-            return text[:start]
-        num_held = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
-
-    def flush(self) -> str:
-        """Return the text that was held back, after the last piece; empty after a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _may_begin(self, text: str) -> bool:
-        return any(stop.startswith(text) for stop in self._stops)
+    def num_open(self) -> int:
+        """Number of bytes at the end that have only begun a character."""
+        return len(self._decoder.getstate()[0])
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, is_whole: bool = False) -> str:
@@ -197,8 +206,8 @@ def _closed_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *
     text = _decoded(tokenizer, token_ids, is_whole=is_whole)
     if not text.endswith(REPLACEMENT):
         return text
-    silent_ids = _silent_ids(tokenizer) if is_whole else frozenset()
-    visible = [token_id for token_id in token_ids if token_id not in silent_ids]
+    silent = _silent_tokens(tokenizer) if is_whole else {}
+    visible = [token_id for token_id in token_ids if token_id not in silent]
     run = list(itertools.takewhile(lambda token_id: _BYTE_TOKEN.fullmatch(_name(tokenizer, token_id)), visible[::-1]))
     num_open = _num_open_bytes(tokenizer, run[::-1] or visible)
     if run and num_open:  # each byte is a token of its own
@@ -231,8 +240,8 @@ def _name(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
     return known or ""
 
 
-def _silent_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the ids that `decode` skips."""
+def _silent_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Return the tokens that `decode` skips, by id."""
     if tokenizer.is_fast:
-        return frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
-    return frozenset(tokenizer.all_special_ids)
+        return {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {token_id: _name(tokenizer, token_id) for token_id in tokenizer.all_special_ids}

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from card.config import Grammar
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
-from card.server.tool_schemas import FunctionDefinition, NamedTool, decoded_arguments
+from card.server.tool_schemas import FunctionDefinition, NamedTool
 from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
@@ -34,13 +34,16 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages for a chat template that knows tools: arguments of earlier calls as objects."""
     told = []
     for message in messages:
-        one = message.model_dump(exclude={"tool_calls"}, exclude_none=True)
+        one = {**message.model_dump(include={"role", "content", "name", "tool_call_id"}), **_reasoning(message)}
         if message.tool_calls:
-            one["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
-        for call in one.get("tool_calls", ()):
-            call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
-        told.append(one)
+            one["tool_calls"] = [call.as_template_has_it() for call in message.tool_calls]
+        told.append({name: value for name, value in one.items() if value is not None})
     return told
+
+
+def _reasoning(message: Message) -> dict[str, str]:
+    reasoning = message.reasoning_content or message.reasoning
+    return {"reasoning_content": reasoning} if reasoning else {}
 
 
 def plain_messages(
@@ -63,7 +66,7 @@ def plain_messages(
                 told[-1]["content"] += "\n" + content
                 continue
         last_role = role
-        one = {"role": "user" if role == "tool" else role, "content": content}
+        one = {"role": "user" if role == "tool" else role, "content": content, **_reasoning(message)}
         told.append(one if message.name is None or role == "tool" else {**one, "name": message.name})
     if not functions:
         return told
