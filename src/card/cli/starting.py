@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -40,6 +41,13 @@ def spinner(words: str, *, in_pipes: bool = False) -> Iterator[Say]:
 
 def _say_in_a_line(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
+
+
+def tell(words: str) -> None:
+    """Write a line to standard error, if there is anybody to read it."""
+    with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full: no reason to end
+        if sys.stderr is not None:
+            print(f"card: {words}", file=sys.stderr, flush=True)
 
 
 def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]:

@@ -11,18 +11,20 @@ from card.config.engine import (
     parse_size,
     split_settings,
 )
-from card.config.sampling import Grammar, SamplingParams, SamplingRule, ShapingRule
+from card.config.sampling import NEUTRAL, Grammar, ResolvedParams, SamplingParams, SamplingRule, ShapingRule
 
 __all__ = [
     "INT8",
     "KERNELS_VARIABLE",
     "KERNEL_KINDS",
+    "NEUTRAL",
     "DraftSettings",
     "EngineSettings",
     "Grammar",
     "Growth",
     "Placement",
     "PolicyName",
+    "ResolvedParams",
     "SamplingParams",
     "SamplingRule",
     "ShapingRule",
