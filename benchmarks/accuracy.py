@@ -63,7 +63,7 @@ def run(model: str, dtype: str, items: Sequence[Item], *, max_tokens: int, at_on
     """Answer all items in one dtype and return what came of it. Raises: CardError."""
     tokenizer = load_tokenizer(model)
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": _prompt(item)}]) for item in items]
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
     results: list[dict[str, Any]] = []
     with LLM(model, dtype=dtype, tokenizer=tokenizer, max_num_seqs=at_once) as llm:
         started = time.perf_counter()

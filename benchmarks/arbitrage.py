@@ -49,7 +49,10 @@ def run(
     target: LLM, draft: LLM, items: Sequence[Item], routers: Sequence[tuple[str, Router]], max_tokens: int
 ) -> list[dict[str, Any]]:
     """Return a line for each router and knob. Raises: CardError."""
-    params, questions = SamplingParams(temperature=0.0, max_tokens=max_tokens), [item.question for item in items]
+    params, questions = (
+        SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved(),
+        [item.question for item in items],
+    )
     exact = Arbitrage(target, draft, RandomRouter(0.0)).answer(questions, params)
     lines = []
     for name, router in routers:

@@ -84,7 +84,7 @@ class BusyDrafter:
             self._num_opened,
             list(self._text),
             draft,
-            SamplingParams(temperature=0.0, seed=0),
+            SamplingParams(temperature=0.0, seed=0).resolved(),
             max_len=len(self._text) + 2 * draft.lead,
             vocab_size=self._vocab_size,
             stats=RequestStats(),

@@ -116,7 +116,7 @@ class Bench:
         self.target = options.load_target(args.target, args.dtype, args.target_cost)
         self._draft = load_model(args.draft, dtype=args.dtype)
         self.target_cost: str | None = None
-        self.params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+        self.params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens).resolved()
 
     def close(self) -> None:
         """End the drafters."""

@@ -30,7 +30,7 @@ _TIMED = 30
 
 def steps_of(llm: LLM, request_id: int, question: str, max_tokens: int) -> tuple[list[int], list[int]]:
     """Return the accepted tokens of each step of an answer, and its tokens."""
-    engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
     engine.add(llm.host.make_request([{"role": "user", "content": question}], params, request_id).checked)
     accepted: list[int] = []
     token_ids: list[int] = []

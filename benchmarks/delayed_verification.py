@@ -48,7 +48,7 @@ def decode(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict[str, Any
         return logits
 
     runner.forward = timed  # type: ignore[method-assign]
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True).resolved()
     requests = [llm.host.make_request(prompt, params, idx).checked for idx, prompt in enumerate(prompts)]
     for one in requests:
         engine.add(one)

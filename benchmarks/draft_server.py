@@ -144,7 +144,7 @@ class Places:
 
 def params_of(args: argparse.Namespace) -> SamplingParams:
     """Return how everything is decoded: greedily."""
-    return SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+    return SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens).resolved()
 
 
 def distant_name(delay_ms: int) -> str:

@@ -163,7 +163,7 @@ def price(model: PreTrainedModel) -> str:
 
 def params_of(args: argparse.Namespace) -> SamplingParams:
     """Return how everything is decoded: greedily."""
-    return SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+    return SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens).resolved()
 
 
 def pair_name(args: argparse.Namespace, target_cost: str) -> str:

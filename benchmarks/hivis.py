@@ -51,7 +51,7 @@ ROWS: dict[str, tuple[str, str | None, bool]] = {  # method, draft, whether plac
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
 def main(pair: Path, pictures: int, repeats: int, temperature: float, max_tokens: int, out: Path | None) -> None:
     """Print prompt lengths, acceptance and times of each row."""
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0).resolved()
     shown = list(itertools.islice(toy_vision.samples(HELD_OUT_SEED), pictures))
     llms = {name: _opened(pair, *row) for name, row in ROWS.items()}
     runs: dict[str, list[list[RequestOutput]]] = {name: [] for name in ROWS}

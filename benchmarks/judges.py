@@ -125,7 +125,7 @@ class Pair:
             "max_num_seqs": args.at_once,
             "num_speculative_tokens": args.num_speculative_tokens,
         }
-        self._params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+        self._params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens).resolved()
         self._llms: dict[str, LLM] = {}
         self._stack = ExitStack()
 

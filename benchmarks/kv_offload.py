@@ -26,7 +26,7 @@ def params_of(crowd: str, idx: int, max_tokens: int) -> SamplingParams:
     """Return the parameters of a request: each other one is sampled."""
     is_short, is_forced = crowd == CROWDS[1] and idx < _NUM_SHORT, crowd == CROWDS[1]
     length = _SHORT_TOKENS if is_short else max_tokens
-    return SamplingParams(temperature=float(idx % 2), seed=idx, max_tokens=length, ignore_eos=is_forced)
+    return SamplingParams(temperature=float(idx % 2), seed=idx, max_tokens=length, ignore_eos=is_forced).resolved()
 
 
 def run(args: argparse.Namespace, crowd: str, questions: list[str], folder: str | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from card.models.parallel_draft import is_parallel_draft
 
 def rounds_of(llm: LLM, request_id: int, question: str, max_tokens: int) -> tuple[list[int], int, list[int]]:
     """Return the accepted tokens of each round of an answer, the drafter's passes, and the text."""
-    engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
     prepared = llm.host.make_request([{"role": "user", "content": question}], params, request_id)
     engine.add(prepared.checked)
     accepted: list[int] = []

@@ -40,7 +40,7 @@ def answers_of(target: str, prompts: Path, limit: int, max_tokens: int) -> list[
     """Return what the target writes for test questions, greedily."""
     questions = [json.loads(line)["question"] for line in prompts.read_text("utf-8").splitlines()[:limit]]
     with LLM(target, method="vanilla", dtype="float32", max_model_len=1024, cache=False) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
         chats: Any = [[{"role": "user", "content": question}] for question in questions]
         prompt_ids = [list(llm.host.encode(chat)) for chat in chats]
         outputs = llm.generate(prompt_ids, params)

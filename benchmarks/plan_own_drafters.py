@@ -80,7 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run, tokenizer = describe_run(), load_tokenizer(args.target)
     questions = [json.loads(line)["question"] for line in args.prompts.read_text("utf-8").splitlines()[: args.limit]]
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens, ignore_eos=True).resolved()
     own: dict[str, Any] = {"ctc": args.ctc, "kv_selection": args.kv_selection, "methods": METHODS[1:]}
     prompts = [tuple(encode_chat(tokenizer, [{"role": "user", "content": question}])) for question in questions]
     recording = record(RecordRequest(target=args.target, draft=args.draft, prompts=prompts, params=params, **own))

@@ -319,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse_arguments(argv)
         names = names_of([name for name in args.rows.split(",") if name])
         cores = environment.choose_cores(tuple(options.numbers(args.cores)) if args.cores else None)
-        params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens).resolved()
         lines = []
         for cost in args.target_cost or ["none"]:
             facts = options.describe_run()

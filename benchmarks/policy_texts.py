@@ -108,7 +108,7 @@ def record_demo_pair(text: str) -> Recording:
     else:
         questions = read_datasets([parse_spec(text.split(",", maxsplit=1)[0])], limit=None)[0].questions
         prompts = [tuple(question.encode(tokenizer)) for question in questions]
-    params = SamplingParams(temperature=float(text == SAMPLED), seed=0, max_tokens=MOST_TOKENS)
+    params = SamplingParams(temperature=float(text == SAMPLED), seed=0, max_tokens=MOST_TOKENS).resolved()
     full = record(RecordRequest(target="demo-target", draft="demo-draft", prompts=prompts, params=params), print)
     texts = []
     for one in full.texts:

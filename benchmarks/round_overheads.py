@@ -160,7 +160,7 @@ class Stage:
             else None
         )
         self.parts: Parts = build(plan, Models(target=self.target, link=link, latencies=prices), clock=clock)
-        params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True).resolved()
         for request_id, prompt_ids in enumerate(pair.prompts[:at_once]):
             request = Request(
                 request_id=request_id,

@@ -61,7 +61,7 @@ async def closed_loop(concurrency: int, jobs: Sequence[Callable[[], Awaitable[No
 
 async def run_directly(llm: AsyncLLM, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Run:
     """Answer the prompts to coroutines of this process."""
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens, ignore_eos=True).resolved()
     texts = [""] * len(prompts)
     num_tokens = 0
 

@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace, context: int, row: str) -> dict[str, Any]:
         settings["num_speculative_tokens"] = args.num_speculative_tokens
     with LLM(args.target, method=method, dtype=args.dtype, max_model_len=context, cache=False, **settings) as llm:
         prompts = [prompt_of(args.texts, llm, context - args.max_tokens, 100 * i) for i in range(args.batch)]
-        params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True).resolved()
         best_s: dict[bool, float] = {}
         outputs: dict[bool, list[RequestOutput]] = {}
         for speculates in [False, True] * (args.repeats + 1):

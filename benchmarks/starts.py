@@ -47,7 +47,7 @@ job, started = json.load(sys.stdin), time.perf_counter()
 from card import LLM, SamplingParams
 with LLM(**job["llm"]) as llm:
     up_s = time.perf_counter() - started
-    params = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"])
+    params = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"]).resolved()
     texts, tokens, seconds = [], 0, 0.0
     for prompt in job["prompts"]:
         token_ids = []

@@ -48,7 +48,7 @@ def say(words): print(words, flush=True)
 say("importing")
 from card import LLM, SamplingParams
 with LLM("demo-target", "demo-draft", dtype=sys.argv[1], say=say) as llm:
-    for chunk in llm.stream([{"role": "user", "content": sys.argv[2]}], SamplingParams(temperature=0.0)):
+    for chunk in llm.stream([{"role": "user", "content": sys.argv[2]}], SamplingParams(temperature=0.0).resolved()):
         if chunk.text:
             say("first text")
             break

@@ -126,7 +126,8 @@ def make_request(
     return Request(
         request_id=request_id,
         prompt_ids=prompt,
-        params=params,
+        params=params.resolved(),
+        is_bounded=params.max_tokens is not None,
         draft=find_method(method).shape(draft or DraftSettings()),
         end_ids=end_ids,
         uses_drafter=uses_drafter,

@@ -33,6 +33,7 @@ def slowly_shaped(
     logits: Sequence[float], params: SamplingParams, prompt_ids: Sequence[int], new_ids: Sequence[int], ends: frozenset
 ) -> list[float]:
     """Return the shaped logits after a text, token by token."""
+    params = params.resolved()
     shaped = list(logits)
     if len(new_ids) < params.min_tokens:
         for token in ends:
@@ -51,6 +52,7 @@ def slow_decode(
     target: TableModel, params: SamplingParams, prompt_ids: Sequence[int], ends: frozenset = frozenset()
 ) -> list[int]:
     """Return the new tokens of plain decoding, one at a time, each from its text run afresh."""
+    params = params.resolved()
     sampler = Sampler(SamplingRule.of(params), target.vocab_size)
     new_ids: list[int] = []
     limit = min(params.max_tokens, target.max_model_len - len(prompt_ids))

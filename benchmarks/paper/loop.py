@@ -254,7 +254,7 @@ class Loop:
         request = Request(
             request_id=next(self._ids),
             prompt_ids=tuple(prompt_ids),
-            params=SamplingParams(temperature=0.0, seed=0, max_tokens=max_tokens),
+            params=SamplingParams(temperature=0.0, seed=0, max_tokens=max_tokens).resolved(),
             draft=self._draft,
             end_ids=end_ids,
             stop_check=stop_check,

@@ -14,7 +14,7 @@ from card.bench.rows import CardRow
 from card.config import DraftSettings, SamplingParams
 from card.methods import find_method
 
-_GREEDY = SamplingParams(temperature=0.0)
+_GREEDY = SamplingParams(temperature=0.0).resolved()
 
 
 class Card:

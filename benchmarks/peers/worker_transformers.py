@@ -11,7 +11,7 @@ from card.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.bench.rows import Row
 from card.config import SamplingParams
 
-_GREEDY = SamplingParams(temperature=0.0)
+_GREEDY = SamplingParams(temperature=0.0).resolved()
 
 
 class Transformers:

@@ -427,7 +427,7 @@ def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, plain, tokeniz
 
 def plainly_shaped(model, prompt_ids: list[int], params: SamplingParams) -> list[int]:
     """Return the new tokens of a loop that runs each text afresh."""
-    sampler, ends = Sampler(SamplingRule.of(params), model.config.vocab_size), frozenset({0, 1})
+    sampler, ends = Sampler(SamplingRule.of(params.resolved()), model.config.vocab_size), frozenset({0, 1})
     new_ids: list[int] = []
     while len(new_ids) < params.max_tokens and (params.ignore_eos or not ends & set(new_ids[-1:])):
         with torch.inference_mode():

@@ -10,7 +10,7 @@ from card.config import SamplingParams
 from card.tree.sampling import GumbelNoise
 from tests.pair import make_model
 
-GREEDY = SamplingParams(temperature=0.0, seed=0)
+GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
 PROMPT = [5, 20, 30]
 
 
@@ -39,7 +39,7 @@ def test_equal_logits_are_a_near_tie_in_half_precision_alone() -> None:
 
 
 def test_when_text_is_sampled_the_noise_is_part_of_the_gap() -> None:
-    target, params = make_model(40), SamplingParams(temperature=0.7, seed=3)
+    target, params = make_model(40), SamplingParams(temperature=0.7, seed=3).resolved()
     with torch.inference_mode():
         logits = target(input_ids=torch.tensor([PROMPT])).logits[0, -1].double()
     noisy = logits + 0.7 * GumbelNoise(3, 40).row(len(PROMPT)).double()

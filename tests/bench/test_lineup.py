@@ -16,7 +16,7 @@ from card.errors import SettingsError
 from card.methods import METHODS
 
 SETTINGS = LineupSettings(
-    params=SamplingParams(temperature=0.0, seed=0, max_tokens=8), cores=(0, 1, 5), dtype="float32"
+    params=SamplingParams(temperature=0.0, seed=0, max_tokens=8).resolved(), cores=(0, 1, 5), dtype="float32"
 )
 DATA = (Dataset("x", "y", (Question(("one",)),)),)
 TRAINED = ("pard", "ctc", "hivis")
@@ -91,7 +91,7 @@ def test_what_runs_beside_a_drafter_leaves_it_the_last_core_and_all_else_has_the
 
 
 def test_only_rows_that_draw_the_same_noise_are_compared_when_text_is_sampled() -> None:
-    sampled = replace(SETTINGS, params=SamplingParams(temperature=1.0, seed=0))
+    sampled = replace(SETTINGS, params=SamplingParams(temperature=1.0, seed=0).resolved())
     for name in KNOWN:
         assert SETTINGS.facts_of(name).is_comparable
         assert sampled.facts_of(name).is_comparable is not name.startswith("transformers")

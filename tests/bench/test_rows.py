@@ -57,7 +57,7 @@ def test_all_rows_count_alike_and_end_at_the_stop_token(models: tuple[Any, Any, 
     """The tiny target never ends by itself, so a token that it writes is made an end token."""
     target, draft, tokenizer = models
     prompt = tokenizer.encode("the cat sat on")
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=24)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=24).resolved()
     with LLM(target, draft, tokenizer=tokenizer, method="sps", policy="fixed") as llm:
         texts = {row.decode(prompt, params).token_ids for row in rows_of(models, llm)}
         (text,) = texts
@@ -95,6 +95,6 @@ class OvershootingModel:
 
 def test_tokens_that_transformers_made_beyond_its_end_token_do_not_count() -> None:
     row = TransformersRow("plain", OvershootingModel(), frozenset({END}), ())  # type: ignore[arg-type]
-    decoded = row.decode([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8))
+    decoded = row.decode([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8).resolved())
     assert decoded.token_ids == (4, 5, 6, END)
     assert [count for _, count in decoded.token_times] == [2, 4] and decoded.decode_tokens == 2

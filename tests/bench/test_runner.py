@@ -58,7 +58,7 @@ class World:
             baseline="plain",
             pairs={"pair": lambda say: FakePair(self)},
             datasets=DATASETS,
-            params=SamplingParams(temperature=0.0, seed=0, max_tokens=8),
+            params=SamplingParams(temperature=0.0, seed=0, max_tokens=8).resolved(),
             repeats=2,
         )
         return replace(plan, **changes)
@@ -213,8 +213,14 @@ def test_a_run_does_not_go_on_as_another_one(world: World, tmp_path: Path) -> No
     world.on_decode = lambda count, row: None
     changed: list[tuple[str, Any]] = [
         ("repeats was 2 and is 3", lambda: measure(world, path, old, repeats=3)),
-        ("sampling", lambda: measure(world, path, old, params=SamplingParams(temperature=1.0, seed=0, max_tokens=8))),
-        ("max_tokens", lambda: measure(world, path, old, params=SamplingParams(temperature=0.0, seed=0, max_tokens=9))),
+        (
+            "sampling",
+            lambda: measure(world, path, old, params=SamplingParams(temperature=1.0, seed=0, max_tokens=8).resolved()),
+        ),
+        (
+            "max_tokens",
+            lambda: measure(world, path, old, params=SamplingParams(temperature=0.0, seed=0, max_tokens=9).resolved()),
+        ),
         ("workloads", lambda: measure(world, path, old, datasets=DATASETS[:1])),
         (
             "workloads was .*prompts_sha256",
@@ -288,7 +294,7 @@ def test_several_runs_may_share_a_file(world: World, tmp_path: Path) -> None:
     assert first.run_id != second.run_id and [run.run_id for run in load(path)] == [first.run_id, second.run_id]
 
 
-@pytest.mark.parametrize("changes", [{"repeats": 0}, {"limit": 0}, {"params": SamplingParams(max_tokens=1)}])
+@pytest.mark.parametrize("changes", [{"repeats": 0}, {"limit": 0}, {"params": SamplingParams(max_tokens=1).resolved()}])
 def test_plans_that_make_no_sense_are_refused(world: World, changes: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="must be"):
         world.plan(**changes)

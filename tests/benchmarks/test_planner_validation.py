@@ -136,7 +136,7 @@ def test_the_parts_of_a_round_are_shares_of_all_passes(bench: dict[str, ModuleTy
 def test_the_planner_is_told_of_a_row_what_card_bench_sets(
     bench: dict[str, ModuleType], name: str, planned: dict[str, Any]
 ) -> None:
-    settings = LineupSettings(params=SamplingParams(temperature=0.0, seed=0), cores=(0, 1), lengths=(6,))
+    settings = LineupSettings(params=SamplingParams(temperature=0.0, seed=0).resolved(), cores=(0, 1), lengths=(6,))
     assert bench["planner_validation"].planned_settings(name, settings) == planned
 
 

@@ -33,7 +33,7 @@ class Job:
         return Request(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
-            params=self.params,
+            params=self.params.resolved(),
             draft=self.draft,
             end_ids=end_ids,
             uses_drafter=uses_drafter,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-from card.cli import demo
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET
+from tests.commands import run_command
+
+SHORT = ("--problems", "1", "--max-tokens", "4", "--target-cost", "16M", "--threads", "1")
+HINT = "the weights run as they are stored; --dtype int8"
 
 
-def test_the_demo_pair_runs_in_integers_where_they_are_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "why_not_int8", lambda: None)
-    dtype, told = demo.choose_dtype("auto", "cpu", DEMO_TARGET, DEMO_DRAFT)
-    assert dtype == "int8"
-    assert "8-bit integers" in told
-    assert demo.choose_dtype("bfloat16", "cpu", DEMO_TARGET, DEMO_DRAFT) == ("bfloat16", "")
-    assert demo.choose_dtype("auto", "cuda", DEMO_TARGET, DEMO_DRAFT) == ("auto", "")
-    assert demo.choose_dtype("auto", "cpu", "a/folder", DEMO_DRAFT) == ("auto", ""), "a named model stays as stored"
-    monkeypatch.setattr(demo, "why_not_int8", lambda: "too old")
-    assert demo.choose_dtype("auto", "cpu", DEMO_TARGET, DEMO_DRAFT) == ("auto", "")
+def test_the_demo_runs_as_stored_as_all_commands_do_and_in_integers_if_asked(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = functools.partial(run_command, capfd)
+    as_stored, in_integers = run("demo", *SHORT), run("demo", *SHORT, "--dtype", "int8")
+    assert as_stored.status == in_integers.status == 0
+    assert "target demo-target, draft demo-draft\n" in as_stored.out
+    assert HINT not in in_integers.err

@@ -32,7 +32,7 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "presence_penalty", [-2.1, 2.1, NAN], "from -2 to 2"),
     (SamplingParams, "frequency_penalty", [-2.1, 2.1, NAN], "from -2 to 2"),
     (SamplingParams, "repetition_penalty", [0.0, -1.0, INF, NAN], "above 0, 1 changes nothing"),
-    (SamplingParams, "min_tokens", [-1, 257], "from 0 to max_tokens (256)"),
+    (SamplingParams, "min_tokens", [-1], "0 or more"),
     (SamplingParams, "logprobs", [-1, 21, 2.0, True], "None or a number of alternatives from 0 to 20"),
     (SamplingParams, "logit_bias", [[(1, 2.0)], "5"], "a mapping of token ids to numbers"),
     (SamplingParams, "grammar", ["json_object", {}], "a card.config.Grammar or None"),
@@ -146,6 +146,33 @@ def test_replace_changes_what_is_named_and_nothing_else() -> None:
     params = SamplingParams(temperature=0.5, seed=3)
     assert params.replace(top_k=4) == SamplingParams(temperature=0.5, seed=3, top_k=4)
     assert params == SamplingParams(temperature=0.5, seed=3)
+
+
+def test_what_a_request_leaves_open_is_as_the_model_says_and_else_greedy() -> None:
+    open_ones, stated = SamplingParams(), SamplingParams(temperature=0.0, top_k=3, max_tokens=9, seed=4)
+    neutral = open_ones.resolved(room=70)
+    assert (neutral.temperature, neutral.top_k, neutral.top_p, neutral.min_p) == (0.0, 0, 1.0, 0.0)
+    assert (neutral.repetition_penalty, neutral.max_tokens) == (1.0, 70)
+    theirs = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "max_tokens": 50}
+    as_theirs = open_ones.resolved(theirs, room=70)
+    assert {name: getattr(as_theirs, name) for name in theirs} == theirs
+    own = stated.resolved(theirs, room=70)
+    assert (own.temperature, own.top_k, own.max_tokens, own.seed, own.top_p) == (0.0, 3, 9, 4, 0.8)
+    assert own.resolved({"temperature": 1.0}, room=1) == own, "nothing is left open any more"
+
+
+def test_a_seed_is_drawn_once_and_tiny_factors_are_lifted() -> None:
+    assert len({SamplingParams().resolved().seed for _ in range(20)}) > 1
+    one = SamplingParams(temperature=1e-30, repetition_penalty=1e-30).resolved({"top_p": 1e-30})
+    assert (one.temperature, one.top_p, one.repetition_penalty) == (1e-6, 1e-6, 1e-6)
+
+
+def test_min_tokens_needs_no_max_tokens_but_room() -> None:
+    assert SamplingParams(min_tokens=300).resolved(room=300).max_tokens == 300
+    with pytest.raises(SettingsError, match=r"min_tokens must be from 0 to max_tokens \(299\), got 300"):
+        SamplingParams(min_tokens=300).resolved(room=299)
+    with pytest.raises(SettingsError, match="min_tokens must be 0 or more, got -1"):
+        SamplingParams(min_tokens=-1)
 
 
 def test_stop_may_be_one_string_or_a_list() -> None:

@@ -214,3 +214,38 @@ def test_whatever_comes_and_leaves_each_text_is_that_of_plain_decoding(
             token_ids, why = texts[request.request_id], reasons[request.request_id]
             assert (token_ids, why) == (wanted, reason) or (why == "abort" and token_ids == wanted[: len(token_ids)])
         assert store.used_bytes == 0 and engine.stats().kv_open_sequences == 0 and engine.stats().num_failed == 0
+
+
+def test_requests_without_a_bound_run_at_once_though_their_longest_texts_do_not_fit() -> None:
+    def engine(num_rows: int, *, may_grow: bool) -> Engine:
+        memory = {"max_kv_bytes": num_rows * movable().row_bytes, "may_grow": may_grow}
+        worker = TargetWorker(toy_target(max_model_len=300), clock=time.perf_counter, **memory)
+        return Engine(worker, None, limits=Limits(prefill_chunk=64, max_num_seqs=4))
+
+    def requests() -> dict[int, list[Request]]:
+        params = SamplingParams(temperature=0.0, seed=0)
+        prompts = [tuple((7 * j * j + idx) % 12 for j in range(12)) for idx in range(3)]
+        asked = [
+            make_request(idx, method="vanilla", params=params, prompt=prompt, uses_drafter=False)
+            for idx, prompt in enumerate(prompts)
+        ]
+        assert not any(one.is_bounded for one in asked)
+        return {0: asked}
+
+    wanted = run_all(engine(1 << 20, may_grow=False), requests())
+    assert {reason for _, reason in wanted.values()} == {"length"}
+    in_line, most_in_line = watched(engine(880, may_grow=False), requests())
+    short = engine(880, may_grow=True)
+    texts, most = watched(short, requests())
+    assert texts == in_line == wanted
+    assert (most_in_line, most) == (2, 3)
+    assert short.stats().num_pauses > 0 and short.stats().kv_offloaded_bytes == 0
+
+
+def test_a_request_with_a_bound_has_room_for_it_though_memory_is_short() -> None:
+    memory = {"max_kv_bytes": 200 * movable().row_bytes, "may_grow": True}
+    worker = TargetWorker(toy_target(), clock=time.perf_counter, **memory)
+    engine = Engine(worker, None, limits=Limits(max_num_seqs=4))
+    texts, most = watched(engine, {0: [one_request(idx, "vanilla", 100) for idx in range(3)]})
+    assert all(len(ids) == 100 for ids, _ in texts.values())
+    assert (most, engine.stats().num_pauses) == (1, 0)

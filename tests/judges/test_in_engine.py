@@ -98,7 +98,7 @@ def test_a_judge_that_cannot_be_is_refused_before_anything_is_loaded(settings: d
 def test_a_row_of_the_benchmark_may_have_a_judge_and_says_that_it_is_not_exact() -> None:
     rows = names_of(["sps/relaxed:0.5", "card/fly:0"])
     assert rows == [BASELINE, "sps/relaxed:0.5", "card/fly:0"] and needs_draft("sps/relaxed:0.5")
-    settings = LineupSettings(params=GREEDY, cores=(0, 1))
+    settings = LineupSettings(params=GREEDY.resolved(), cores=(0, 1))
     facts = settings.facts_of("sps/relaxed:0.5")
     assert not facts.is_exact and facts.settings["judge"] == "relaxed:0.5"
     assert settings.facts_of("card/fly:0").is_exact

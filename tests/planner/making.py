@@ -40,7 +40,7 @@ def toy_models(agreement: float = 0.8) -> tuple[TableModel, TableModel]:
 
 def write(target: TableModel, prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
     """Return what plain decoding answers, token by token, without the engine."""
-    sampler = Sampler(SamplingRule.of(params), target.vocab_size)
+    sampler = Sampler(SamplingRule.of(params.resolved()), target.vocab_size)
     text = list(prompt)
     while len(text) < len(prompt) + params.max_tokens:
         text += sampler.choose(target.logits_after(text)[None], [len(text)])
@@ -80,7 +80,7 @@ def toy_recording(
         max_tokens=num_tokens,
         num_candidates=32,
         num_target_ids=8,
-        texts=record_texts(target, draft, answers, params, coupled_noise=coupled_noise),
+        texts=record_texts(target, draft, answers, params.resolved(), coupled_noise=coupled_noise),
     )
 
 

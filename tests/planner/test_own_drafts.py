@@ -37,7 +37,7 @@ from tests.planner.making import NO_OVERHEADS, flat
 K, SELECTION = 4, "sparse:0.1:12"
 OWN = ("sparsespec", "specpv", "pard", "ctc")
 PROMPTS = tuple(tuple((7 * j * j + i) % 250 + 2 for j in range(20 + i)) for i in range(3))
-PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
+PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=40).resolved()
 Setting = dict[str, Any]
 
 

@@ -23,10 +23,10 @@ def test_scores_are_those_of_the_draft_model_run_alone(temperature, coupled):
     target, draft = toy_models()
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=70, top_p=0.95)
     answer = TargetText((1, 2, 3), tuple((5 * i) % 40 for i in range(70)), "length")
-    (text,) = record_texts(target, draft, [answer], params, coupled_noise=coupled)
+    (text,) = record_texts(target, draft, [answer], params.resolved(), coupled_noise=coupled)
     recording = _with_texts((text,))
     rows = rows_of(recording, text)
-    scorer = CandidateScorer(SamplingRule.of(params), draft.vocab_size, coupled=coupled)
+    scorer = CandidateScorer(SamplingRule.of(params.resolved()), draft.vocab_size, coupled=coupled)
     for place in range(len(answer.token_ids)):
         path = [*answer.prompt_ids, *answer.token_ids[:place]]
         ids, logprobs = map(torch.tensor, scorer.top(draft.logits_after(path)[None], [len(path)], 40))
@@ -45,7 +45,9 @@ def test_a_recording_survives_a_file(tmp_path):
 
 def test_a_prompt_of_one_token_is_recorded(tmp_path):
     target, draft = toy_models()
-    texts = record_texts(target, draft, [TargetText((7,), (1, 2), "stop")], SamplingParams(temperature=0.0, seed=0))
+    texts = record_texts(
+        target, draft, [TargetText((7,), (1, 2), "stop")], SamplingParams(temperature=0.0, seed=0).resolved()
+    )
     assert rows_of(_with_texts(texts), texts[0]).draft_ids.shape == (2, 32)
 
 

@@ -524,3 +524,17 @@ def _shown(tab: Tab) -> list[Any]:
     bars = tab.page.locator(".strip svg").evaluate_all("all => all.map((one) => one.outerHTML)")
     assert len(classes) > len(CLASSES)
     return [texts, classes, bars]
+
+
+def test_nothing_is_sent_that_the_user_has_not_chosen_and_an_answer_that_was_cut_off_says_so(
+    opened: Opener, server: Running
+) -> None:
+    with opened(server) as tab:
+        tab.ask(PROMPT)
+        tab.wait_for("done")
+        assert not {"temperature", "top_p", "max_tokens"} & tab.requests[-1].keys(), "the server's defaults hold"
+        tab.set(max_tokens=3)
+        tab.ask(PROMPT)
+        tab.wait_for("done", 1)
+        assert tab.requests[-1]["max_tokens"] == 3
+        expect(tab.page.locator(".answer").last).to_contain_text("cut off")

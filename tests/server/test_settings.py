@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from transformers import GenerationConfig
 
 from card.api.async_llm import AsyncLLM
 from card.cli.main import cli
@@ -19,7 +18,7 @@ from card.machine.packages import install_command
 from card.server import serving
 from card.server.config import ServerSettings, is_loopback
 from card.server.listening import bind
-from card.server.params import derived_seed, model_defaults, sampling_params
+from card.server.params import derived_seed, sampling_params
 from card.server.schemas import CompletionRequest
 
 
@@ -200,19 +199,11 @@ def test_an_address_that_is_taken_is_refused_before_models_are_loaded() -> None:
     bind(ServerSettings(port=port)).close()
 
 
-def test_defaults_are_what_the_models_makers_recommend_and_nothing_else() -> None:
-    assert model_defaults(None) == {}
-    assert model_defaults(GenerationConfig(eos_token_id=3)) == {}
-    stated = GenerationConfig(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1, max_new_tokens=50)
-    wanted = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "max_tokens": 50}
-    assert model_defaults(stated) == wanted
-
-
 def test_a_request_comes_before_the_models_defaults_and_these_before_neutral_values() -> None:
     defaults = {"temperature": 0.6, "top_k": 20}
     for given, wanted in (({}, (0.6, 20, 1.0)), ({"temperature": 0.0, "top_k": -1, "top_p": 0.5}, (0.0, 0, 0.5))):
         fields = CompletionRequest.model_validate({"prompt": "a", **given})
-        params = sampling_params(fields, defaults, max_tokens=5, logprobs=None, vocab_size=10)
+        params = sampling_params(fields, max_tokens=5, logprobs=None, vocab_size=10).resolved(defaults)
         assert (params.temperature, params.top_k, params.top_p) == wanted
 
 

@@ -159,7 +159,6 @@ def test_equations_are_checked(answer: str, share: float) -> None:
             lambda llms: Arbitrage(*llms, RandomRouter(1.0)).answer(["x"], GREEDY.replace(repetition_penalty=1.1)),
             "repetition_penalty looks back to where an answer begins",
         ),
-        (lambda llms: Arbitrage(*llms, RandomRouter(1.0)).answer(["x"], SamplingParams()), "need one seed"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(llms: tuple[LLM, LLM], make: Any, reason: str) -> None:

@@ -130,10 +130,10 @@ def test_choice_keeps_the_precision_of_float64() -> None:
     assert chosen == {1}, "in float32 the first two would tie and both survive top-k"
 
 
-def test_the_seed_must_be_fixed_before_sampling() -> None:
-    with pytest.raises(SettingsError, match="seed must be fixed before sampling, got None"):
-        SamplingRule.of(SamplingParams())
-    params = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=9)
+def test_nothing_may_be_left_open_when_a_token_is_chosen() -> None:
+    with pytest.raises(SettingsError, match="params must be resolved"):
+        SamplingRule.of(SamplingParams())  # type: ignore[arg-type]
+    params = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=9).resolved()
     assert SamplingRule.of(params) == SamplingRule(0.5, 7, 0.25, 0.125, 9)
 
 

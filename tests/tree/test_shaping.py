@@ -24,7 +24,7 @@ texts = st.lists(tokens, max_size=8)
 
 
 def shaping_of(params: SamplingParams, new_ids: list[int], ends: frozenset = ENDS) -> Shaping | None:
-    rule = ShapingRule.of(params, num_prompt_tokens=len(PROMPT), end_ids=ends)
+    rule = ShapingRule.of(params.resolved(), num_prompt_tokens=len(PROMPT), end_ids=ends)
     return None if rule is None else Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE)
 
 
@@ -93,7 +93,7 @@ def test_penalties_biases_and_least_lengths_are_those_of_transformers(new_ids):
 
 def test_tokens_beyond_the_vocabulary_are_of_no_consequence():
     params = SamplingParams(min_tokens=5, logit_bias={2: 1.0})
-    rule = ShapingRule.of(params, num_prompt_tokens=1, end_ids=frozenset({1, 500}))
+    rule = ShapingRule.of(params.resolved(), num_prompt_tokens=1, end_ids=frozenset({1, 500}))
     shaped = Shaping(rule, [3], TOY_VOCAB_SIZE).apply(torch.zeros(1, TOY_VOCAB_SIZE), [()])
     assert shaped.tolist() == [[0.0, -math.inf, 1.0, *[0.0] * 9]]
 
@@ -103,7 +103,7 @@ def test_tokens_beyond_the_vocabulary_are_of_no_consequence():
 
 def with_grammar(length: int, new_ids: list[int], **changes: object) -> Shaping:
     params = SamplingParams(grammar=Grammar("regex", "toy"), **changes)
-    rule = ShapingRule.of(params, num_prompt_tokens=len(PROMPT), end_ids=frozenset({ToyGrammar.END}))
+    rule = ShapingRule.of(params.resolved(), num_prompt_tokens=len(PROMPT), end_ids=frozenset({ToyGrammar.END}))
     return Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE, MasksAtOnce(ToyGrammar(length), TimeSpent(10.0)))
 
 

@@ -38,7 +38,8 @@ class Clock:
 
 def request(request_id: int = 7, **changes: Any) -> Request:
     values: dict[str, Any] = {"prompt_ids": PROMPT, "params": GREEDY, "draft": CHAIN, "end_ids": frozenset()}
-    return Request(request_id=request_id, **values | changes)
+    values |= changes
+    return Request(request_id=request_id, **values | {"params": values["params"].resolved()})
 
 
 def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
@@ -377,7 +378,7 @@ def test_every_round_equals_plain_decoding_whatever_is_offered() -> None:
 @pytest.mark.parametrize("uses_drafter", [False, True])
 def test_the_token_at_a_position_is_chosen_with_the_noise_of_that_position(uses_drafter: bool) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=12)
-    sampler, text = Sampler(SamplingRule.of(params), 12), list(PROMPT)
+    sampler, text = Sampler(SamplingRule.of(params.resolved()), 12), list(PROMPT)
     for _ in range(12):
         text += sampler.choose(toy_target().logits_after(text)[None], [len(text)])
     worker = started(params=params, uses_drafter=uses_drafter)

@@ -181,7 +181,7 @@ def test_a_layer_says_when_its_pass_began_and_ended_on_the_drafters_clock() -> N
     ticks = itertools.count(100.0, 0.25)
     target = toy_target()
     worker = DrafterWorker(BeamWriter(toy_draft(target, 0.7)), clock=lambda: next(ticks))
-    spec = draft_spec(DRAFT, GREEDY, 64)
+    spec = draft_spec(DRAFT, GREEDY.resolved(), 64)
     (opening,) = worker.receive(Open(7, (3, 1, 4), spec))
     assert isinstance(opening, Layer)
     assert opening.pass_span_s is None, "no pass made it"
@@ -445,6 +445,7 @@ def test_card_generate_writes_a_trace(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
+    capsys.readouterr()
     data = json.loads(out.read_text("utf-8"))
     check_format(data)
     assert data["otherData"]["method"] == "card"

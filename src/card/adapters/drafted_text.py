@@ -23,7 +23,7 @@ from card.writers.local.protocol import LocalWriter, Observation
 # 64, answers of 128 tokens take 4 % more steps (benchmarks/LOG.md).
 _FIRST_ROOM = 512
 # Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
-_PARAMS = SamplingParams(temperature=0.0, seed=0)
+_PARAMS = SamplingParams(temperature=0.0, seed=0).resolved()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,8 @@ class AsyncLLM(Hosted):
     """A target model, perhaps with a draft model, that answers many requests at once in asyncio programs.
 
         async with AsyncLLM("demo-target", "demo-draft") as llm:
-            async for chunk in llm.generate("Tom has 3 apples and buys 4 more. How many has he?"):
+            problem = "Paul works 4 hours a day and earns $12 per hour. How much does he earn in 3 days?"
+            async for chunk in llm.generate([{"role": "user", "content": problem}]):
                 print(chunk.text, end="")
 
     Methods may be called from any event loop, or several; a stream is read in the loop that it was made in. If the

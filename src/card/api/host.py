@@ -7,7 +7,6 @@ decided in `card.assembly`.
 from __future__ import annotations
 
 import logging
-import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import DraftSource, make_drafter, tell_ahead
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import SamplingParams
+from card.config import ResolvedParams, SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import SettingsError, TargetError, in_words
 from card.hrad.network import OFF, hrad_consumers
@@ -31,11 +30,11 @@ from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, pinned, usable_cores
-from card.models.facts import context_limit, end_token_ids
+from card.models.facts import context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.names import model_name
-from card.models.own_pass import is_exact
+from card.models.own_pass import could_run_int8, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
@@ -169,9 +168,9 @@ class Host:
     def _take_target(self, loaded: Target, plan: Plan, named: str | LoadedModel) -> None:
         """Make the runner, and read what the model and its tokenizer say about texts."""
         model, self.tokenizer = loaded.model, loaded.tokenizer
-        self.target_cost = price_in_words(model)
+        self.target_cost, self.could_run_int8 = price_in_words(model), could_run_int8(model)
         self.end_ids = end_token_ids(model, self.tokenizer)
-        self.generation_config = model.generation_config
+        self.sampling_defaults = sampling_defaults(model) if self.settings.generation_config == "auto" else {}
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
         self._prompts = PromptReader.for_target(self.tokenizer, self.settings, named, self.runner, model.dtype)
         check_once(self.runner, self.settings, is_named=isinstance(named, str))
@@ -212,8 +211,8 @@ class Host:
     def make_request(self, prompt: Prompt, params: SamplingParams, request_id: int) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
-        A seed is drawn if there is none. Raises: PromptError for a prompt that is empty or does not fit; SettingsError
-        for parameters that this model cannot follow.
+        Raises: PromptError for a prompt that is empty or does not fit; SettingsError for parameters that this model
+        cannot follow.
         """
         if not isinstance(params, SamplingParams):
             raise SettingsError(f"the parameters of a prompt must be card.SamplingParams, got {params!r:.80}")
@@ -223,15 +222,14 @@ class Host:
                 f"logit_bias has token {unknown}, but the target has tokens 0 to {self.runner.vocab_size - 1}; use ids "
                 "of its tokenizer"
             )
-        if params.seed is None:
-            params = params.replace(seed=secrets.randbelow(2**31))
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         prompt_ids = self.encode(prompt)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
             images=prompt_ids.images if isinstance(prompt_ids, ImagePrompt) else None,
-            params=params,
+            params=self.resolved(params, len(prompt_ids)),
+            is_bounded=self.bound_of(params) is not None,
             draft=self.draft_settings,
             end_ids=end_ids,
             uses_drafter=self.link is not None,
@@ -241,6 +239,17 @@ class Host:
         text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids, after=prompt_ids)
         watched = replace(request, stop_check=text, end_ids=end_ids | text.end_ids) if params.stop else request
         return PreparedRequest(replace(checked, request=watched), text)
+
+    def resolved(self, params: SamplingParams, num_prompt_tokens: int) -> ResolvedParams:
+        """Return the parameters of a request with nothing left open: what it says, else the model, else greedy.
+
+        Without a bound of its own, or of the model's, an answer may fill the context.
+        """
+        return params.resolved(self.sampling_defaults, room=max(1, self.max_model_len - num_prompt_tokens))
+
+    def bound_of(self, params: SamplingParams) -> int | None:
+        """Return the most new tokens that a request or the model's generation config states; None: the context's."""
+        return params.max_tokens or self.sampling_defaults.get("max_tokens")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt. Raises: PromptError if it is none."""

@@ -44,7 +44,8 @@ class LLM(Hosted):
     """A target model, perhaps with a draft model, and the method that decodes with them.
 
         with LLM("demo-target", "demo-draft") as llm:
-            print(llm.generate("Tom has 3 apples and buys 4 more. How many has he?")[0].outputs[0].text)
+            problem = "Paul works 4 hours a day and earns $12 per hour. How much does he earn in 3 days?"
+            print(llm.chat([{"role": "user", "content": problem}])[0].outputs[0].text)
 
     Prompts of one call, and streams that are open at once, are answered together in one batch. The engine runs in the
     thread of whoever waits for a result; calls from several threads are safe. Close it, or use it as a context manager:

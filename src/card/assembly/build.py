@@ -12,7 +12,8 @@ from card.assembly.plan import Latencies, Plan
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import SettingsError
-from card.models.protocol import LanguageModel
+from card.models.pool import sequence_bytes
+from card.models.protocol import LanguageModel, Recurrent
 from card.models.row_store import RowStore
 from card.policy.rounds import Policy, Schedule, ScheduleCost
 from card.policy.tuned import TunedPolicy
@@ -82,6 +83,7 @@ def build(
         watchers=models.watchers,
         self_drafting=plan.self_drafting,
         row_store=_row_store(plan),
+        may_grow=_is_memory_short(plan, models.target),
         lanes=models.lanes,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
@@ -93,6 +95,14 @@ def _row_store(plan: Plan) -> RowStore | None:
     """Return where paused requests have their rows: as many bytes in files as in memory. Raises: SettingsError."""
     folder, most = plan.settings.kv_offload, plan.max_kv_bytes
     return None if folder is None or most is None else RowStore(folder, most)
+
+
+def _is_memory_short(plan: Plan, target: LanguageModel) -> bool:
+    """Return whether fewer requests than may run at once have room for their longest texts; states cannot be moved."""
+    if plan.max_kv_bytes is None or isinstance(target, Recurrent):
+        return False
+    longest = sequence_bytes(target, plan.max_model_len + plan.target_tree_rows)
+    return plan.max_kv_bytes < plan.settings.max_num_seqs * longest
 
 
 def make_writers(plan: Plan, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, LocalWriter]:

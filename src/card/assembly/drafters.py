@@ -226,7 +226,7 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
             find_grammar=source.find_grammar,
             target=source.target,
         )
-        spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
+        spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0).resolved(), runner.max_model_len)
         writer.warm_up(spec, runner.max_model_len)
     link = link_here(placement, writer, lane=lane, integer_threads=source.integer_threads)
     consumers = () if writer.wanted_states is None else (ShownStates(link, writer.wanted_states),)

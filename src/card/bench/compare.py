@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts
-from card.config import SamplingParams
+from card.config import ResolvedParams
 from card.models.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
@@ -32,7 +32,7 @@ class Gap:
 class TextJudge:
     """Looks at the target's logits where two texts part."""
 
-    def __init__(self, target: PreTrainedModel | DecoderModel, params: SamplingParams, *, rounds: bool = True) -> None:
+    def __init__(self, target: PreTrainedModel | DecoderModel, params: ResolvedParams, *, rounds: bool = True) -> None:
         """Take the target and what the texts were decoded with.
 
         Args:
@@ -40,7 +40,7 @@ class TextJudge:
         """
         self._target, self._rounds = target, rounds
         self._temperature = params.temperature
-        self._seed = params.seed or 0
+        self._seed = params.seed
         self._gaps: dict[tuple[tuple[int, ...], int, int], Gap] = {}  # each difference is looked at once
 
     def gap(self, prompt_ids: Sequence[int], ids: Sequence[int], plain: Sequence[int], position: int) -> Gap:

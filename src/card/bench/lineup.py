@@ -32,7 +32,7 @@ from card.bench.names import (
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
 from card.bench.summary import decode_rate
-from card.config import INT8, DraftSettings, SamplingParams
+from card.config import INT8, DraftSettings, ResolvedParams
 from card.errors import SettingsError
 from card.judges.names import parse_judge
 from card.kernels.int8_linear import why_not_int8
@@ -42,7 +42,7 @@ from card.models.decoder_model import is_int8
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_model, load_tokenizer
-from card.models.own_pass import is_exact
+from card.models.own_pass import could_run_int8, is_exact
 
 _WARM_UP_TOKENS = 16
 _CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts
@@ -67,7 +67,7 @@ class PairSpec:
 class LineupSettings:
     """Settings that all rows have in common."""
 
-    params: SamplingParams
+    params: ResolvedParams
     cores: tuple[int, ...]  # the last one is the drafter's; "all cores" are all of them
     dtype: str = "auto"
     lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # for rows that take the fastest draft length
@@ -136,7 +136,7 @@ class BenchPlan:
     baseline: str
     pairs: Mapping[str, Callable[[Callable[[str], None]], Lineup]]  # by name; called with what shows a line
     datasets: tuple[Dataset, ...]  # with all their prompts
-    params: SamplingParams
+    params: ResolvedParams
     repeats: int = 5
     limit: int | None = None  # prompts of each data set
     skips_long: bool = False  # leave prompts out that do not fit, instead of refusing them
@@ -197,6 +197,7 @@ class Lineup:
         self._target = load(pair.target, dtype=settings.dtype)
         if pair.target_cost:
             self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
+        self.could_run_int8 = could_run_int8(self._target)
         self.dtype = INT8 if is_int8(self._target) else str(self._target.dtype).removeprefix("torch.")
         self.judge = TextJudge(self._target, settings.params, rounds=not is_exact(self._target))
         self.end_ids = end_token_ids(self._target, self.tokenizer)
@@ -306,7 +307,7 @@ class Lineup:
         ]
 
 
-def fastest(options: Sequence[Row], prompts: PromptIds, params: SamplingParams) -> Row:
+def fastest(options: Sequence[Row], prompts: PromptIds, params: ResolvedParams) -> Row:
     """Return the option that decodes the prompts fastest; prompts are the outer loop."""
     if len(options) == 1:
         return options[0]

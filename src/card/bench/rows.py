@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from card.api.llm import LLM
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, ResolvedParams
 from card.machine.threads import CoreSet, pinned
 from card.workers.metrics import RequestStats
 from card.workers.trace import Trace
@@ -79,10 +79,10 @@ class Row(ABC):
     settings: Mapping[str, Any]
 
     @abstractmethod
-    def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+    def decode(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Decoded:
         """Decode one prompt. Raises: CardError, as the request failed."""
 
-    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> Trace | None:
+    def traced(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Trace | None:
         """Decode one prompt once more and return what happened when; None where that cannot be recorded."""
         return None
 
@@ -124,7 +124,7 @@ class CardRow(Row):
             settings["length_from"] = "latencies"  # target pass / drafter pass, measured when the row was brought up
         return settings | {name: getattr(engine, name) for name in method.reads}
 
-    def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+    def decode(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Decoded:
         """Decode one prompt."""
         if self._draft is not None:
             self._llm.draft_settings = self._draft
@@ -143,7 +143,7 @@ class CardRow(Row):
             wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         return Decoded(tuple(token_ids), tuple(times), wall_s, cpu_s, stats)
 
-    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> Trace:
+    def traced(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Trace:
         """Decode one prompt with its events recorded. Raises: as `decode`."""
         with self._llm.trace() as trace:
             self.decode(prompt_ids, params)
@@ -201,7 +201,7 @@ class TransformersRow(Row):
         if assistant is not None:
             self.settings = {**self.settings, "assistant": assistant_title(num_assistant_tokens)}
 
-    def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+    def decode(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Decoded:
         """Decode one prompt."""
         clock = _Clock()
         inputs = torch.tensor([list(prompt_ids)], device=self._model.device)
@@ -209,7 +209,7 @@ class TransformersRow(Row):
             config = GenerationConfig.from_dict({**self._own_config.to_dict(), **self._changes})
             self._assistant.generation_config = config
         generate: Any = self._model.generate
-        torch.manual_seed(params.seed or 0)
+        torch.manual_seed(params.seed)
         with pinned(self._core_set):
             time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
@@ -252,7 +252,7 @@ def core_set(cores: tuple[int, ...], threads: int | None) -> CoreSet:
     return CoreSet(cores if hasattr(os, "sched_getaffinity") else (), threads)
 
 
-def _sampling_options(params: SamplingParams) -> dict[str, Any]:
+def _sampling_options(params: ResolvedParams) -> dict[str, Any]:
     if params.temperature == 0.0:
         return {"do_sample": False}
     options = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}

@@ -24,7 +24,7 @@ from card.bench.lineup import BenchPlan, Lineup
 from card.bench.records import Chosen, Pair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
 from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import Row
-from card.config import SamplingParams
+from card.config import ResolvedParams
 from card.errors import BenchError, PromptError, SettingsError
 from card.machine.pulse import Pulse
 from card.text.answers import final_number
@@ -42,7 +42,7 @@ class PairJob:
     name: str
     tokenizer: PreTrainedTokenizerBase
     datasets: Mapping[str, Dataset]
-    params: SamplingParams
+    params: ResolvedParams
     judge: TextJudge
 
     def prompt_ids(self, key: SampleKey, done: Mapping[SampleKey, Sample]) -> list[int]:

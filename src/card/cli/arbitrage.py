@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from card.api.llm import LLM
-from card.cli.options import given, resolve_models
+from card.cli.options import given, remark, resolve_models
 from card.cli.starting import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError
@@ -37,12 +37,10 @@ def run(
     with open_pair(options) as (both, single):
         stepped = Arbitrage(both, single, chosen)
         output = stepped.answer([question], params, lambda _, step: None if as_json else _show(step.text))[0]
-    if as_json:
-        click.echo(json.dumps(_facts(output, router or _ROUTER), ensure_ascii=False))
-        return
-    click.echo()
-    if stats:
-        click.echo(_line(output), err=True)
+        click.echo(json.dumps(_facts(output, router or _ROUTER), ensure_ascii=False) if as_json else "")
+        if stats and not as_json:
+            click.echo(_line(output), err=True)
+        remark(both, params, len(output.token_ids), output.finish_reason)
 
 
 @contextmanager

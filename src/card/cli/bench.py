@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from card.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.bench.environment import Environment, choose_cores, describe_run
-from card.bench.lineup import BenchPlan, LineupSettings, PairSpec, make_plan
+from card.bench.lineup import BenchPlan, Lineup, LineupSettings, PairSpec, make_plan
 from card.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.bench.records import Run
 from card.bench.results import read_unchecked
@@ -23,7 +24,8 @@ from card.bench.runner import run_bench
 from card.bench.tables import SPARE, rich_tables
 from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, hint_at_int8
+from card.cli.starting import Say
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
@@ -53,6 +55,7 @@ def run(**options: Any) -> int:
         raise SettingsError(f"{out} would be packed, and a run appends to its file line by line; leave .gz out")
     check_can_write(out)
     plan = read_plan(options)
+    plan = replace(plan, pairs={name: _hinting(open_pair) for name, open_pair in plan.pairs.items()})
     _warn_if_busy(environment)
     size_before = out.stat().st_size if out.exists() else 0
     try:
@@ -71,6 +74,17 @@ def run(**options: Any) -> int:
     return _show(done, out, is_wide=is_wide)
 
 
+def _hinting(open_pair: Callable[[Say], Lineup]) -> Callable[[Say], Lineup]:
+    """Return what opens a pair and tells of integers if they would be faster."""
+
+    def opened(say: Say) -> Lineup:
+        lineup = open_pair(say)
+        hint_at_int8(lineup.could_run_int8)
+        return lineup
+
+    return opened
+
+
 def read_plan(options: dict[str, Any]) -> BenchPlan:
     """Return what to run. Raises: SettingsError for options that do not go together."""
     pairs = _pairs(options)
@@ -86,7 +100,7 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
         raise SettingsError(f"--sps-lengths must be 1 or more, got {min(lengths)}")
     sampling = {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens")}
     lineup = LineupSettings(
-        params=SamplingParams(**sampling),
+        params=SamplingParams(**sampling).resolved(),
         cores=choose_cores(options["cores"]),
         dtype=options["dtype"],
         lengths=tuple(lengths),

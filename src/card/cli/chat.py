@@ -11,7 +11,7 @@ import click
 
 from card.cli.commands.text import stats_line, system_turn
 from card.cli.interrupts import noting_interrupts
-from card.cli.options import demo_note, make_llm, take_sampling_params
+from card.cli.options import demo_note, make_llm, remark, take_sampling_params
 from card.cli.starting import spin_until_first
 from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams
@@ -107,6 +107,7 @@ class Conversation:
             click.echo(f"card: {error} (/reset forgets the conversation{remedy})", err=True)
             return
         click.echo(" [cut short]" if interrupt.is_set() else "")
+        remark(self.llm, self.params, chunk.stats.num_new_tokens, chunk.finish_reason)
         if answer:
             self.messages += [asked, {"role": "assistant", "content": answer}]
         if self.shows_stats:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from card.api.llm import LLM
 from card.cli.files import read_prompts
-from card.cli.options import ALONE, DEMO_TARGET, given, resolve_models
+from card.cli.options import ALONE, DEMO_TARGET, given, hint_at_int8, resolve_models
 from card.cli.pair_facts import Agreement, Latency, ModelMemory, PairReport, Speeds, latencies, memory_of, verdict
 from card.cli.pair_measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
 from card.cli.starting import spinner
@@ -124,6 +124,7 @@ def examine(
         draft_model = load_decoder(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
         num_drafts = sum(cost.drafter is not None for cost in costs.values())
         draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
+        hint_at_int8(plain.host.could_run_int8)
         how_run = how_it_runs(plain.host.runner), how_it_runs(draft_runner)
         memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
         del draft_model, draft_runner

@@ -15,12 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.llm import LLM
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, demo_note, given, resolve_models
+from card.cli.options import DEMO_TARGET, demo_note, given, hint_at_int8, resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import show
-from card.config import INT8, SamplingParams
+from card.config import SamplingParams
 from card.errors import SettingsError
-from card.kernels.int8_linear import why_not_int8
 from card.methods import METHODS
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
@@ -29,7 +28,6 @@ from card.workers.metrics import RequestStats
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method
-_STORED = "bfloat16"  # what the demo models are stored in
 _DEFAULT_COST = "90M"  # the demo target alone is too cheap for any drafter to be worth its while
 
 
@@ -52,7 +50,7 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
     """Do what `card demo` was asked for."""
     if not 1 <= problems <= len(DEMO_PROBLEMS):
         raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
-    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens).resolved()
     console = Console()
     racers = _load(options, console)
     try:
@@ -76,7 +74,6 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
     """Load the target once and every method on it."""
     target, draft = resolve_models(options, needs_draft=True)
     cost = options.pop("target_cost") or (_DEFAULT_COST if target == DEMO_TARGET else None)
-    options["dtype"], told = choose_dtype(options["dtype"], options["device"], target, draft)
     with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
@@ -90,19 +87,11 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
             racers.append(Racer(method, llm))
     if note := demo_note(target):
         click.echo(note, err=True)
-    console.print(f"target {target}, draft {draft}{told}")
+    hint_at_int8(racers[0].llm.host.could_run_int8)
+    console.print(f"target {target}, draft {draft}")
     if racers[0].llm.target_cost:
         console.print(f"target costs {racers[0].llm.target_cost}: so that its price is that of a larger model")
     return racers
-
-
-def choose_dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
-    """Return what the models are to compute in, and a few words about it if it is not what was asked for."""
-    if dtype != "auto":
-        return dtype, ""
-    if device == "cpu" and (target, draft) == (DEMO_TARGET, DEMO_DRAFT) and why_not_int8() is None:
-        return INT8, f", in 8-bit integers: fastest here (--dtype {_STORED} for the stored ones)"
-    return dtype, ""
 
 
 def _race(console: Console, racers: list[Racer], prompt: str, params: SamplingParams) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from card.bench.names import DRAFTER
 from card.cli.fetching import fetch_models
-from card.cli.starting import load, spinner, start_drafter_child
-from card.config import KERNEL_KINDS, KERNELS_VARIABLE, DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.cli.starting import load, spinner, start_drafter_child, tell
+from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
 from card.methods import METHODS, OWN_SETTINGS, STEPWISE, find_method
@@ -30,6 +32,7 @@ DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
 WITH_DRAFT, ALONE = "card", "suffix"  # the methods taken unless one is named; the latter by docs/methods.md
 _OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
+MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, unless the user says
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
@@ -214,15 +217,20 @@ draft_options = with_options(
     )
 )
 sampling_options = with_options(
-    option_of(SamplingParams, "max_tokens", is_filled=True),
-    option_of(SamplingParams, "temperature", default=0.0),
-    *options_of(SamplingParams, "top_k top_p min_p", is_filled=True),
-    option_of(SamplingParams, "seed"),
+    *options_of(SamplingParams, "max_tokens temperature top_k top_p min_p seed"),
     option_of(SamplingParams, "stop", multiple=True),
     option_of(SamplingParams, "ignore_eos", is_filled=True),
 )
+neutral_options = with_options(  # of commands that measure: whatever the model's generation config says
+    option_of(SamplingParams, "temperature", default=NEUTRAL["temperature"]),
+    *(
+        option_of(SamplingParams, name, default=NEUTRAL[name], show_default=False)
+        for name in ("top_k", "top_p", "min_p")
+    ),
+)
 shaping_options = with_options(
-    *options_of(SamplingParams, "min_tokens presence_penalty frequency_penalty repetition_penalty", is_filled=True),
+    *options_of(SamplingParams, "min_tokens presence_penalty frequency_penalty", is_filled=True),
+    option_of(SamplingParams, "repetition_penalty"),
     option_of(
         SamplingParams,
         "logit_bias",
@@ -351,6 +359,38 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> None:
+    """Say once what would make weights that run as they are stored faster, unless --dtype is given.
+
+    Args:
+        could_run_int8: that of the target.
+    """
+    context = click.get_current_context(silent=True)
+    is_default = context is not None and context.get_parameter_source("dtype") is ParameterSource.DEFAULT
+    if could_run_int8 and is_default:
+        _say_once(
+            say,
+            "the weights run as they are stored; --dtype int8 is two to three times as fast on processors with AVX-512 "
+            "and costs at most 1.1 % in perplexity (docs/int8.md)",
+        )
+
+
+@functools.cache
+def _say_once(say: Callable[[str], None], words: str) -> None:
+    say(words)
+
+
+def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | None) -> None:
+    """Say, after an answer, which bound has cut it off if one has, and once what would be faster."""
+    if reason == "length":
+        most = llm.host.bound_of(params)
+        told = f"the context of {llm.max_model_len} tokens is full; --max-model-len sets it, as far as the model allows"
+        if most is not None and num_new_tokens >= most:
+            told = f"{most} tokens are the most{'' if params.max_tokens else ' by the model'}; --max-tokens allows more"
+        tell(f"the answer is cut off: {told}")
+    hint_at_int8(llm.host.could_run_int8)
+
+
 def make_llm(options: dict[str, Any]) -> LLM:
     """Load what the options ask for; spin meanwhile. Raises: CardError of any kind."""
     chosen = choose_models(options)
@@ -360,5 +400,5 @@ def make_llm(options: dict[str, Any]) -> LLM:
     with spinner(f"loading {chosen.target}") as say:
         llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
     if chosen.note:  # once it is loaded: what cannot be loaded is one line
-        click.echo(f"card: {chosen.note}", err=True)
+        tell(chosen.note)
     return llm

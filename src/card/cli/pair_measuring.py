@@ -173,7 +173,7 @@ def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _Answer
     token_ids: list[int] = []
     chains: list[tuple[int, int]] = []
     verified = accepted = 0
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0).resolved()
     chunks = llm.stream(messages if llm.host.tokenizer.chat_template else prompt, params)
     first_at = last_at = 0.0
     is_cut = False

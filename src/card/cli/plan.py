@@ -54,7 +54,7 @@ def record(
     **options: Any,
 ) -> None:
     """Do what `card record` was asked for: what a pair of models writes and thinks likely on some prompts."""
-    params = take_sampling_params(options)
+    params = take_sampling_params(options).resolved()
     target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
     assert draft_name is not None
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)

@@ -50,6 +50,11 @@ def spinner(words: str, *, in_pipes: bool = False, write: Say = write_line) -> I
         yield lambda words: status.update(escape(words))
 
 
+def tell(words: str) -> None:
+    """Write a line of ours to standard error, if there is anybody to read it."""
+    write_line(f"card: {words}")
+
+
 def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]:
     """Yield the items; spin until the first one is there."""
     with spinner(words):

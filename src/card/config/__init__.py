@@ -12,12 +12,13 @@ from card.config.engine import (
     split_settings,
 )
 from card.config.keywords import LLMSettings
-from card.config.sampling import Grammar, SamplingParams, SamplingRule, ShapingRule
+from card.config.sampling import NEUTRAL, Grammar, ResolvedParams, SamplingParams, SamplingRule, ShapingRule
 
 __all__ = [
     "INT8",
     "KERNELS_VARIABLE",
     "KERNEL_KINDS",
+    "NEUTRAL",
     "DraftSettings",
     "EngineSettings",
     "Grammar",
@@ -25,6 +26,7 @@ __all__ = [
     "LLMSettings",
     "Placement",
     "PolicyName",
+    "ResolvedParams",
     "SamplingParams",
     "SamplingRule",
     "ShapingRule",

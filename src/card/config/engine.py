@@ -15,6 +15,7 @@ Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter 
 PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says remote
 ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
+GenerationConfigSource = Literal["auto", "none"]
 
 # Instructions for integer passes, on each kind of processor the fastest first.
 KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2", "arm-i8mm", "arm-dotprod")
@@ -75,6 +76,7 @@ class EngineSettings(Replaceable):
     start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
     drafter_timeout_s: float = setting(3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds")
     grammar_timeout_s: float = setting(10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds")
+    generation_config: GenerationConfigSource = setting("auto", "Default sampling: the model's, or greedy.")
     allows_inexact: bool = setting(
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )

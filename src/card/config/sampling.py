@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Literal
 
 from card.config.fields import Replaceable, check, make_plain, plain, require, setting
 from card.errors import SettingsError
@@ -13,6 +15,10 @@ from card.errors import SettingsError
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
 
 MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
+_LEAST = 1e-6  # float32 rounds much smaller factors to 0, or what is divided by them to infinity
+NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values of what neither a request nor its model states
+    {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +64,23 @@ class LogitBias(Mapping[int, float]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(Replaceable):
-    """Rule by which the target's logits become tokens, and when a request ends. Same names as in vLLM."""
+    """Rule by which the target's logits become tokens, and when a request ends. Same names as in vLLM.
 
-    temperature: float = setting(1.0, "0 takes the most likely token.", least=0, below=math.inf)
-    top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.", least=0, allowed="0 (keep all) or more")
-    top_p: float = setting(1.0, "Keep the likeliest tokens up to this mass.", above=0, most=1)
-    min_p: float = setting(0.0, "Drop tokens below this share of the best one.", least=0, below=1)
+    What is None, and named in `NEUTRAL`, is as the model's generation config states it, else neutral: greedy.
+    """
+
+    temperature: float | None = setting(
+        None, "0 takes the most likely token.", least=0, below=math.inf, shown="by model"
+    )
+    top_k: int | None = setting(
+        None, "Keep the k likeliest tokens; 0 keeps all.", least=0, allowed="0 (keep all) or more"
+    )
+    top_p: float | None = setting(None, "Keep the likeliest tokens up to this mass.", above=0, most=1)
+    min_p: float | None = setting(None, "Drop tokens below this share of the best one.", least=0, below=1)
     seed: int | None = setting(
         None, "Same seed, same text.", least=0, below=2**63, allowed="an integer from 0 to 2**63 - 1", shown="drawn"
     )
-    max_tokens: int = setting(256, "Most new tokens.", least=1)  # the end token included
+    max_tokens: int | None = setting(None, "Most new tokens.", least=1, shown="context")  # with the end token
     stop: tuple[str, ...] = setting(
         (), "End before this string.", least=1, allowed="a list of strings that are not empty"
     )
@@ -77,11 +90,11 @@ class SamplingParams(Replaceable):
     ignore_eos: bool = setting(False, "Go on past the model's end tokens.")
     presence_penalty: float = setting(0.0, "Off tokens that the answer has, -2 to 2.", least=-2, most=2)
     frequency_penalty: float = setting(0.0, "The same, as often as it has them.", least=-2, most=2)
-    repetition_penalty: float = setting(
-        1.0, "Above 1: fewer repetitions.", above=0, below=math.inf, allowed="above 0, 1 changes nothing"
+    repetition_penalty: float | None = setting(
+        None, "Above 1: fewer repetitions.", above=0, below=math.inf, allowed="above 0, 1 changes nothing"
     )
     logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
-    min_tokens: int = setting(0, "New tokens before the text may end by itself.")
+    min_tokens: int = setting(0, "Fewest new tokens.")
     grammar: Grammar | None = setting(
         None, "The text keeps to it, and ends where nothing can follow.", allowed="a card.config.Grammar or None"
     )
@@ -101,13 +114,46 @@ class SamplingParams(Replaceable):
     def __post_init__(self) -> None:
         make_plain(self)
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
-        check(self)
-        are_within = 0 <= self.min_tokens <= self.max_tokens
-        require(are_within, "min_tokens", f"from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
+        check(self, by=SamplingParams)
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        allowed = "0 or more" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
+        require(0 <= self.min_tokens <= most, "min_tokens", allowed, self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
             raise SettingsError(
                 "ignore_eos does not go with a grammar, whose end is the end of the text; leave one out"
             )
+
+    def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:
+        """Return these parameters with nothing left open: what is None is as ``defaults`` say, else as `NEUTRAL`.
+
+        A seed is drawn if there is none, and factors below a millionth become one.
+
+        Args:
+            defaults: those of `card.models.facts.sampling_defaults`.
+            room: tokens that the context has left for the answer, its bound if nobody states another.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        open_ones = {"max_tokens": room, **NEUTRAL, **defaults}
+        values |= {name: value for name, value in open_ones.items() if values[name] is None}
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            if 0.0 < values[name] < _LEAST:
+                values[name] = _LEAST
+        if self.seed is None:
+            values["seed"] = secrets.randbelow(2**31)
+        return ResolvedParams(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedParams(SamplingParams):
+    """Sampling parameters with nothing left open, as they decide about tokens. See `SamplingParams.resolved`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    max_tokens: int
 
 
 def _checked_bias(given: object) -> LogitBias:
@@ -135,10 +181,9 @@ class SamplingRule:
     seed: int
 
     @classmethod
-    def of(cls, params: SamplingParams) -> SamplingRule:
-        """Return the rule of parameters whose seed has been fixed."""
-        if params.seed is None:
-            raise SettingsError("seed must be fixed before sampling, got None; draw one first")
+    def of(cls, params: ResolvedParams) -> SamplingRule:
+        """Return the rule of a request's parameters. Raises: SettingsError if something is left open in them."""
+        require(isinstance(params, ResolvedParams), "params", "resolved: call resolved() first", params)
         return cls(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
 
     @property
@@ -161,7 +206,7 @@ class ShapingRule:
     grammar: Grammar | None = None
 
     @classmethod
-    def of(cls, params: SamplingParams, *, num_prompt_tokens: int, end_ids: frozenset[int]) -> ShapingRule | None:
+    def of(cls, params: ResolvedParams, *, num_prompt_tokens: int, end_ids: frozenset[int]) -> ShapingRule | None:
         """Return the rule of these parameters; None if they leave the logits as they are."""
         rule = cls(
             num_prompt_tokens=num_prompt_tokens,

@@ -119,7 +119,7 @@ class Engine:
         pool, totals = self._worker.pool.stats, self._totals
         totals.num_running, totals.num_waiting = len(self._queue.running), self._queue.num_waiting
         if (moves := self._worker.moves) is not None:
-            totals.kv_offloaded_bytes, totals.kv_moved_bytes = moves.store.used_bytes, moves.moved_bytes
+            totals.kv_offloaded_bytes, totals.kv_moved_bytes = moves.stored_bytes, moves.moved_bytes
             totals.num_pauses = moves.num_pauses
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained

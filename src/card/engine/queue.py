@@ -1,9 +1,10 @@
 """Requests of an engine: who waits, who runs, and who is paused so that others have room.
 
-Without a store for rows a request is taken up once there is room for its longest text, so nobody runs out later. With
-one it gets room for as long a text as others had. What outgrows its room gets more; if memory is full the youngest
-request gives its rows away, and comes back before anybody new is taken up. Requests keep the order in which they were
-taken up: the oldest takes the room of all others if it must, so it comes to its end, and then the next one does.
+A request that says how long its answer may be is taken up once there is room for that. Where memory is short, one that
+does not, and with a store for rows any, gets room for as long a text as others had. What outgrows its room gets more;
+if memory is full the youngest request gives its rows away, and comes back before anybody new is taken up. Requests keep
+the order in which they were taken up: the oldest takes the room of all others if it must, so it comes to its end, and
+then the next one does.
 Source of the idea: SparseSpec, arXiv:2512.01278, its dynamic management of KV memory.
 """
 
@@ -23,6 +24,7 @@ from card.workers.target import TargetWorker
 logger = logging.getLogger(__name__)
 GROWTH_TOKENS = 64  # by which a text may get longer before its room is looked at again
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
+_FIRST_LENGTH = 256  # new tokens that are expected of an answer without a bound before any has come to its end
 _MOST_LENGTHS = 64  # of texts that ended, from which the length of others is expected
 
 
@@ -169,10 +171,11 @@ class RequestQueue:
 
     def _rows_at_first(self, entry: WaitingRequest) -> int:
         """Return the KV rows that a request is taken up with."""
-        checked, request = entry.checked, entry.checked.request
-        if self._worker.moves is None or request.images is not None or not self._lengths:
+        checked, request, moves = entry.checked, entry.checked.request, self._worker.moves
+        has_longest = request.is_bounded and not (self._lengths and moves is not None and moves.has_store)
+        if moves is None or request.images is not None or has_longest:
             return checked.num_rows
-        expected = sum(self._lengths) // len(self._lengths)
+        expected = sum(self._lengths) // len(self._lengths) if self._lengths else _FIRST_LENGTH
         return checked.rows_for(len(request.prompt_ids) + max(1, min(expected, request.params.max_tokens)))
 
     def _is_turn_of_paused(self, entry: WaitingRequest) -> bool:
@@ -206,7 +209,9 @@ class RequestQueue:
         moves = self._worker.moves
         able = [one for one in self.running.values() if one.can_give_way]
         longest = max(able, key=lambda one: one.tokens_left, default=None)
-        if moves is None or longest is None or longest.tokens_left <= entry.checked.request.params.max_tokens:
+        if moves is None or not moves.has_store or longest is None:
+            return False
+        if longest.tokens_left <= entry.checked.request.params.max_tokens:
             return False
         if not self._worker.pool.has_room(self._rows_at_first(entry), without=longest.sequence.slot):
             return False

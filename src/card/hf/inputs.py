@@ -124,7 +124,7 @@ def sampling_of(
         return SamplingParams(temperature=0.0), kept
     while kept and type(kept[-1]) is logits_process.LogitNormalization:
         kept.pop()  # it changes no choice
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"temperature": 1.0}  # transformers has no processor for that one
     for name, kind in reversed(_PARAMETERS.items()):
         value = getattr(kept[-1], name) if kept and isinstance(kept[-1], kind) else None
         is_ours = value is not None and (name != "top_p" or value > 0) and (name != "min_p" or value < 1)
@@ -163,7 +163,7 @@ def requests_of(
         request = Request(
             request_id=row,
             prompt_ids=prompt,
-            params=params.replace(seed=seed, max_tokens=min(most, limit - len(prompt))),
+            params=params.replace(seed=seed, max_tokens=min(most, limit - len(prompt))).resolved(),
             draft=draft,
             end_ids=frozenset(end_ids),
             uses_drafter=uses_drafter,

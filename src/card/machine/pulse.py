@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class Pulse:
 
 
 def write_line(words: str) -> None:
-    """Write a line to standard error, if there is one."""
-    if sys.stderr is not None:
-        print(words, file=sys.stderr, flush=True)
+    """Write a line to standard error, if there is anybody to read it."""
+    with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full: no reason to end
+        if sys.stderr is not None:
+            print(words, file=sys.stderr, flush=True)

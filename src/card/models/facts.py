@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from card.config import NEUTRAL
 from card.errors import ModelError
 from card.models.block_layers import BlockEmbedding, BlockLinear
 from card.text.prompts import turn_end_id
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 _NO_CONTEXT_LIMIT = 1 << 30
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # which servers take from the model
 
 
 def parameter_count(model: torch.nn.Module) -> int:
@@ -61,6 +61,23 @@ def _ids(stated: int | Sequence[int] | None) -> list[int]:
     return [stated] if isinstance(stated, int) else list(stated)
 
 
+def sampling_defaults(model: LoadedModel) -> dict[str, Any]:
+    """Return what the generation config of a model says of sampling, as `SamplingParams.resolved` takes it.
+
+    As in transformers ``do_sample`` decides: false takes the most likely token, true without a temperature means 1.
+    """
+    config = model.generation_config
+    stated = {} if config is None else config.to_diff_dict()
+    found = {name: stated[name] for name in NEUTRAL if stated.get(name) is not None}
+    if stated.get("do_sample") is not None:
+        found["temperature"] = found.get("temperature", 1.0) if stated["do_sample"] else 0.0
+    if "top_k" in found:
+        found["top_k"] = max(0, found["top_k"])
+    if stated.get("max_new_tokens") is not None:
+        found["max_tokens"] = stated["max_new_tokens"]
+    return found
+
+
 def check_facts(name: str, model: LoadedModel) -> None:
     """Check what is read from the configs later on. Raises: ModelError that names the file and the field."""
     config, generation = model.config.get_text_config(), model.generation_config
@@ -70,7 +87,7 @@ def check_facts(name: str, model: LoadedModel) -> None:
         ("config.json", config, "eos_token_id", _is_ids, "a token id or a list of token ids"),
         ("generation_config.json", generation, "eos_token_id", _is_ids, "a token id or a list of token ids"),
         ("generation_config.json", generation, "max_new_tokens", _is_count, "a number above 0"),
-        *(("generation_config.json", generation, one, _is_number, "a number") for one in _SAMPLING),
+        *(("generation_config.json", generation, one, _is_number, "a number") for one in NEUTRAL),
     ):
         value = getattr(of, field, None)
         if value is not None and not is_allowed(value):

@@ -69,6 +69,11 @@ def is_exact(model: LoadedModel) -> bool:
     return is_int8(model) or (why_not_exact(model) is None and why_not_walked(model, context_limit(model)) is None)
 
 
+def could_run_int8(model: LoadedModel) -> bool:
+    """Return whether a model runs its weights of 16 or 32 bits in our machine code, which has integers too."""
+    return is_exact(model) and not is_int8(model) and not has_blocks(model)
+
+
 def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
     """Return cos and sin [num_positions, channels that turn] for one of a model's `rotary_parameters`.
 

@@ -148,7 +148,7 @@ def _round_s(
     models = Models(target=timed, link=link, writers=local, watchers=_watchers(model, local))
     engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
     num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True).resolved()
     request = Request(
         request_id=0,
         prompt_ids=_text(model),
@@ -309,4 +309,4 @@ def _text(model: LanguageModel) -> tuple[int, ...]:
 
 def _spec(width: int) -> DraftSpec:
     draft = DraftSettings(beam_width=width, lead=_NUM_STEPS, min_path_logprob=-1e9)
-    return draft_spec(draft, SamplingParams(temperature=0.0, seed=0), _TEXT_TOKENS + 2 * _NUM_STEPS)
+    return draft_spec(draft, SamplingParams(temperature=0.0, seed=0).resolved(), _TEXT_TOKENS + 2 * _NUM_STEPS)

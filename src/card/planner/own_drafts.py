@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from card.api.llm import LLM
-from card.config import SamplingParams
+from card.config import ResolvedParams
 from card.ctc.candidates import candidates_of
 from card.ctc.head import SlotHead
 from card.errors import PlanError
@@ -81,7 +81,7 @@ def record_method(
     target: Any,
     draft: Any,
     answers: Sequence[TargetText],
-    params: SamplingParams,
+    params: ResolvedParams,
     tell: Callable[[str], None] = lambda _: None,
     **settings: Any,
 ) -> list[bytes]:

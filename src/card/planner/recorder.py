@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from card.api.llm import LLM
 from card.bench.environment import describe_run
-from card.config import SamplingParams, SamplingRule
+from card.config import ResolvedParams, SamplingRule
 from card.errors import PlanError
 from card.methods import find_method
 from card.models.candidate_scorer import CandidateScorer
@@ -49,7 +48,7 @@ class RecordRequest:
     target: str
     draft: str
     prompts: Sequence[tuple[int, ...]]  # token ids
-    params: SamplingParams
+    params: ResolvedParams
     dtype: str = "auto"
     device: str = "cpu"
     coupled_noise: bool = True
@@ -64,8 +63,6 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
     Raises: ModelError if a model cannot be loaded; VocabularyError if they do not share a tokenizer; PromptError.
     """
     check_recordable(request.methods, request.ctc)
-    if request.params.seed is None:
-        request = replace(request, params=request.params.replace(seed=secrets.randbelow(2**31)))
     prompts = list(dict.fromkeys(request.prompts))
     if not prompts:
         raise PlanError("there are no prompts to record")
@@ -126,7 +123,7 @@ def make_recording(
     """Return the recording of a pair on texts that its target has written.
 
     Args:
-        request: what was asked for, the seed fixed; its prompts are not looked at.
+        request: what was asked for; its prompts are not looked at.
         tokenizer: fingerprint of the one that both models share.
     Raises: as `record_texts`.
     """
@@ -139,7 +136,7 @@ def make_recording(
         tokenizer=tokenizer,
         vocab_size=target.vocab_size,
         **{name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens")},
-        seed=params.seed or 0,
+        seed=params.seed,
         coupled_noise=request.coupled_noise,
         num_candidates=min(NUM_CANDIDATES, draft.vocab_size),
         num_target_ids=min(NUM_TARGET_IDS, target.vocab_size),
@@ -154,7 +151,7 @@ def record_texts(
     target: LanguageModel,
     draft: LanguageModel,
     answers: Sequence[TargetText],
-    params: SamplingParams,
+    params: ResolvedParams,
     *,
     coupled_noise: bool = True,
 ) -> tuple[RecordedText, ...]:

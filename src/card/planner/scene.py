@@ -39,7 +39,7 @@ KNOWN_ENGINE_SETTINGS = frozenset(
 )
 _LEAST_CANDIDATES = 8
 _FEW_TOKENS = 4  # of a verification, as of `Profile.setup`
-_GREEDY = SamplingParams(temperature=0.0, seed=0)
+_GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
 _SERVER = "tcp://planned:1"  # stands for the draft server of a scene with a network
 _ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none

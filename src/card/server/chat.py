@@ -44,7 +44,6 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
     prompt_ids = await service.encode(plan.conversation)
     params = sampling_params(
         fields,
-        service.defaults,
         max_tokens=service.num_new_tokens(len(prompt_ids), fields.max_completion_tokens or fields.max_tokens),
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         vocab_size=service.vocab_size,

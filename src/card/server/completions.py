@@ -69,7 +69,6 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
         return prompt_ids, None
     params = sampling_params(
         fields,
-        service.defaults,
         max_tokens=service.num_new_tokens(len(prompt_ids), fields.max_tokens),
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,

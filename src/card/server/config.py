@@ -15,7 +15,6 @@ from card.server.tools.formats import ToolParserName
 from card.text.lines import read_text
 
 SpecMetrics = Literal["none", "summary"]
-GenerationConfigSource = Literal["auto", "none"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -59,7 +58,6 @@ class ServerSettings:
     request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
     stall_timeout_s: float = setting(30.0, "Seconds without progress until it is not ready.", above=0, unit="seconds")
     shutdown_timeout_s: float = setting(30.0, "Seconds left to running requests at the end.", least=0, unit="seconds")
-    generation_config: GenerationConfigSource = setting("auto", "Default sampling parameters: the model's, or neutral.")
     spec_metrics: SpecMetrics = setting("none", "Answers tell how speculation did.")
     tool_parser: ToolParserName = setting("auto", "How the model writes tool calls.", shown="by its chat template")
     log_level: LogLevel = setting("info", "How much to log.")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Any
-
-from transformers import GenerationConfig
 
 from card.config import SamplingParams
 from card.server.errors import bad_request
 from card.server.schemas import SamplingFields
 
-_LEAST = 1e-6  # float32 rounds much smaller factors to 0, or what is divided by them to infinity
 _AS_ASKED = {
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
     "stop",
     "stop_token_ids",
     "ignore_eos",
@@ -23,36 +23,19 @@ _AS_ASKED = {
     "min_tokens",
     "shows_tree",
 }
-_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-def model_defaults(config: GenerationConfig | None) -> dict[str, Any]:
-    """Return the sampling parameters that a model's makers recommend: those in which they differ from neutral ones."""
-    stated = config.to_diff_dict() if config is not None else {}
-    defaults = {name: stated[name] for name in _DEFAULTED if stated.get(name) is not None}
-    if stated.get("max_new_tokens") is not None:
-        defaults["max_tokens"] = int(stated["max_new_tokens"])
-    return defaults
 
 
 def sampling_params(
-    fields: SamplingFields, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None, vocab_size: int
+    fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None, vocab_size: int
 ) -> SamplingParams:
-    """Return the parameters of a request's first choice, its seed fixed.
+    """Return the parameters of a request's first choice, its seed fixed; what it leaves out is left open.
 
     Raises: SettingsError, ApiError 400 for values out of range.
     """
-    chosen = {name: defaults[name] for name in _DEFAULTED if name in defaults}
-    chosen |= {name: value for name in _DEFAULTED if (value := getattr(fields, name)) is not None}
-    for name in ("temperature", "top_p", "repetition_penalty"):
-        if 0.0 < chosen.get(name, 0.0) < _LEAST:
-            chosen[name] = _LEAST
-    if "top_k" in chosen:
-        chosen["top_k"] = max(0, chosen["top_k"])
     for token_id in fields.stop_token_ids:
         check_id(token_id, "stop_token_ids", vocab_size)
     return SamplingParams(
-        **chosen,
+        top_k=None if fields.top_k is None else max(0, fields.top_k),
         seed=secrets.randbelow(2**31) if fields.seed is None else fields.seed & (2**63 - 1),
         max_tokens=max_tokens,
         logit_bias=_biases(fields.logit_bias, vocab_size),

@@ -21,7 +21,7 @@ from card.server.errors import ApiError, bad_request, shutting_down, too_long
 from card.server.generation import Choice, Generation
 from card.server.limits import Gate
 from card.server.metrics import Ledger
-from card.server.params import derived_seed, model_defaults
+from card.server.params import derived_seed
 from card.server.schemas import SamplingFields
 from card.server.streaming import unless_gone
 from card.server.tokens import TokenNames
@@ -52,8 +52,6 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
-        config = llm.host.generation_config if settings.generation_config == "auto" else None
-        self.defaults: dict[str, Any] = model_defaults(config)
         self.running: set[Generation] = set()
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
@@ -186,8 +184,8 @@ class Service:
             return request.headers.get("authorization", "")
         return request.client.host if request.client is not None else ""
 
-    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
-        """Return how many tokens a request may write: no more than there is room for, and so many if it does not say.
+    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int | None:
+        """Return how many tokens a request may write; None: as many as there is room for.
 
         Raises: ApiError 400 if the prompt leaves no room, or it asks for more than the server's limit allows.
         """
@@ -197,9 +195,9 @@ class Service:
         wanted = None if wanted is None else min(wanted, room)
         if wanted is not None and limit is not None and wanted > limit:
             raise bad_request(f"max_tokens may be at most {limit} on this server, got {wanted}", "max_tokens")
-        if wanted is not None:
+        if wanted is not None or limit is None:
             return wanted
-        return min(room, limit or room, int(self.defaults.get("max_tokens", room)))
+        return min(room, limit, int(self.llm.host.sampling_defaults.get("max_tokens", room)))
 
     def start(
         self, fields: SamplingFields, jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]]

@@ -182,4 +182,5 @@ def _settings_shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:
     shown = asdict(settings) | {"num_api_keys": len(settings.api_keys)}
     del shown["api_keys"]
     models = {"model": engine.target, "draft_model": engine.draft, "method": llm.method.name}
+    models["generation_config"] = engine.generation_config
     return {**models, "max_model_len": llm.max_model_len, "max_num_seqs": engine.max_num_seqs, **shown}

@@ -13,7 +13,7 @@ from typing import Literal
 
 from card.api.llm import LLM
 from card.api.outputs import CompletionOutput
-from card.config import SamplingParams
+from card.config import ResolvedParams, SamplingParams
 from card.config.fields import require
 from card.config.sampling import MAX_LOGPROBS
 from card.errors import SettingsError, VocabularyError
@@ -53,6 +53,7 @@ class _Answer:
 
     question: str
     prompt_ids: tuple[int, ...]
+    params: ResolvedParams
     steps: list[WrittenStep] = field(default_factory=list)
     target_tokens: int = 0
     target_passes: int = 0
@@ -109,35 +110,35 @@ class Arbitrage:
         """Answer questions through the chat template, all at once, step by step.
 
         Args:
-            params: ``max_tokens`` is that of a whole answer; a temperature above 0 needs a seed.
+            params: ``max_tokens`` is that of a whole answer, the seed that of all its steps.
             on_step: is told each step, with the index of its question, as soon as it stands.
         Raises: PromptError for a question that does not fit; SettingsError for parameters that look back over an
             answer, which steps would make forget its beginning.
         """
-        params = params or SamplingParams(temperature=0.0)
+        params, host = params or SamplingParams(), self._target.host
         check_params(params)
-        conversations = [[{"role": "user", "content": question}] for question in questions]
-        answers = [
-            _Answer(question, self._target.host.encode(conversation))
-            for question, conversation in zip(questions, conversations, strict=True)
-        ]
+        params = params.replace(repetition_penalty=1.0)  # whatever the model's generation config says
+        answers = []
+        for question in questions:
+            prompt_ids = host.encode([{"role": "user", "content": question}])
+            answers.append(_Answer(question, prompt_ids, host.resolved(params, len(prompt_ids))))
         for _ in range(self._max_steps):
             running = [one for one in answers if one.finish_reason is None]
             if not running:
                 break
-            self._advance(running, params)
+            self._advance(running)
             for idx, one in enumerate(answers):
                 if one in running:
                     on_step(idx, one.steps[-1])
         return [self._output(one) for one in answers]
 
-    def _advance(self, running: Sequence[_Answer], params: SamplingParams) -> None:
+    def _advance(self, running: Sequence[_Answer]) -> None:
         """Add a step to each answer."""
         drafted: list[_Written | None] = [None] * len(running)
         if self._router.knob > 0.0:
-            drafted = list(self._write(self._draft, "draft", running, params))
+            drafted = list(self._write(self._draft, "draft", running))
         asks = [one for one, step in zip(running, drafted, strict=True) if step is None or self._router.needs_target]
-        offered = dict(zip(map(id, asks), self._write(self._target, "target", asks, params), strict=True))
+        offered = dict(zip(map(id, asks), self._write(self._target, "target", asks), strict=True))
         rewritten: list[_Answer] = []
         for one, step in zip(running, drafted, strict=True):
             theirs = offered.get(id(one))
@@ -147,19 +148,19 @@ class Arbitrage:
                 _take(one, theirs)
             else:
                 rewritten.append(one)
-        for one, theirs in zip(rewritten, self._write(self._target, "target", rewritten, params), strict=True):
+        for one, theirs in zip(rewritten, self._write(self._target, "target", rewritten), strict=True):
             _take(one, theirs)
 
-    def _write(self, llm: LLM, writer: Writer, answers: Sequence[_Answer], params: SamplingParams) -> list[_Written]:
+    def _write(self, llm: LLM, writer: Writer, answers: Sequence[_Answer]) -> list[_Written]:
         """Let a model write the next step of each answer."""
         if not answers:
             return []
         prompts = [[*one.prompt_ids, *one.token_ids] for one in answers]
         every = [
-            params.replace(
-                max_tokens=params.max_tokens - len(one.token_ids),
-                stop=(*params.stop, self._delimiter),
-                logprobs=MAX_LOGPROBS if writer == "draft" else params.logprobs,
+            one.params.replace(
+                max_tokens=one.params.max_tokens - len(one.token_ids),
+                stop=(*one.params.stop, self._delimiter),
+                logprobs=MAX_LOGPROBS if writer == "draft" else one.params.logprobs,
             )
             for one in answers
         ]
@@ -173,12 +174,12 @@ class Arbitrage:
             else:
                 one.target_tokens += len(completion.token_ids)
                 one.target_passes += output.stats.target_passes + 1  # the pass that reads gives a token too
-            found.append(self._written(one, writer, completion, params.max_tokens))
+            found.append(self._written(one, writer, completion))
         return found
 
-    def _written(self, answer: _Answer, writer: Writer, completion: CompletionOutput, most: int) -> _Written:
+    def _written(self, answer: _Answer, writer: Writer, completion: CompletionOutput) -> _Written:
         host, ids = self._target.host, completion.token_ids
-        is_full = len(answer.token_ids) + len(ids) >= most or completion.finish_reason != "stop"
+        is_full = len(answer.token_ids) + len(ids) >= answer.params.max_tokens or completion.finish_reason != "stop"
         end: FinishReason | None = "stop" if ids[-1] in host.end_ids else "length" if is_full else None
         before = answer.text
         text = decode(host.tokenizer, [*answer.token_ids, *ids], after=answer.prompt_ids)[len(before) :]
@@ -214,12 +215,10 @@ def _entropy(top: Sequence[tuple[int, float]]) -> float:
 
 def check_params(params: SamplingParams) -> None:
     """Refuse parameters whose effect depends on where an answer begins. Raises: SettingsError."""
-    plain = SamplingParams()
+    plain = SamplingParams().resolved()
     names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "grammar", "stop")
     for name in names:
-        if getattr(params, name) != getattr(plain, name):
+        if getattr(params, name) not in (None, getattr(plain, name)):
             raise SettingsError(
                 f"{name} looks back to where an answer begins, and steps begin anew; leave it out of step-wise routing"
             )
-    if params.temperature > 0.0 and params.seed is None:
-        raise SettingsError("steps that are sampled need one seed for all of them; give a seed")

@@ -93,7 +93,7 @@ def collect_steps(
         "features": list(FEATURES),
     }
     kept, found = KeptLines(path, facts), list[Example]()
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
     for first in range(0, len(questions), BATCH):
         batch = questions[first : first + BATCH]
         key = key_of([(one, solutions[one]) for one in batch])

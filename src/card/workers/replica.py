@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from card.config import DraftSettings, SamplingParams, SamplingRule, ShapingRule, TreeShape
+from card.config import DraftSettings, ResolvedParams, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
 from card.protocol.messages import MAX_COUNT, MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.tree.candidates import CandidateCache
@@ -20,13 +20,13 @@ _MAX_SECONDS = 1e12  # of clocks and sums of times; more is a forgery, and its s
 
 def draft_spec(
     draft: DraftSettings,
-    params: SamplingParams,
+    params: ResolvedParams,
     max_len: int,
     shaping: ShapingRule | None = None,
     vocab_size: int | None = None,
     num_hidden: int = 0,
 ) -> DraftSpec:
-    """Return what the drafter is told about a request whose seed is fixed.
+    """Return what the drafter is told about a request.
 
     Args:
         max_len: most tokens that its text can get; a drafter follows `MAX_LEN` of them at most.
@@ -57,7 +57,7 @@ class Replica:
         request_id: int,
         token_ids: Sequence[int],
         draft: DraftSettings,
-        params: SamplingParams,
+        params: ResolvedParams,
         *,
         max_len: int,
         vocab_size: int,

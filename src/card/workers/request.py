@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, ResolvedParams
 from card.errors import CardError, SettingsError
 from card.models.vision import PlacedImages
 from card.protocol.messages import TargetMessage
@@ -93,9 +93,10 @@ class Request:
 
     request_id: int
     prompt_ids: tuple[int, ...]
-    params: SamplingParams  # with the seed fixed
+    params: ResolvedParams
     draft: DraftSettings
     end_ids: frozenset[int]  # tokens that end the text, several allowed
+    is_bounded: bool = True  # somebody states max_tokens; if not, it is what the context has left
     stop_check: StopCheck | None = None
     uses_drafter: bool = True  # never, if the parameters want no speculation
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
@@ -119,8 +120,9 @@ class Request:
     def new_stats(self) -> RequestStats:
         """Return the counters of a request that nothing was done for yet."""
         num_hidden = self.hidden.num_tokens if self.hidden is not None else 0
-        seed = self.params.seed or 0
-        return RequestStats(num_prompt_tokens=len(self.prompt_ids), hidden_prompt_tokens=num_hidden, seed=seed)
+        return RequestStats(
+            num_prompt_tokens=len(self.prompt_ids), hidden_prompt_tokens=num_hidden, seed=self.params.seed
+        )
 
     def __post_init__(self) -> None:
         if not self.params.speculates:

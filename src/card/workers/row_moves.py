@@ -1,5 +1,7 @@
 """Moves of KV rows: to a larger place when a text outgrows what it was given, to a file when memory is full, and back.
 
+Without files the rows of who gives its room away are dropped, and computed again.
+
 Source of the idea: SparseSpec, arXiv:2512.01278, which admits more than fits and moves rows out when memory ends.
 """
 
@@ -18,21 +20,41 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class _Files:
+    model: Movable
+    store: RowStore
+
+    def put(self, slot: int) -> StoredRows:
+        """Keep the rows of a sequence. Raises: CapacityError if there is no room for them."""
+        return self.store.put(self.model.read_rows(slot))
+
+
+@dataclass(frozen=True, slots=True)
 class _Paused:
     is_long: bool  # see `SequencePool.pause`
     stored: StoredRows | None  # None: the rows were dropped
 
 
 class RowMoves:
-    """Moves the rows of the requests of one target within its pool and its store."""
+    """Moves the rows of the requests of one target within its pool and its store, if there is one."""
 
-    def __init__(self, model: LanguageModel, pool: SequencePool, store: RowStore) -> None:
+    def __init__(self, model: LanguageModel, pool: SequencePool, store: RowStore | None) -> None:
         """Serve a model. Raises: SettingsError if its rows cannot be moved."""
-        self._model = _movable(model)
-        self._pool, self.store = pool, store
+        self._model, self._pool = model, pool
+        self._files = None if store is None else _Files(_movable(model), store)
         self._paused: dict[int, _Paused] = {}  # by request
         self.num_pauses = 0
         self.moved_bytes = 0  # that were written to files
+
+    @property
+    def has_store(self) -> bool:
+        """True if rows of paused requests are kept."""
+        return self._files is not None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the rows of paused requests, in files."""
+        return 0 if self._files is None else self._files.store.used_bytes
 
     def grow(self, sequence: Sequence, num_rows: int) -> bool:
         """Give a running request room for so many rows. Returns: whether there was any; if not, all is as before."""
@@ -55,7 +77,7 @@ class RowMoves:
             sequence.self_draft.forget()
         stored: StoredRows | None = None
         try:
-            stored = self.store.put(self._model.read_rows(sequence.slot))
+            stored = None if self._files is None else self._files.put(sequence.slot)
         except CapacityError as error:
             if not may_drop:
                 logger.warning("a request waits for room, since no running one can be paused: %s", error)
@@ -86,16 +108,16 @@ class RowMoves:
     def forget(self, sequence: Sequence) -> bool:
         """Free what a paused request has in the store. Returns: whether it was paused."""
         paused = self._paused.pop(sequence.request.request_id, None)
-        if paused is not None and paused.stored is not None:
-            self.store.drop(paused.stored)
+        if self._files is not None and paused is not None and paused.stored is not None:
+            self._files.store.drop(paused.stored)
         return paused is not None
 
     def _write_back(self, sequence: Sequence, stored: StoredRows | None) -> int:
         """Return how many rows the request has again."""
-        if stored is None:
+        if stored is None or self._files is None:
             return 0
         try:
-            self._model.write_rows(sequence.slot, self.store.read(stored))
+            self._files.model.write_rows(sequence.slot, self._files.store.read(stored))
         except CapacityError as error:
             logger.warning("the text of a paused request is read once more: %s", error)
             return 0

@@ -51,6 +51,7 @@ class TargetWorker:
         watchers: Watchers | None = None,
         self_drafting: SelfDrafting | None = None,
         row_store: RowStore | None = None,
+        may_grow: bool = False,
         lanes: Lanes = AtOnce(),  # noqa: B008
     ) -> None:
         """Take over ``model``.
@@ -63,7 +64,9 @@ class TargetWorker:
             verifier: decides which candidates stay and which token follows.
             watchers: are shown hidden states after each pass; None: nobody wishes for any.
             self_drafting: how the target drafts for itself; None: it does not.
-            row_store: takes the rows of paused requests; None: none is paused, nor given less than it may come to need.
+            row_store: takes the rows of paused requests.
+            may_grow: requests may be given less room than they may come to need, and be paused; with ``row_store`` they
+                may in any case.
             lanes: where the masks of grammars are computed.
         Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows, or if rows are to be
             stored and cannot be moved.
@@ -76,7 +79,7 @@ class TargetWorker:
         self._writers = dict(writers or {})
         self._top_k = top_k
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
-        self.moves = None if row_store is None else RowMoves(model, self.pool, row_store)
+        self.moves = RowMoves(model, self.pool, row_store) if may_grow or row_store is not None else None
         self._clock = clock
         self._lanes = lanes
         self._running: dict[int, Sequence] = {}

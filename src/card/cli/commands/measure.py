@@ -17,6 +17,7 @@ from card.cli.options import (
     file_option,
     json_option,
     kernels_option,
+    neutral_options,
     option_of,
     options_of,
     parse_cores,
@@ -66,8 +67,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @option_of(EngineSettings, "max_model_len")
 @option_of(SamplingParams, "max_tokens", default=128)
 @click.option("--repeats", type=int, default=5, show_default=True, help="Runs of each prompt and row.")
-@option_of(SamplingParams, "temperature", default=0.0)
-@with_options(*options_of(SamplingParams, "top_k top_p min_p", is_filled=True))
+@neutral_options
 @option_of(SamplingParams, "seed", default=0)
 @click.option("--cores", callback=parse_cores, help="Cores, the last one the drafter's.  [default: first and last]")
 @click.option(

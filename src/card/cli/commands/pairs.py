@@ -12,16 +12,17 @@ from card.cli.files import OutputPath
 from card.cli.help import CardGroup, command
 from card.cli.options import (
     LEAST_CHECKED_TOKENS,
+    MOST_RECORDED_TOKENS,
     F,
     counted,
     file_option,
     json_option,
     kernels_option,
+    neutral_options,
     option_of,
     options_of,
     pair_options,
     parse_names,
-    sampling_options,
     wide_option,
     with_options,
 )
@@ -76,7 +77,11 @@ def pairs(as_json: bool) -> int:
 @option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
 @click.option("--methods", callback=parse_names, help="Such as sparsespec.")
 @with_options(*options_of(EngineSettings, "ctc kv_selection"))
-@sampling_options
+@option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS)
+@neutral_options
+@option_of(SamplingParams, "seed")
+@option_of(SamplingParams, "stop", multiple=True)
+@option_of(SamplingParams, "ignore_eos", is_filled=True)
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""
     return run("card.cli.plan.record", **options)
@@ -123,7 +128,7 @@ _TRAINING = with_options(
         type=click.Path(dir_okay=False, writable=True, path_type=Path),
         help="File to write.",
     ),
-    option_of(SamplingParams, "max_tokens", is_filled=True),
+    option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
 )
 
 
@@ -184,7 +189,7 @@ def judge(**options: Any) -> int:
 _HEAD = with_options(
     option_of(EngineSettings, "target"),
     counted("--max-prompts", words="Most prompts."),
-    option_of(SamplingParams, "max_tokens", is_filled=True),
+    option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
     click.option("--out", required=True, type=OutputPath(), help="File to write."),
     counted("--seed", default=0, least=0, words="Same seed, same head."),
 )
@@ -225,7 +230,7 @@ def hivis(**options: Any) -> int:
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File to write."
 )
-@option_of(SamplingParams, "max_tokens", is_filled=True)
+@option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS)
 @option_of(EngineSettings, "device", is_filled=True)
 @counted("--seed", default=0, least=0, words="Same seed, same prompts.")
 def router(**options: Any) -> int:

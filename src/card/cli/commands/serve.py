@@ -19,6 +19,7 @@ from card.cli.options import (
     counted,
     draft_options,
     given,
+    hint_at_int8,
     kernels_option,
     method_options,
     model_options,
@@ -110,6 +111,9 @@ _server_options = with_options(
 @option_of(EngineSettings, "max_images", default=0)
 @option_of(EngineSettings, "image_dir")
 @option_of(EngineSettings, "grammar_timeout_s", "--grammar-timeout", envvar=f"{_PREFIX}_GRAMMAR_TIMEOUT")
+@option_of(
+    EngineSettings, "generation_config", type=click.Choice(declared(EngineSettings)["generation_config"].choices)
+)
 @option_of(DraftSettings, "hide_images")
 @method_options
 @draft_options
@@ -138,7 +142,9 @@ def serve(model_argument: str | None, **options: Any) -> None:
         make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
         fetch_models(chosen.target, chosen.draft)
         with spinner(f"loading {chosen.target}", write=logger.info) as say:  # a log has a form
-            return make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
+            llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
+        hint_at_int8(llm.host.could_run_int8, logger.info)
+        return llm
 
     def announce(address: str) -> None:
         click.echo(f"card serve: {chosen.target} ready on {address}")

@@ -21,6 +21,7 @@ from card.cli.options import (
     method_options,
     model_options,
     option_of,
+    remark,
     sampling_options,
     shaping_options,
     take_alias,
@@ -119,6 +120,7 @@ def generate(
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
             click.echo(stats_line(llm.method.name, chunks[-1].stats, llm.target_cost), err=True)
+        remark(llm, params, chunks[-1].stats.num_new_tokens, chunks[-1].finish_reason)
 
 
 def _seeing(images: Sequence[Path], raw: bool) -> dict[str, Any]:
