@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from card.config.drafting import DraftSettings, Growth, VerifyShape
-from card.config.engine import EngineSettings, PlacementSetting, PolicyName, ScheduleSetting
+from card.config.engine import EngineSettings, GenerationConfigSource, PlacementSetting, PolicyName, ScheduleSetting
 from card.config.fields import declared
 
 NAMED_ARGUMENTS = frozenset({"target", "draft", "method"})  # fields that `LLM` takes as arguments of their own
@@ -67,6 +67,7 @@ class LLMSettings(DraftKeywords, total=False):
     start_timeout_s: float
     drafter_timeout_s: float
     grammar_timeout_s: float
+    generation_config: GenerationConfigSource
     allows_inexact: bool
     judge: str | None
     ctc: str | None
