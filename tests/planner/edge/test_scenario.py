@@ -11,6 +11,7 @@ import pytest
 
 from card.errors import PlanError
 from card.planner.edge.scenario import (
+    NARROW,
     Device,
     Scenario,
     Server,
@@ -58,6 +59,12 @@ def test_servers_that_are_spread_out_differ_within_the_factors_and_nothing_else_
     far = spread_out(drawn, Spread(compute=1.0, bandwidth_hz=10e6, bandwidth=1.0, scale=3.0))
     assert [one.x_m for one in far.devices] == [3 * one.x_m for one in drawn.devices]
     assert {(one.speed, one.bandwidth_hz) for one in far.servers} == {(1.0, 10e6)}
+
+
+def test_a_place_is_drawn_by_its_name():
+    assert draw_scenario(9, seed=2, place="narrow") == spread_out(draw_scenario(9, seed=2), NARROW)
+    with pytest.raises(PlanError, match="one of even, narrow, got 'wide'"):
+        draw_scenario(9, place="wide")
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path):
