@@ -12,6 +12,7 @@ import pytest
 from card.errors import PlanError
 from card.planner.edge.scenario import (
     NARROW,
+    PLACES,
     Device,
     Scenario,
     Server,
@@ -36,7 +37,7 @@ NEAR, SERVER = Device(x_m=0, y_m=30), Server(x_m=0, y_m=0)
 def test_the_same_seed_draws_the_same_place_and_every_device_reaches_a_server():
     assert draw_scenario(30, seed=1) == draw_scenario(30, seed=1) != draw_scenario(30, seed=2)
     for seed in range(20):
-        assert in_reach(draw_scenario(30, seed=seed)).any(axis=1).all()
+        assert all(in_reach(draw_scenario(30, seed=seed, place=place)).any(axis=1).all() for place in PLACES)
     assert [len(draw_scenario(count).servers) for count in (1, 30, 180)] == [4, 4, 20]
 
 

@@ -77,7 +77,7 @@ class Spread:
     scale: float = 1.0  # of all distances
 
 
-NARROW = Spread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0)  # servers far apart in compute, radios for sensors
+NARROW = Spread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0, scale=3.0)  # a town with the radios of sensors
 PLACES: dict[str, Spread | None] = {"even": None, "narrow": NARROW}
 
 
