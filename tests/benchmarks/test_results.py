@@ -131,6 +131,21 @@ def test_the_table_of_the_edge_is_that_of_its_lines() -> None:
         assert cells == [*told, "" if alone else f"{saved:.0f} %"], (overlap, ways)
 
 
+def test_the_table_of_places_is_that_of_its_lines() -> None:
+    names = ("no drafters", "random", "best-signal", "most-compute", "matching")
+    told = [
+        [
+            line["overlap"].upper(),
+            line["place"],
+            *(f"{line['ms_a_token'][name]:.1f}" for name in names),
+            f"{100 * line['saved_on_best']:.1f} ± {100 * line['saved_range_95']:.1f} %",
+        ]
+        for line in lines_of(RESULTS / "edge_places.jsonl")
+    ]
+    heading = "| overlap | place | alone | `random` | `best-signal` | `most-compute` | `matching` | saved |"
+    assert rows_of("edge.md", heading) == told
+
+
 def test_the_table_of_heads_is_that_of_its_lines() -> None:
     losses = {"CTC": "ctc", "cross-entropy": "cross-entropy"}
     lines = {(line["loss"], line["candidates"]): line for line in lines_of(RESULTS / "ctc.jsonl")}
