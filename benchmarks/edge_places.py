@@ -2,17 +2,18 @@
 
 Servers differ in compute and in bandwidth, by factors to either side of a middle; places are small or large; devices
 stay, or walk while they decode. Token ids are sent, shares are equal. Each cell is planned for a few drawn places and
-run on virtual clocks. What counts is what matching saves on the best of the other associations, place by place. The
-cell with the largest sure saving is then run again on places that the search has not seen. Nothing depends on the
-machine.
+run on virtual clocks. What counts is what matching saves on the best of the other associations, place by place. A
+search takes minutes. Places of `card plan --edge-place` are then run on seeds that the search has not seen. Nothing
+depends on the machine.
 
+python benchmarks/edge_places.py --search
 python benchmarks/edge_places.py --out benchmarks/results/edge_places.jsonl
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -28,14 +29,14 @@ from rich.table import Table
 
 from card.planner.edge.association import POLICIES, associate
 from card.planner.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
-from card.planner.edge.scenario import Devices, Scenario, Spread, draw_scenario, snr, spread_out
+from card.planner.edge.scenario import PLACES, Devices, Scenario, Spread, draw_scenario, snr, spread_out
 from card.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
 from card.planner.edge.terms import terms_of
 from card.planner.profile import Profile, load_profile
 
 BANDWIDTHS = ((10e6, 1.0), (1e6, 4.0), (180e3, 4.0), (50e3, 4.0))  # middle in Hz, and the factor
 SLOTS = 3  # times at which walking devices are planned for
-FIRST_FRESH_SEED = 100
+FIRST_FRESH_SEED = 100  # the search has seen those from 0 on
 HELD = "matching, held"
 
 
@@ -44,7 +45,8 @@ class Cell:
     """One kind of place, and how it is decoded."""
 
     overlap: Overlap
-    spread: Spread
+    place: str  # by its name, or "search" for an even one that is spread out
+    spread: Spread | None
     walk_m: float  # from one time to the next
 
 
@@ -53,7 +55,7 @@ def cells() -> Iterator[Cell]:
     for compute, (middle, width), scale, walk_m in product((2.0, 8.0), BANDWIDTHS, (1.0, 3.0), (0.0, 100.0)):
         spread = Spread(compute=compute, bandwidth_hz=middle, bandwidth=width, scale=scale)
         for overlap in OVERLAPS:
-            yield Cell(overlap, spread, walk_m)
+            yield Cell(overlap, "search", spread, walk_m)
 
 
 def walked(scenario: Scenario, metres: float, seed: int) -> Scenario:
@@ -77,7 +79,8 @@ def all_in_reach(scenario: Scenario) -> Scenario:
 
 def seconds_of(cell: Cell, profiles: tuple[Profile, Profile], count: int, seed: int) -> dict[str, float]:
     """Return seconds a token in one drawn place, for each association and for the servers alone."""
-    begun = spread_out(draw_scenario(count, seed=seed), cell.spread)
+    begun = draw_scenario(count, seed=seed)
+    begun = begun if cell.spread is None else spread_out(begun, cell.spread)
     slots = [all_in_reach(walked(begun, cell.walk_m * slot, seed)) for slot in range(SLOTS if cell.walk_m else 1)]
     found: dict[str, list[float]] = {}
     held: Devices | None = None
@@ -106,8 +109,9 @@ def line_of(cell: Cell, places: list[dict[str, float]]) -> dict[str, Any]:
     saved = [1.0 - place["matching"] / place[best] for place in places]
     return {
         "overlap": cell.overlap,
+        "place": cell.place,
         "walk_m": cell.walk_m,
-        **asdict(cell.spread),
+        "spread": None if cell.spread is None else asdict(cell.spread),
         "places": len(places),
         "ms_a_token": {name: round(1e3 * seconds, 2) for name, seconds in means.items()},
         "best_other": best,
@@ -123,32 +127,28 @@ def surely_saved(line: dict[str, Any]) -> float:
 
 @click.command()
 @click.option("--devices", default=30, show_default=True, help="Devices of a place.")
-@click.option("--places", default=6, show_default=True, help="Places drawn for each cell.")
-@click.option("--fresh", default=24, show_default=True, help="Further places for the best cell.")
+@click.option("--search", is_flag=True, help="Look through all cells instead of the named places.")
+@click.option("--places", default=24, show_default=True, help="Places drawn for each cell; 6 are enough for a search.")
 @click.option("--target", default="llama-3.1-70b-4xh100", show_default=True, help="Profile of the target.")
 @click.option("--draft", default="llama-3.2-1b-h100", show_default=True, help="Profile of the draft model.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
-def main(devices: int, places: int, fresh: int, target: str, draft: str, out: Path | None) -> None:
-    """Print what matching saves in each cell, then in the best one on fresh places."""
+def main(devices: int, search: bool, places: int, target: str, draft: str, out: Path | None) -> None:
+    """Print what matching saves in each cell, the surest saving first."""
     profiles, run = (load_profile(target), load_profile(draft)), describe_run()
-
-    def measured(cell: Cell, seeds: Iterable[int], kind: str) -> dict[str, Any]:
-        line = line_of(cell, [seconds_of(cell, profiles, devices, seed) for seed in seeds])
-        print(kind, cell, f"{100 * line['saved_on_best']:.1f} +- {100 * line['saved_range_95']:.1f} %", flush=True)
+    named = (Cell(overlap, name, spread, 0.0) for name, spread in PLACES.items() for overlap in OVERLAPS)
+    first = 0 if search else FIRST_FRESH_SEED
+    found = []
+    for cell in cells() if search else named:
+        line = line_of(cell, [seconds_of(cell, profiles, devices, first + seed) for seed in range(places)])
+        print(cell, f"{100 * line['saved_on_best']:.1f} +- {100 * line['saved_range_95']:.1f} %", flush=True)
         if out is not None:
-            append_lines(out, [{"benchmark": "edge_places", "kind": kind, "devices": devices, **line, **run}])
-        return line
-
-    found = [(cell, measured(cell, range(places), "search")) for cell in cells()]
-    found.sort(key=lambda one: -surely_saved(one[1]))
-    again = range(FIRST_FRESH_SEED, FIRST_FRESH_SEED + fresh)
-    confirmed = measured(found[0][0], again, "fresh")
-    table = Table("overlap", "compute", "MHz", "scale", "walk", "best other", "saved", "+-")
-    for line in (confirmed, *(line for _, line in found)):
-        width = f"{line['bandwidth_hz'] / 1e6:g} x{line['bandwidth']:g}"
-        figures = (line["compute"], width, line["scale"], line["walk_m"], line["best_other"])
+            append_lines(out, [{"benchmark": "edge_places", "devices": devices, "first_seed": first, **line, **run}])
+        found.append(line)
+    table = Table("overlap", "place", "spread", "walk", "best other", "saved", "+-")
+    for line in sorted(found, key=surely_saved, reverse=True):
+        spread = ", ".join(f"{name} {value:g}" for name, value in (line["spread"] or {}).items())
         saved = (f"{100 * line[name]:.1f} %" for name in ("saved_on_best", "saved_range_95"))
-        table.add_row(line["overlap"], *map(str, figures), *saved)
+        table.add_row(line["overlap"], line["place"], spread, f"{line['walk_m']:g}", line["best_other"], *saved)
     Console(width=110).print(table)
 
 

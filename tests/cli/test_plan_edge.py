@@ -63,7 +63,7 @@ def test_drawn_devices_give_json_and_what_is_given_besides_counts(run):
         ((*MODELS, "--edge-devices", "5", "--network-ms", "nan"), "one_way_s must be finite"),
         ((*MODELS, "--edge-devices", "5", "--synthetic", "0.8", "--edge-bench", __file__), "give one of --recording"),
         ((*MODELS, "--edge-devices", "5", "--edge-bench", __file__), "line 1: not JSON"),
-        ((*MODELS, "--synthetic", "0.8", "--edge-bench", __file__), "--edge-bench goes with --edge or --edge-devices"),
+        ((*MODELS, "--synthetic", "0.8", "--edge-bench", __file__), "--edge-bench goes with --edge-devices"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(run, options, words):
@@ -82,6 +82,16 @@ def test_the_table_says_where_each_figure_of_decoding_comes_from(run, place, tmp
     assert f"candidates of sps in {lines})\n" in told
     assert f"0.70 ({place})\n" in told
     assert "such a token keeps: 0.50 (default)\n" in told
+
+
+def test_a_place_is_drawn_by_its_name_and_no_other(run, place):
+    even, narrow = (
+        json.loads(run(*MODELS, "--edge-devices", "5", "--json", *options).out)["plain_seconds"]
+        for options in ((), ("--edge-place", "narrow"))
+    )
+    assert even != narrow
+    assert "one of even, narrow, got 'wide'" in run(*MODELS, "--edge-devices", "5", "--edge-place", "wide").err
+    assert "--edge-place goes with --edge-devices" in run(*MODELS, "--edge", place, "--edge-place", "narrow").err
 
 
 def test_a_device_without_a_server_in_reach_is_named(run, place):

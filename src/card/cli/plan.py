@@ -83,6 +83,7 @@ def plan(
     pool: bool,
     edge: Path | None,
     edge_devices: int | None,
+    edge_place: str | None,
     edge_bench: Path | None,
     as_json: bool,
     wide: bool,
@@ -98,6 +99,7 @@ def plan(
                 draft=draft,
                 file=edge,
                 num_devices=edge_devices,
+                place=edge_place,
                 recording=recording,
                 synthetic=synthetic,
                 bench=edge_bench,
@@ -109,8 +111,9 @@ def plan(
         else:
             print_edge(Console(), edges, is_wide=wide)
         return
-    if edge_bench is not None:
-        raise PlanError("--edge-bench goes with --edge or --edge-devices; other plans take --recording")
+    if edge_bench is not None or edge_place is not None:
+        name = "--edge-bench" if edge_bench is not None else "--edge-place"
+        raise PlanError(f"{name} goes with --edge-devices; plans that are not for the edge have no use for it")
     scene = Scene(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,

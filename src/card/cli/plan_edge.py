@@ -35,6 +35,7 @@ def plan_edge(
     draft: str | None,
     file: Path | None,
     num_devices: int | None,
+    place: str | None,
     recording: Path | None,
     synthetic: float | None,
     bench: Path | None,
@@ -46,8 +47,13 @@ def plan_edge(
         raise PlanError("give either --edge, a file, or --edge-devices, a number to draw")
     if draft is None:
         raise PlanError("a plan for the edge needs the profile of the devices' draft model: give --draft")
-    drawn = num_devices or 0
-    scenarios = [load_scenario(file)] if file else [draw_scenario(drawn, seed=seed) for seed in range(_NUM_DRAWN)]
+    if file is not None:
+        if place is not None:
+            raise PlanError("--edge-place goes with --edge-devices, a number to draw; a file of --edge is a place")
+        scenarios = [load_scenario(file)]
+    else:
+        drawn = num_devices or 0
+        scenarios = [draw_scenario(drawn, seed=seed, place=place or "even") for seed in range(_NUM_DRAWN)]
     figures = _figures(recording, synthetic, bench)
     changes = {one.name: one.value for one in figures}
     changes |= {} if network_ms is None else {"one_way_s": network_ms / 1e3}

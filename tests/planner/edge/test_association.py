@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from card.errors import PlanError
 from card.machine.packages import install_command
 from card.planner.edge import shares
 from card.planner.edge.association import POLICIES, associate, total_seconds
-from card.planner.edge.costs import OVERLAPS
+from card.planner.edge.costs import OVERLAPS, edge_costs
+from card.planner.edge.scenario import draw_scenario
 from card.planner.edge.shares import RULES, share_out
-from card.planner.edge.study import all_shares, make_edge_study
+from card.planner.edge.study import all_shares, half_range, judge_shares, make_edge_study
+from card.planner.edge.terms import terms_of
+from card.planner.profile import load_profile
 from tests.planner.edge.places import DRAFT, TARGET, priced, small
 
 
@@ -91,6 +95,22 @@ def test_convex_shares_without_scipy_are_refused_by_name(monkeypatch: pytest.Mon
         share_out(terms, 0, np.arange(3), "convex")
     with pytest.raises(PlanError, match="one of equal, square-root, convex, got 'most'"):
         share_out(terms, 0, np.arange(3), "most")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("place", "matters"), [("even", False), ("narrow", True)])
+def test_association_matters_to_card_where_servers_differ_in_compute_and_have_narrow_bands(place, matters):
+    target, draft = (load_profile(name) for name in ("llama-3.1-70b-4xh100", "llama-3.2-1b-h100"))
+    found: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for seed in range(100, 108):
+        costs = edge_costs(draw_scenario(24, seed=seed, place=place), target, draft, "card")
+        terms = terms_of(costs)
+        for policy, seconds in found.items():
+            servers = associate(costs, terms, policy, seed=seed)
+            seconds.append(judge_shares(costs, servers, *all_shares(terms, servers, "equal"))[0])
+    rivals = min((found[policy] for policy in POLICIES if policy != "matching"), key=sum)
+    saved = [1.0 - ours / theirs for ours, theirs in zip(found["matching"], rivals, strict=True)]
+    surely = fmean(saved) - half_range(saved)
+    assert surely > 0.02 if matters else abs(fmean(saved)) < 0.02
 
 
 def test_a_study_has_a_row_for_each_way_and_a_range_where_there_are_several_places():

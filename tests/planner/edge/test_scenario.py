@@ -11,6 +11,8 @@ import pytest
 
 from card.errors import PlanError
 from card.planner.edge.scenario import (
+    NARROW,
+    PLACES,
     Device,
     Scenario,
     Server,
@@ -35,7 +37,7 @@ NEAR, SERVER = Device(x_m=0, y_m=30), Server(x_m=0, y_m=0)
 def test_the_same_seed_draws_the_same_place_and_every_device_reaches_a_server():
     assert draw_scenario(30, seed=1) == draw_scenario(30, seed=1) != draw_scenario(30, seed=2)
     for seed in range(20):
-        assert in_reach(draw_scenario(30, seed=seed)).any(axis=1).all()
+        assert all(in_reach(draw_scenario(30, seed=seed, place=place)).any(axis=1).all() for place in PLACES)
     assert [len(draw_scenario(count).servers) for count in (1, 30, 180)] == [4, 4, 20]
 
 
@@ -58,6 +60,12 @@ def test_servers_that_are_spread_out_differ_within_the_factors_and_nothing_else_
     far = spread_out(drawn, Spread(compute=1.0, bandwidth_hz=10e6, bandwidth=1.0, scale=3.0))
     assert [one.x_m for one in far.devices] == [3 * one.x_m for one in drawn.devices]
     assert {(one.speed, one.bandwidth_hz) for one in far.servers} == {(1.0, 10e6)}
+
+
+def test_a_place_is_drawn_by_its_name():
+    assert draw_scenario(9, seed=2, place="narrow") == spread_out(draw_scenario(9, seed=2), NARROW)
+    with pytest.raises(PlanError, match="one of even, narrow, got 'wide'"):
+        draw_scenario(9, place="wide")
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path):

@@ -156,13 +156,13 @@ def profile(**options: Any) -> int:
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
-@click.option("--target", required=True, help="Profile of the target: a file, or a shipped one.")
+@click.option("--target", required=True, help="Profile of the target: file, or shipped.")
 @click.option("--draft", help="Profile of the draft model.")
 @click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option("--synthetic", type=float, help="Instead: share of right first choices.")
 @click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]")
-@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in its own process.")
+@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter's process.")
 @click.option("--network-ms", type=float, help="One-way delay of a draft server.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
 @click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
@@ -175,6 +175,7 @@ def profile(**options: Any) -> int:
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
 @file_option("--edge", words="Plan this edge.")
 @counted("--edge-devices", words="Or draw so many devices.")
+@click.option("--edge-place", help="Drawn: even or narrow.  [default: even]")
 @file_option("--edge-bench", words="Edge: lines of card bench.")
 @json_option
 @wide_option

@@ -67,16 +67,33 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     shadowing_seed: int = 0
 
 
-def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int = 0) -> Scenario:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Differences of a place's servers: factors to either side of the middle, drawn evenly in their logarithms."""
+
+    compute: float
+    bandwidth_hz: float  # the middle
+    bandwidth: float
+    scale: float = 1.0  # of all distances
+
+
+NARROW = Spread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0, scale=3.0)  # a town with the radios of sensors
+PLACES: dict[str, Spread | None] = {"even": None, "narrow": NARROW}
+
+
+def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int = 0, place: str = "even") -> Scenario:
     """Return devices and servers spread evenly over a square; each device has a server in reach.
 
     Args:
         num_servers: None: one for nine devices, and four at least.
-    Raises: PlanError for no devices or servers.
+        place: a name of `PLACES`.
+    Raises: PlanError for no devices or servers, or an unknown place.
     """
     count = max(4, round(num_devices / 9)) if num_servers is None else num_servers
     if num_devices < 1 or count < 1:
         raise PlanError(f"a scenario needs 1 device and 1 server or more, got {num_devices} and {count}")
+    if place not in PLACES:
+        raise PlanError(f"a drawn place is one of {', '.join(PLACES)}, got {place!r}")
     rng = np.random.default_rng(seed)
     servers = tuple(
         Server(x_m=x, y_m=y, speed=speed)
@@ -94,17 +111,8 @@ def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int
             strict=True,
         )
     )
-    return Scenario(devices=devices, servers=servers, shadowing_seed=seed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Differences of a place's servers: factors to either side of the middle, drawn evenly in their logarithms."""
-
-    compute: float
-    bandwidth_hz: float  # the middle
-    bandwidth: float
-    scale: float = 1.0  # of all distances
+    drawn, spread = Scenario(devices=devices, servers=servers, shadowing_seed=seed), PLACES[place]
+    return drawn if spread is None else spread_out(drawn, spread)
 
 
 def spread_out(scenario: Scenario, spread: Spread) -> Scenario:
