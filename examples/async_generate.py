@@ -13,7 +13,7 @@ QUESTIONS = (
 
 async def ask(llm: AsyncLLM, question: str) -> None:
     text = ""
-    async for chunk in llm.generate([{"role": "user", "content": question}], SamplingParams(temperature=0.0)):
+    async for chunk in llm.generate([{"role": "user", "content": question}], SamplingParams(max_tokens=100)):
         text += chunk.text
     print(f"{question}\n{text}\n({chunk.stats.mean_acceptance_length:.1f} tokens per target pass)\n")
 

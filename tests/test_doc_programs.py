@@ -14,11 +14,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.timeout(240)
 
 
-def program(page: str) -> str:
-    """Return the first program of a page."""
-    found = re.search(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
-    assert found
-    return found[1]
+def program(page: str, having: str = "") -> str:
+    """Return the first program of a page that has these words."""
+    found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    return next(one for one in found if having in one)
 
 
 def run(code: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -50,7 +49,7 @@ def test_the_program_of_report_writes_a_trace_of_an_answer(
 
 
 def test_the_program_for_asyncio_answers_as_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    code = program("python-api.md")
+    code = program("python-api.md", "async for")
     shown = re.findall(r"# \.\.\. (.*)", code)
     whole = "import asyncio\nfrom card import AsyncLLM, SamplingParams\n\nasync def main():\n"
     told = run(f"{whole}{textwrap.indent(code, '    ')}\nasyncio.run(main())", capsys)
