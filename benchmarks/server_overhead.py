@@ -30,7 +30,7 @@ from card.server.accepting import Server
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
-from card.server.serving import bind
+from card.server.listening import bind
 
 _CLIENT = Path(__file__).with_name("sse_clients.py")
 _NAME = "model"

@@ -21,6 +21,7 @@ from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence
+from card.writers.phrase_drafting import PhraseDraftSequence
 from tests.pair import Pair
 
 pytestmark = pytest.mark.timeout(240)
@@ -44,14 +45,14 @@ def expected(pair: Pair) -> Iterator[Callable[[SamplingParams], list[tuple[int, 
 def drafted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The tokens that drafters in this process make nodes of."""
     tokens: set[int] = set()
-    grow = BeamSequence.grow
+    for kind in (BeamSequence, PhraseDraftSequence):
 
-    def noted(self: BeamSequence, *args: object) -> NewNodes:
-        nodes = grow(self, *args)  # type: ignore[arg-type]
-        tokens.update(nodes.tokens)
-        return nodes
+        def noted(self: BeamSequence, *args: object, grow: Callable[..., NewNodes] = kind.grow) -> NewNodes:
+            nodes = grow(self, *args)
+            tokens.update(nodes.tokens)
+            return nodes
 
-    monkeypatch.setattr(BeamSequence, "grow", noted)
+        monkeypatch.setattr(kind, "grow", noted)
     return tokens
 
 

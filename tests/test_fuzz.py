@@ -18,7 +18,6 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ProtocolError
 from card.protocol.messages import Close, Hello, Open, Ping, Pong, TargetMessage, decode, encode
-from card.server.params import model_defaults
 from tests.drafting import draft_spec
 from tests.fuzzing import NUM_CASES, altered, as_json, changed_bytes, changed_documents, ends_well, share
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
@@ -61,12 +60,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def use(name: str | Path) -> None:
     """Load a model and let it write."""
     with LLM(str(name), method="vanilla", max_model_len=32, cache=False) as llm:
-        told = model_defaults(llm.host.generation_config)
         params = SamplingParams(max_tokens=3, temperature=0.0, stop=("cat",), seed=1)
         llm.generate("the cat", params)
         if llm.host.tokenizer.chat_template:
             llm.generate([[{"role": "user", "content": "the cat"}]], params)
-        SamplingParams(**told)
+        SamplingParams(**llm.host.sampling_defaults)
 
 
 @pytest.mark.parametrize("kind", _KINDS)

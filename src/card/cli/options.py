@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ NO_DRAFT = "none"
 WITH_DRAFT, ALONE = "card", "suffix"  # the methods taken unless one is named; the latter by docs/methods.md
 _OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, unless the user says
+_HINTED = "card.cli.options.hinted"  # of a command's run
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
@@ -366,18 +366,14 @@ def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> Non
         could_run_int8: that of the target.
     """
     context = click.get_current_context(silent=True)
-    is_default = context is not None and context.get_parameter_source("dtype") is ParameterSource.DEFAULT
-    if could_run_int8 and is_default:
-        _say_once(
-            say,
+    if not could_run_int8 or context is None or _HINTED in context.meta:
+        return
+    if context.get_parameter_source("dtype") is ParameterSource.DEFAULT:
+        context.meta[_HINTED] = True
+        say(
             "the weights run as they are stored; --dtype int8 is two to three times as fast on processors with AVX-512 "
-            "and costs at most 1.1 % in perplexity (docs/int8.md)",
+            "and costs at most 1.1 % in perplexity (docs/int8.md)"
         )
-
-
-@functools.cache
-def _say_once(say: Callable[[str], None], words: str) -> None:
-    say(words)
 
 
 def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | None) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
-_MEASURING_LIMIT_S = 10.0  # for the passes on one number of threads: nobody waits for a first text here
+MEASURING_LIMIT_S = 10.0  # for the passes on one number of threads: nobody waits for a first text here
 
 
 def measure_profile(
@@ -68,7 +68,7 @@ def measure_profile(
         with pinned(CoreSet((), count if is_cpu else None, runner.is_exact)):
             tell(f"measuring passes{f' with {count} threads' if is_cpu else ''}")
             runner.warm_up(16)
-            cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_LIMIT_S)
+            cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=MEASURING_LIMIT_S)
             setups.append(Setup(threads=count if is_cpu else None, cost=PassTable.of(cost)))
     tell("measuring what goes on around the passes")
     with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
