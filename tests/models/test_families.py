@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import transformers
 
 from tests.every_family import ROOT, script
 
@@ -33,13 +36,22 @@ def test_a_family_that_cannot_run_is_refused_with_the_reason(family: str) -> Non
     assert row.path == "" and REFUSED[family] in row.result
 
 
-def test_the_page_is_what_the_script_writes_of_its_rows() -> None:
+@pytest.fixture
+def page() -> str:
+    """Return the page; it tells of one version of transformers, and each has families of its own."""
     text = (ROOT / "docs" / "models.md").read_text("utf-8")
-    assert script().page(script().rows_of(text)) == text
+    told = re.findall(r"with transformers ([\d.]+):", text)
+    assert len(told) == 1
+    if told != [transformers.__version__]:
+        pytest.skip(f"the page tells of transformers {told[0]}, and this is {transformers.__version__}")
+    return text
 
 
-def test_the_page_tells_of_every_family_and_how_many_run() -> None:
-    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+def test_the_page_is_what_the_script_writes_of_its_rows(page: str) -> None:
+    assert script().page(script().rows_of(page)) == page
+
+
+def test_the_page_tells_of_every_family_and_how_many_run(page: str) -> None:
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
     assert set(script().families()) <= set(rows)
     for family, path in RUNNING.items():

@@ -126,7 +126,9 @@ def test_logits_are_those_of_the_whole_model_on_text(tmp_path: Path, kind: str, 
             pytest.skip("no checkpoint of this family has these names")
         rename(tmp_path, older if spelling == "older" else oldest)
     with torch.no_grad():
-        expected = whole(input_ids=torch.tensor([IDS])).logits[0]
+        # The whole Llama 4 fails on text in transformers 5.24: it looks for outputs of images.
+        truth = whole.language_model if kind == "llama4" else whole
+        expected = truth(input_ids=torch.tensor([IDS])).logits[0]
     model = load_decoder(str(tmp_path))
     assert parameter_count(model) < parameter_count(whole)
     assert (vocab_size(model), context_limit(model)) == (61, 64)
