@@ -128,6 +128,7 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}, "layer_types": ...},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
         {"model_type": "gemma"},

@@ -191,9 +191,9 @@ class Architecture:
 
     def rotary_kinds(self, config: Any) -> list[str | None]:
         """Return which of the `rotary_parameters` each layer has; None for a layer that knows no positions."""
-        share = "" in rotary_parameters(config)
+        kinds = () if "" in rotary_parameters(config) else getattr(config, "layer_types", None) or ()
         layers = range(config.num_hidden_layers)
-        return [("" if share else config.layer_types[i]) if self.turns(config, i) else None for i in layers]
+        return [(kinds[i] if i < len(kinds) else "") if self.turns(config, i) else None for i in layers]
 
 
 def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
