@@ -45,6 +45,7 @@ from card.errors import ModelError
 from card.models.decoder_model import DecoderModel, read_decoder
 from card.models.facts import end_token_ids, parameter_count
 from card.models.loading import load_decoder, load_model
+from card.models.own_pass import why_not_walked
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.tiny import LLAMA3, tiny
@@ -128,7 +129,6 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
-        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}, "layer_types": ...},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
         {"model_type": "gemma"},
@@ -145,6 +145,13 @@ def test_an_unusual_model_is_left_to_transformers(tmp_path: Path, changes: dict[
     assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is not None
     change_config(tmp_path, **changes)
     assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
+
+
+def test_rotations_by_kinds_that_no_layer_has_are_left_to_transformers_modules(tmp_path: Path):
+    save(tmp_path, "mistral")
+    change_config(tmp_path, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}})
+    reason = why_not_walked(load_decoder(tmp_path), 64)
+    assert reason == "its config does not say which rotary embedding each layer has"
 
 
 @pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from card.kernels.float_linear import FLOAT_PRODUCTS
 from card.kernels.int8_linear import why_not_int8
 from card.models.architectures import all_architectures
-from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_size
+from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
 from card.models.block_layers import BlockLinear, has_blocks
 from card.models.decoder_model import RotaryEmbedding, architecture_of, is_int8
 from card.models.facts import context_limit
@@ -35,6 +35,8 @@ def why_not_walked(model: LoadedModel, max_model_len: int) -> str | None:
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
     kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
+    if not kinds <= rotary_parameters(config).keys():
+        return "its config does not say which rotary embedding each layer has"
     sizes = {kind: rotary_table(model, 1, torch.float32, kind)[0].shape[-1] for kind in kinds}
     if any(size != rotary_size(config, kind) for kind, size in sizes.items()) or (
         not architecture.turns_parts and set(sizes.values()) - {head_dim(config)}
