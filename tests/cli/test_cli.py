@@ -328,7 +328,8 @@ def test_a_system_prompt_stands_before_what_is_asked(run, plain, models):
     typed = ["hello", "/system", "/reset", "/system Be\\", "shorter.", "hello", "/reset", "/system none", "hello"]
     ran = run("chat", *args, stdin="\n".join(typed).encode())
     assert (ran.status, ran.out) == (0, short + shorter + alone)
-    assert ran.err == "Be short.\n(forgotten)\n(the system prompt is set)\n(forgotten)\n(no system prompt)\n"
+    lines = [line for line in ran.err.splitlines() if "cut off" not in line]
+    assert lines == ["Be short.", "(forgotten)", "(the system prompt is set)", "(forgotten)", "(no system prompt)"]
 
 
 def test_chat_names_commands_that_it_does_not_know_instead_of_saying_them(run, plain, models):

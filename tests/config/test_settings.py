@@ -227,7 +227,7 @@ def test_lists_may_be_arrays_or_tensors() -> None:
     [
         ({"temperature": np.float32("nan")}, "temperature must be 0 or more, got nan"),
         ({"temperature": np.array(math.inf)}, "temperature must be 0 or more, got inf"),
-        ({"temperature": np.array([0.5])}, "temperature must be a number, got array([0.5])"),
+        ({"temperature": np.array([0.5])}, "temperature must be a number or None, got array([0.5])"),
         ({"seed": np.float64(1.0)}, "seed must be an integer from 0 to 2**63 - 1, got 1.0"),
         ({"seed": np.uint64(2**63)}, f"seed must be an integer from 0 to 2**63 - 1, got {2**63}"),
         ({"seed": np.bool_(True)}, "seed must be an integer from 0 to 2**63 - 1, got True"),

@@ -475,4 +475,4 @@ def test_the_rest_of_the_house_hardly_knows_it() -> None:
         if path.parent.name != "hrad" and re.search(r"\bh-?rad\b", path.read_text("utf-8"), re.IGNORECASE)
     }
     commands = {"cli/commands/pairs.py", "cli/help.py", "cli/train.py"}
-    assert naming == {"config/engine.py", "methods/specbranch.py", "api/host.py", *commands}
+    assert naming == {"config/engine.py", "config/keywords.py", "methods/specbranch.py", "api/host.py", *commands}
