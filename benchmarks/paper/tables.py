@@ -80,7 +80,7 @@ def width_table(lines: Iterable[Line], workload: str) -> str:
     head = ["K"]
     head += [f"{who}: {what}" for who in ("published", "measured", "simulated") for what in ("tokens", "hits", "zero")]
     head += ["simulated: speed-up", "with our bookkeeping"]
-    return f"{_TITLES[workload]}:\n\n{_table(head, rows)}"
+    return f"{_TITLES[workload]}:\n\n{table(head, rows)}"
 
 
 def own_pair_table(lines: Iterable[Line]) -> str:
@@ -96,7 +96,7 @@ def own_pair_table(lines: Iterable[Line]) -> str:
         rows.append([*row, *_cells(flat.get(width), ("speed_up", 2)), *_cells(busy.get(width), ("speed_up", 2))])
     _embolden(rows, column=-1)
     head = ["K", "drafter pass, ms", "tokens", "hits", "simulated: speed-up", "with our bookkeeping"]
-    return f"{chosen[0]['pair']}, {_TITLES.get(chosen[0]['workload'], chosen[0]['workload'])}:\n\n{_table(head, rows)}"
+    return f"{chosen[0]['pair']}, {_TITLES.get(chosen[0]['workload'], chosen[0]['workload'])}:\n\n{table(head, rows)}"
 
 
 def ablation_table(lines: Iterable[Line]) -> str:
@@ -113,7 +113,7 @@ def ablation_table(lines: Iterable[Line]) -> str:
         words = {"tokens_per_pass": "tokens", "hit_rate": "hits", "speed_up": "speed-up"}
         head += [f"{basis}, {_TITLES.get(workload, workload)}: {words[name]}" for name, _ in wanted]
         rows = [[*row, *_cells(_without_idle_hits(of.get(row[0])), *wanted)] for row in rows]
-    return f"Parts of the method, K = {chosen[0]['beam_width']}:\n\n{_table(head, rows)}"
+    return f"Parts of the method, K = {chosen[0]['beam_width']}:\n\n{table(head, rows)}"
 
 
 def agreement_table(lines: Iterable[Line]) -> str:
@@ -131,7 +131,7 @@ def agreement_table(lines: Iterable[Line]) -> str:
         of = {line["draft"]: line for line in chosen if line["agreement"] == agreement}
         cells = [_cells(of.get(draft), ("tokens_per_pass", 2), ("speed_up", 2)) for draft in drafts]
         rows.append([f"{agreement:g}", *(cell for pair in cells for cell in pair)])
-    return f"Draft models of Llama-3.1-70B, simulated:\n\n{_table(head, rows)}"
+    return f"Draft models of Llama-3.1-70B, simulated:\n\n{table(head, rows)}"
 
 
 def map_table(lines: Iterable[Line], devices: str) -> str:
@@ -147,7 +147,7 @@ def map_table(lines: Iterable[Line], devices: str) -> str:
     ]
     where = "a device of its own" if devices == "own" else "the target's device, in turns"
     title = f"`card` as it is by default, drafter on {where}; over drafter passes in a target pass"
-    return f"{title}:\n\n{_table(['agreement', *(f'{ratio:g}' for ratio in ratios)], rows)}"
+    return f"{title}:\n\n{table(['agreement', *(f'{ratio:g}' for ratio in ratios)], rows)}"
 
 
 def _speed_cell(speed_up: float | None) -> str:
@@ -178,7 +178,7 @@ def draft_table(lines: Iterable[Line]) -> str:
         ]
         for draft, size in sorted(sizes.items(), key=lambda item: item[1])
     ]
-    return f"Our draft models, counted, K = {chosen[0]['beam_width']}:\n\n{_table(head, rows)}"
+    return f"Our draft models, counted, K = {chosen[0]['beam_width']}:\n\n{table(head, rows)}"
 
 
 def speed_table(summaries: Sequence[RowSummary]) -> str:
@@ -187,7 +187,7 @@ def speed_table(summaries: Sequence[RowSummary]) -> str:
         [one.pair, one.row, f"{one.tokens_per_s.median:.1f}", f"{one.speedup.median:.2f}" if one.speedup else "–"]
         for one in summaries
     ]
-    return f"Our draft models, measured:\n\n{_table(['pair', 'row', 'tokens/s', 'over plain, all cores'], rows)}"
+    return f"Our draft models, measured:\n\n{table(['pair', 'row', 'tokens/s', 'over plain, all cores'], rows)}"
 
 
 def put_into(text: str, tables: str) -> str:
@@ -226,7 +226,8 @@ def _embolden(rows: list[list[str]], *, column: int) -> None:
         row[column] = f"**{row[column]}**"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; all columns but the first are numbers."""
     ruler = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ruler, *rows))
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from card.planner.recording import rows_of
+from tests.bench.bench_files import make_run, write_run
 from tests.benchmarks.scripts import lines_of
 from tests.toy import TableModel
 
@@ -228,3 +229,23 @@ def test_the_plot_shows_published_points_beside_ours(paper: Modules, tmp_path: P
     assert draw.curves(lines, "gsm8k")["published"][5] == pytest.approx((4.43, 0.845))
     assert draw.main(["--out", str(tmp_path / "plot.png")]) == 0
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_map_is_faster_with_agreement_and_with_a_device_of_ones_own(paper: Modules) -> None:
+    points = {(line["agreement"], line["devices"]): line for line in paper["speed_map"].map_lines((0.6, 0.95), (7,), 2)}
+    assert points[0.95, "own"]["speed_up"] > points[0.6, "own"]["speed_up"] > 1
+    assert points[0.95, "own"]["speed_up"] > points[0.95, "shared"]["speed_up"]
+    assert points[0.95, "own"]["schedules"].keys() == {"beside"}
+
+
+def test_tables_of_a_real_pair_are_of_all_prompts_with_intervals_between_them(paper: Modules, tmp_path: Path) -> None:
+    run = make_run(workloads=("gsm8k", "mbpp"), num_prompts=4, repeats=1)
+    told = paper["real_pair"].tables_of(write_run(tmp_path / "run.jsonl", run))
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in told.splitlines() if line.startswith("| ")}
+    card = [one for one in run.samples if one.row == "card"]
+    tokens = sum(one.decode_tokens for one in card) / sum(one.target_passes for one in card)
+    whole = next(line for line in told.splitlines() if line.startswith("| card |"))
+    assert f"| {tokens:.2f} (" in whole and "Temperature 0, 8 prompts" in told
+    assert "| vanilla-all-cores | 1.00 (1.00–1.00) | – |" in told, "it has no drafter to hit"
+    low, high = (float(one) for one in rows["card"][0].split("(")[1].rstrip(") ").split("–"))
+    assert low <= float(rows["card"][0].split("(")[0]) <= high
