@@ -186,6 +186,8 @@ def test_the_list_names_targets_that_can_be_pasted(capfd: pytest.CaptureFixture[
     shown = run_command(capfd, "pairs", columns=80)
     for pair in KNOWN_PAIRS:
         assert any(line.startswith(f"{pair.target.repository} ") for line in shown.out.splitlines())
+    wide = run_command(capfd, "pairs", "--wide").out
+    assert all(licence in wide for pair in KNOWN_PAIRS for licence in pair.licences)
     facts = json.loads(run_command(capfd, "pairs", "--json").out)
     assert facts[0]["draft"]["licence"] == "Apache-2.0" and len(facts) == len(KNOWN_PAIRS)
 

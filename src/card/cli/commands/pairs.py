@@ -54,9 +54,10 @@ def check_pair(**options: Any) -> int:
 
 @command(short_help="List known pairs.")
 @json_option
-def pairs(as_json: bool) -> int:
+@wide_option
+def pairs(as_json: bool, wide: bool) -> int:
     """List targets on the hub whose draft model is known: named without --draft, they bring it."""
-    return run("card.cli.pairs.run", "", as_json=as_json)
+    return run("card.cli.pairs.run", "", as_json=as_json, wide=wide)
 
 
 @command(short_help="Record how a pair of models behaves, for plans.")
