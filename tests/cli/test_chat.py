@@ -54,7 +54,7 @@ def test_several_lines_that_are_pasted_or_typed_are_one_turn(pair: Pair) -> None
         one.type('short."""\n')
         at = one.wait_for("> ", after=one.wait_for("(the system prompt is set)", after=at))
         one.type("/system\n")
-        one.wait_for("Be\nshort.\n", after=at)
+        one.wait_for("> ", after=one.wait_for("Be\nshort.\n", after=at))  # before that, a terminal swallows Ctrl-D
         one.type("\x04")
         assert one.wait() == 0
     assert "there is no" not in one.text
@@ -62,7 +62,8 @@ def test_several_lines_that_are_pasted_or_typed_are_one_turn(pair: Pair) -> None
 
 
 def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
-    arguments = ["--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"]
+    slowly = ["--target-cost", "90M", "--method", "vanilla"]  # so that no answer is over before Ctrl-C comes
+    arguments = ["--dtype", "float32", "--ignore-eos", *slowly]
     with terminal(["chat", *arguments, *UNMEASURED]) as one:
         at = one.wait_for("demo-target is a small model for trying things out: it is often wrong")
         at = one.wait_for("> ", after=at)
