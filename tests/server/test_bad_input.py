@@ -177,6 +177,14 @@ def test_the_context_is_full_at_its_limit_and_not_before(server: Running) -> Non
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_the_limit_of_a_server_is_for_what_the_context_leaves_of_a_request(server: Running) -> None:
+    with serving(server.llm, max_request_tokens=7) as strict:
+        ids = [5] * (server.llm.max_model_len - 2)
+        assert strict.complete(prompt=ids, max_tokens=50, ignore_eos=True)["usage"]["completion_tokens"] == 2
+        asked = {"prompt": PROMPT, "max_tokens": 50}
+        assert "at most 7 on this server, got 50" in refused(strict.post(COMPLETIONS, asked), 400)["message"]
+
+
 def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_gateways_look_for(server: Running) -> None:
     most = server.llm.max_model_len
     full = [5] * most
