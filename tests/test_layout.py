@@ -6,17 +6,13 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.util import find_spec, resolve_name
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import card
-
-PACKAGE = Path(card.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
+from tests.sources import PACKAGE, SOURCES, FunctionNode, faults_everywhere, imports, package_of
 
 # What stands beside the packages: the public names, `python -m card`, and the errors that everything may raise.
 FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
@@ -70,48 +66,6 @@ MAX_FUNCTION_LINES = 80
 # What `import card` must leave alone: each costs the start-up of `card --help` from tens of ms to seconds.
 HEAVY_PACKAGES = ("torch", "transformers", "numpy", "msgspec", "zmq", "typer", "rich", "jinja2")
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True, slots=True)
-class Import:
-    """One imported module, by its absolute name, and where."""
-
-    module: str
-    line: int
-    in_function: bool
-
-
-def _module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _modules_named(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    module = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
-    if module == "card":  # `from card import errors` names a part, or one of the public names
-        return [f"card.{alias.name}" for alias in node.names]
-    return [module]
-
-
-def _imports(source: str, package: str) -> Iterator[Import]:
-    """Yield every import of ``source``, type-checking ones included; ``package`` resolves relative ones.
-
-    After a bare ``import card`` each use of ``card.name`` counts as an import of it.
-    """
-    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
-    while waiting:
-        node, in_function = waiting.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for module in _modules_named(node, package):
-                yield Import(module, node.lineno, in_function)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "card":
-            yield Import(f"card.{node.attr}", node.lineno, in_function=False)
-        below = in_function or isinstance(node, FunctionNode)
-        waiting.extend((child, below) for child in ast.iter_child_nodes(node))
-
 
 def _layer_faults(source: str, name: str, package: str) -> list[str]:
     """Return what is wrong with the imports of the module ``name`` (``card.part...``), one line of text each."""
@@ -119,7 +73,7 @@ def _layer_faults(source: str, name: str, package: str) -> list[str]:
     if part not in LINE_OF:
         return [f"{name}: {part!r} has no line; give it one in LINES and in the layout of the documentation"]
     faults, is_for_a_device = [], "cuda" in name.split(".")
-    for found in _imports(source, package):
+    for found in imports(source, package):
         root, _, below = found.module.partition(".")
         imported = below.partition(".")[0]
         if root == "card" and imported and not imported.startswith("__"):  # card.__version__ is everyone's
@@ -154,14 +108,14 @@ def _in_fresh_python(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module_name)
-def test_a_module_imports_only_from_its_own_part_and_from_lines_above(path: Path) -> None:
-    name = _module_name(path)
-    if name == "card":
-        assert not any(found.in_function for found in _imports(path.read_text("utf-8"), name))
-        return
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    assert not _layer_faults(path.read_text("utf-8"), name, package)
+def test_a_module_imports_only_from_its_own_part_and_from_lines_above() -> None:
+    parts = {name: source for name, source in SOURCES.items() if name != "card"}
+    faults = [fault for name, source in parts.items() for fault in _layer_faults(source, name, package_of(name))]
+    assert not faults, "\n".join(faults)
+
+
+def test_the_package_itself_imports_at_the_top() -> None:
+    assert not any(found.in_function for found in imports(SOURCES["card"], "card"))
 
 
 def test_every_other_module_lies_in_a_package() -> None:
@@ -190,9 +144,8 @@ def test_the_map_of_the_documentation_shows_every_part_in_its_line() -> None:
     assert _lines_of_the_map(page.read_text("utf-8")) == LINES
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module_name)
-def test_modules_and_functions_are_short_enough_to_read(path: Path) -> None:
-    assert not _length_faults(path.read_text("utf-8"), _module_name(path))
+def test_modules_and_functions_are_short_enough_to_read() -> None:
+    assert not faults_everywhere(_length_faults)
 
 
 @pytest.mark.parametrize(
@@ -316,9 +269,8 @@ def _assembly_faults(source: str, name: str) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module_name)
-def test_only_the_assembly_makes_engines(path: Path) -> None:
-    assert not _assembly_faults(path.read_text("utf-8"), _module_name(path))
+def test_only_the_assembly_makes_engines() -> None:
+    assert not faults_everywhere(_assembly_faults)
 
 
 # ---- one contract for drafters --------------------------------------------------------------------------------------
@@ -331,7 +283,7 @@ def _drafter_faults(source: str, name: str) -> list[str]:
     if name.startswith("card.writers"):
         return []
     faults = []
-    for found in _imports(source, name.rpartition(".")[0]):
+    for found in imports(source, name.rpartition(".")[0]):
         inner = found.module.removeprefix("card.writers.").split(".")[0]
         if found.module.startswith("card.writers") and inner not in CONTRACT_OF_DRAFTERS:
             faults.append(
@@ -341,9 +293,8 @@ def _drafter_faults(source: str, name: str) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module_name)
-def test_only_the_writers_know_how_a_drafter_drafts(path: Path) -> None:
-    assert not _drafter_faults(path.read_text("utf-8"), _module_name(path))
+def test_only_the_writers_know_how_a_drafter_drafts() -> None:
+    assert not faults_everywhere(_drafter_faults)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +359,7 @@ def _pried(source: str, private: set[str]) -> set[str]:
 
 
 def test_few_files_of_tests_touch_what_is_private_to_the_package() -> None:
-    private = set().union(*(_private_names(path.read_text("utf-8")) for path in FILES))
+    private = set().union(*map(_private_names, SOURCES.values()))
     pried = {path: _pried(path.read_text("utf-8"), private) for path in TESTS}
     prying = [f"{path.name}: {', '.join(sorted(names))}" for path, names in pried.items() if names]
     assert len(prying) <= MAX_PRYING_FILES, "test by behaviour, or look through tests/inside.py:\n" + "\n".join(prying)

@@ -1,0 +1,142 @@
+"""The core names no satellite: its reader learns how text is written exactly, and of no method, tool or experiment."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sources import SOURCES, imports, package_of
+
+# Rooms that stand beside the core. Deleting one breaks nothing that lies outside it.
+SATELLITES = frozenset(
+    {"adapters", "bench", "cascade", "ctc", "hf", "hivis", "hrad", "judges", "onnx", "pard", "planner", "ray", "series"}
+    | {"steps", "verify_server", "vllm"}
+)
+_NAMED = re.compile(rf"card\.({'|'.join(sorted(SATELLITES))})\b")
+
+# Modules of the core that name a satellite today. The list may only shrink.
+ALLOWED: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("card.api.host", "card.hrad.network"),
+        ("card.api.host", "card.judges.choosing"),
+        ("card.cli.arbitrage", "card.steps"),
+        ("card.cli.arbitrage", "card.steps.arbitrage"),
+        ("card.cli.bench", "card.bench.datasets"),
+        ("card.cli.bench", "card.bench.environment"),
+        ("card.cli.bench", "card.bench.lineup"),
+        ("card.cli.bench", "card.bench.names"),
+        ("card.cli.bench", "card.bench.records"),
+        ("card.cli.bench", "card.bench.results"),
+        ("card.cli.bench", "card.bench.runner"),
+        ("card.cli.bench", "card.bench.tables"),
+        ("card.cli.bench_report", "card.bench.report.page"),
+        ("card.cli.bench_report", "card.bench.report.table"),
+        ("card.cli.bench_report", "card.bench.results"),
+        ("card.cli.bench_report", "card.bench.summary"),
+        ("card.cli.bench_report", "card.bench.tables"),
+        ("card.cli.choose_examples", "card.cascade.examples"),
+        ("card.cli.choose_examples", "card.cascade.search"),
+        ("card.cli.commands.measure", "card.bench.names"),
+        ("card.cli.commands.measure", "card.planner.requests"),
+        ("card.cli.commands.measure", "card.verify_server.settings"),
+        ("card.cli.commands.pairs", "card.ctc.names"),
+        ("card.cli.options", "card.bench.names"),
+        ("card.cli.plan", "card.bench.datasets"),
+        ("card.cli.plan", "card.planner.measuring"),
+        ("card.cli.plan", "card.planner.plan"),
+        ("card.cli.plan", "card.planner.pool"),
+        ("card.cli.plan", "card.planner.profile"),
+        ("card.cli.plan", "card.planner.recorder"),
+        ("card.cli.plan", "card.planner.recording"),
+        ("card.cli.plan", "card.planner.requests"),
+        ("card.cli.plan", "card.planner.scene"),
+        ("card.cli.plan", "card.planner.synthetic"),
+        ("card.cli.plan_edge", "card.planner.edge.figures"),
+        ("card.cli.plan_edge", "card.planner.edge.scenario"),
+        ("card.cli.plan_edge", "card.planner.edge.study"),
+        ("card.cli.plan_edge", "card.planner.profile"),
+        ("card.cli.plan_edge", "card.planner.recording"),
+        ("card.cli.series", "card.series.data"),
+        ("card.cli.series", "card.series.decoding"),
+        ("card.cli.series", "card.series.forecaster"),
+        ("card.cli.series", "card.series.loading"),
+        ("card.cli.series", "card.series.plot"),
+        ("card.cli.series", "card.series.training"),
+        ("card.cli.series", "card.series.transformer"),
+        ("card.cli.train", "card.bench.datasets"),
+        ("card.cli.train", "card.hrad.network"),
+        ("card.cli.train", "card.hrad.rounds"),
+        ("card.cli.train", "card.hrad.training"),
+        ("card.cli.train_ctc", "card.ctc.training"),
+        ("card.cli.train_hivis", "card.hivis.training"),
+        ("card.cli.train_judge", "card.judges.auto"),
+        ("card.cli.train_judge", "card.judges.mining"),
+        ("card.cli.train_judge", "card.judges.names"),
+        ("card.cli.train_judge", "card.judges.training"),
+        ("card.cli.train_pard", "card.pard.folders"),
+        ("card.cli.train_pard", "card.pard.rows"),
+        ("card.cli.train_pard", "card.pard.teacher"),
+        ("card.cli.train_pard", "card.pard.training"),
+        ("card.cli.train_router", "card.steps.names"),
+        ("card.cli.train_router", "card.steps.rewards"),
+        ("card.cli.train_router", "card.steps.trained"),
+        ("card.cli.train_router", "card.steps.training"),
+        ("card.cli.verify_server", "card.bench.names"),
+        ("card.cli.verify_server", "card.verify_server.comparing"),
+        ("card.cli.verify_server", "card.verify_server.settings"),
+        ("card.cli.verify_server", "card.verify_server.suite"),
+        ("card.writers.local.ctc", "card.ctc.candidates"),
+        ("card.writers.local.ctc", "card.ctc.head"),
+        ("card.writers.local.hivis", "card.hivis.drafting"),
+        ("card.writers.local.hivis", "card.hivis.head"),
+    }
+)
+
+
+def _named(source: str, package: str) -> Iterator[str]:
+    """Yield the modules of satellites that a module imports, or names in a string that is not a docstring."""
+    for found in imports(source, package):
+        if _NAMED.match(found.module):
+            yield found.module
+    tree = ast.parse(source)
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+        if is_text and _NAMED.match(node.value):
+            yield node.value
+
+
+def _is_core(name: str) -> bool:
+    return name.split(".")[1:2] != [] and not _NAMED.match(name)
+
+
+def test_the_core_names_no_satellite_but_where_the_list_says_so() -> None:
+    found = {
+        (name, module)
+        for name, source in SOURCES.items()
+        if _is_core(name)
+        for module in _named(source, package_of(name))
+    }
+    assert found == ALLOWED, "the core names no satellite: use a seam; and what is gone leaves the list"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from card.bench.names import ROWS",
+        "import card.bench",
+        "from card import bench",
+        "def run():\n    from card.bench.names import ROWS",
+        "import_module('card.bench.names')",
+    ],
+)
+def test_a_module_of_the_core_that_names_a_satellite_is_found(line: str) -> None:
+    assert len(list(_named(line, "card.engine"))) == 1
+    assert _is_core("card.engine.loop") and not _is_core("card.bench.names")
+
+
+def test_what_only_a_docstring_says_is_no_name() -> None:
+    assert list(_named('"""card.bench measures."""', "card.engine")) == []
