@@ -18,7 +18,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ProtocolError
 from card.protocol.messages import Close, Hello, Open, Ping, Pong, TargetMessage, decode, encode
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.fuzzing import NUM_CASES, altered, as_json, changed_bytes, changed_documents, ends_well, share
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.pair import make_tokenizer

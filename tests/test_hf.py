@@ -37,8 +37,8 @@ from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.demo import DEMO_PROBLEMS
 from card.models.loading import load_model, load_tokenizer
-from tests.inside import sessions_of
 from tests.pair import MAX_POSITIONS, make_model, make_tokenizer
+from tests.reaching_in import sessions_of
 
 VOCAB_SIZE = 320
 PAD_ID = 0

@@ -362,7 +362,9 @@ def test_few_files_of_tests_touch_what_is_private_to_the_package() -> None:
     private = set().union(*map(_private_names, SOURCES.values()))
     pried = {path: _pried(path.read_text("utf-8"), private) for path in TESTS}
     prying = [f"{path.name}: {', '.join(sorted(names))}" for path, names in pried.items() if names]
-    assert len(prying) <= MAX_PRYING_FILES, "test by behaviour, or look through tests/inside.py:\n" + "\n".join(prying)
+    assert len(prying) <= MAX_PRYING_FILES, "test by behaviour, or look through tests/reaching_in.py:\n" + "\n".join(
+        prying
+    )
 
 
 @pytest.mark.parametrize(

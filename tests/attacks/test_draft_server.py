@@ -22,7 +22,7 @@ from card.config import Grammar, SamplingParams, ShapingRule
 from card.protocol.messages import Correction, DrafterMessage, Fault, Hello, Open, Ping, Ready, TargetMessage, encode
 from card.transport.keys import load_client_keys, make_keys
 from tests.attacks.conftest import Book
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.transport.hostile import MORE, connect, frame, shake_hands
 from tests.transport.serving import RawClient, correction
 from tests.waiting import until

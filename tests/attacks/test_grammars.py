@@ -19,7 +19,7 @@ from card.config import Grammar, ShapingRule
 from card.protocol.messages import Close, Hello, Layer, Open
 from tests.attacks.conftest import Book
 from tests.cli.test_draft_server import draft_server
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.pair import Pair
 from tests.server.running import PATIENCE_S, PROMPT, Command, command
 from tests.transport.serving import RawClient

@@ -17,8 +17,8 @@ from card.bench.records import Run, planned
 from card.bench.results import load, read_unchecked
 from card.bench.rows import CardRow
 from tests.commands import Ran, exit_status, run_command
-from tests.inside import llm_of
 from tests.pair import Pair
+from tests.reaching_in import llm_of
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -27,8 +27,8 @@ from card.protocol.messages import (
 )
 from card.tree.nodes import NewNodes
 from card.workers.target import TargetWorker
-from tests.drafting import draft_spec
-from tests.inside import expected_of_drafter, running
+from tests.drafts import draft_spec
+from tests.reaching_in import expected_of_drafter, running
 
 # The target goes on listening after these: late, foreign, or formally right and untrue.
 LIES = (

@@ -26,8 +26,8 @@ from card.transport.switch import SwitchLink
 from card.writers.beam import BeamWriter
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S
-from tests.inside import workers_of
 from tests.pair import Pair
+from tests.reaching_in import workers_of
 from tests.transport.serving import LOOPBACK, RawClient, make_server
 from tests.waiting import until
 

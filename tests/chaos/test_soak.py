@@ -47,8 +47,8 @@ from tests.chaos.soak import (
     check_nothing_is_left,
 )
 from tests.chaos.unreliable import VOCAB_SIZE, UnreliableWorld, sound_target
-from tests.inside import socket_of, sockets_of
 from tests.pair import Pair
+from tests.reaching_in import socket_of, sockets_of
 from tests.transport.serving import RawClient, connected, make_server, running
 from tests.unreliable_link import Faults
 from tests.waiting import until

@@ -22,8 +22,8 @@ from card.config import SamplingParams
 from card.models.loading import load_model, load_tokenizer
 from card.models.said_once import say_once
 from tests.commands import Ran, run_command
-from tests.inside import say_why_not_int8
 from tests.pair import Pair
+from tests.reaching_in import say_why_not_int8
 
 PROMPT = "the cat sat"
 RUN = [sys.executable, "-m", "card"]

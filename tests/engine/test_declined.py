@@ -22,7 +22,7 @@ from card.workers.metrics import RequestStats
 from card.workers.request import Request
 from card.writers.beam import BeamWriter
 from tests.decoding import drafter_for, inline, make_engine, make_request, plain, toy_draft, toy_target
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.pair import Pair, make_model, make_tokenizer
 from tests.toy import TableModel
 from tests.transport.serving import connected, make_server, running

@@ -24,7 +24,7 @@ from card.workers.request import Request, Update
 from card.workers.target import TargetWorker
 from card.writers.local import find_writer
 from tests.decoding import PROMPT, inline, make_request, plain, toy_draft, toy_target
-from tests.inside import queue_of
+from tests.reaching_in import queue_of
 from tests.shaping import ToyGrammar
 from tests.text.test_following import ByHand
 from tests.toy import TableModel

@@ -23,8 +23,8 @@ from card.models.torch_runner import TorchRunner
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from tests.decoding import inline, make_request, run_all, toy_target
-from tests.inside import pool_of
 from tests.pair import Pair
+from tests.reaching_in import pool_of
 from tests.tiny import tiny_llama
 
 METHODS = ("vanilla", "sparsespec", "card")

@@ -25,7 +25,7 @@ from card.workers.replica import Replica
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
-from tests.inside import listen, policy_of, running, worker_of
+from tests.reaching_in import listen, policy_of, running, worker_of
 from tests.toy import TableModel
 
 

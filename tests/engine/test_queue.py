@@ -20,7 +20,7 @@ from card.models.torch_runner import TorchRunner
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
-from tests.inside import pool_of, queue_of
+from tests.reaching_in import pool_of, queue_of
 from tests.tiny import tiny_llama
 from tests.toy import MovableTable, TableModel
 

@@ -25,8 +25,8 @@ from card.workers.request import Request
 from card.workers.self_draft import looked_up
 from card.workers.target import TargetWorker
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
-from tests.inside import cache_of
 from tests.pair import Pair
+from tests.reaching_in import cache_of
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 

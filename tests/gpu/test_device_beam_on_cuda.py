@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from card.writers.cuda.device_beam import DeviceBeamWriter
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.static import bucketed
 from tests.writers.test_device_beam import *  # noqa: F403 - the same tests, on the device below
 from tests.writers.test_device_beam import LAWS, TEXT

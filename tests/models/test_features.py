@@ -31,7 +31,7 @@ from tests.hidden_states import (
     make_runner,
     own_states,
 )
-from tests.inside import decoder_of
+from tests.reaching_in import decoder_of
 from tests.static import operations_of
 
 REASON = why_not_int8()

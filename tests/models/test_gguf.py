@@ -35,7 +35,7 @@ from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
 from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
-from tests.inside import say_why_not_int8
+from tests.reaching_in import say_why_not_int8
 from tests.shortage import no_more_files
 
 TEXT = "Anna has 25 apples,\n\n  she's got x=1234 of them: \tnaïve café 北京 <|end|> 7."

@@ -61,8 +61,8 @@ from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from tests.inside import say_why_not_int8
 from tests.pair import Pair
+from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
 
 REASON = why_not_int8()  # a kernel that is not exact is no reason to skip: it fails here

@@ -37,7 +37,7 @@ from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.facts import end_token_ids, parameter_count, vocab_size
 from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from card.models.said_once import say_once
-from tests.inside import say_why_not_int8
+from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
 
 V = 32

@@ -18,8 +18,8 @@ from card.models.kv_cache import MAX_FREE_BYTES, MAX_SLACK
 from card.models.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
-from tests.inside import cache_of, retained_slot
 from tests.pair import make_model
+from tests.reaching_in import cache_of, retained_slot
 from tests.tiny import CLEAR, tiny
 from tests.toy import TableModel
 

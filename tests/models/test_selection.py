@@ -18,7 +18,7 @@ from card.models.decoder_model import mark_int8
 from card.models.protocol import Extension, Selective
 from card.models.selection import MEANS, ChosenRows, bound_scores, choose_blocks, choose_rows
 from card.models.torch_runner import TorchRunner
-from tests.inside import cache_of
+from tests.reaching_in import cache_of
 from tests.static import Ordinary
 from tests.tiny import tiny, tiny_llama
 

@@ -22,7 +22,7 @@ from card.models.cuda.bucketed import BucketedRunner
 from card.models.protocol import NO_PARENT, Extension
 from card.models.row_tree import Chunk, RowTree, Window
 from card.models.torch_runner import TorchRunner
-from tests.inside import cache_of, num_ancestors
+from tests.reaching_in import cache_of, num_ancestors
 from tests.tiny import NO_ENDS, tiny
 
 VOCAB_SIZE = 61

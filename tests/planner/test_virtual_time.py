@@ -10,7 +10,7 @@ from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
 from card.protocol.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.planner.making import toy_recording
 from tests.planner.sharing import Seat, SharedDrafter, SharedWorld
 

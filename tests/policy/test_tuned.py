@@ -26,7 +26,7 @@ from card.workers.drafter_pass import TurnEnd
 from card.workers.request import StepResult, Verified
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
-from tests.inside import force_schedule
+from tests.reaching_in import force_schedule
 from tests.unreliable_link import Faults
 
 ALL: frozenset[Schedule] = frozenset({"beside", "turns", "off"})

@@ -44,7 +44,7 @@ from card.protocol.messages import (
     encode,
 )
 from card.tree.nodes import NewNodes
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 
 Message = TargetMessage | DrafterMessage
 integers = st.integers(-(2**63), 2**63 - 1)

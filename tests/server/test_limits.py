@@ -21,7 +21,7 @@ from card.server.admission import KeyRing
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, tell
-from tests.inside import driver_of
+from tests.reaching_in import driver_of
 from tests.server.running import PROMPT, Running, run, serving
 from tests.waiting import until
 

@@ -16,8 +16,8 @@ import pytest
 
 from card.models.demo import DEMO_PROBLEMS
 from card.transport.process import ProcessLink
-from tests.inside import watch_of
 from tests.processes import has_ended
+from tests.reaching_in import watch_of
 from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, streams
 from tests.waiting import until
 

@@ -25,8 +25,8 @@ from card.models.loading import load_model, load_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
 from card.tree.masks import GrammarState
-from tests.inside import finish, matcher_of
 from tests.pair import Pair, make_tokenizer
+from tests.reaching_in import finish, matcher_of
 from tests.shaping import permits
 from tests.tokenizer_kinds import KINDS
 from tests.waiting import until

@@ -16,7 +16,7 @@ from card.text.fit import check_tokenizers_fit
 from card.text.prompts import encode_chat, encode_prompt
 from card.text.stops import StopStrings
 from card.text.tokens import Detokenizer, decode
-from tests.inside import num_pending_tokens
+from tests.reaching_in import num_pending_tokens
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>"]

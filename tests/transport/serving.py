@@ -35,7 +35,7 @@ from card.transport.server import DraftServer, ServerLimits
 from card.writers.beam import BeamWriter
 from tests.decoding import decode as decode_text
 from tests.decoding import plain
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.toy import TableModel
 from tests.waiting import until
 

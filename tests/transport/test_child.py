@@ -24,8 +24,8 @@ from card.config import SamplingParams
 from card.transport import child
 from card.transport.child import DrafterChild
 from card.transport.process import DrafterConfig, DraftModel, LikelyModel
-from tests.inside import child_pid
 from tests.pair import Pair
+from tests.reaching_in import child_pid
 from tests.waiting import until
 
 PROMPT = "the cat sat on the mat and"

@@ -20,7 +20,7 @@ from card.transport.keys import load_server_keys, make_keys
 from card.transport.leases import Lease, LeasedLink, NoLease
 from card.transport.server import DraftServer
 from tests.decoding import decode, plain, toy_draft, toy_target
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.transport.serving import PATIENCE_S, decode_until_accepted, make_server, running
 from tests.waiting import until
 

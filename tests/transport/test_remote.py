@@ -20,7 +20,7 @@ from card.transport import remote, zmq_link
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
 from tests.decoding import decode, plain, toy_draft, toy_target
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.pair import Pair
 from tests.toy import TableModel
 from tests.transport.serving import PATIENCE_S, connected, decode_until_accepted, make_server, running

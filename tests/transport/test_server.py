@@ -41,7 +41,7 @@ from card.transport.keys import load_client_keys, load_server_keys, make_keys
 from card.transport.server import DraftServer, ServerLimits
 from card.writers.beam import BeamWriter
 from tests.decoding import GREEDY, toy_draft, toy_target
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.toy import TableModel
 from tests.transport.hostile import GREETING, MORE, connect, frame, is_ended, shake_hands
 from tests.transport.serving import (
@@ -496,7 +496,7 @@ _CLIENT = """
 import sys, time
 from card.protocol.messages import Open
 from card.transport.remote import RemoteLink
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 link = RemoteLink(sys.argv[1], vocab_size=12, start_timeout_s=60.0, silence_timeout_s=60.0)
 link.start()
 for request_id in map(int, sys.argv[2:]):

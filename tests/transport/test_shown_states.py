@@ -15,7 +15,7 @@ from card.transport.link import NoDrafter
 from card.transport.shown_states import ShownStates
 from card.workers.drafter import DrafterWorker
 from card.writers.protocol import DraftSequence, DraftWriter
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 
 WISH = FeatureWish((-1,), "all")
 

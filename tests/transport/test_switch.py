@@ -16,8 +16,8 @@ from card.transport.switch import SwitchLink
 from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, toy_draft, toy_target
-from tests.drafting import draft_spec
-from tests.inside import policy_of
+from tests.drafts import draft_spec
+from tests.reaching_in import policy_of
 
 
 class Noting(DrafterLink):

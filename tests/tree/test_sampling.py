@@ -17,7 +17,7 @@ from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
 from card.tree import sampling
 from card.tree.sampling import GumbelNoise, Sampler, filter_logits
-from tests.inside import num_kept
+from tests.reaching_in import num_kept
 from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, seeds, slow_law
 
 # ---- noise ----------------------------------------------------------------------------------------------------------

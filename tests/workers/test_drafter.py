@@ -37,9 +37,9 @@ from card.workers.drafter import DrafterWorker
 from card.workers.drafter_pass import step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
-from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
-from tests.inside import cache_of
+from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.protocol.test_messages import id_lists, messages
+from tests.reaching_in import cache_of
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 

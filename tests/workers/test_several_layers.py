@@ -19,7 +19,7 @@ from card.workers.drafter import DrafterWorker
 from card.workers.trace import Trace
 from card.writers.protocol import DraftSequence, DraftWriter
 from tests.decoding import assert_plain_in_turns, assert_plain_under_any_order, decode, plain, toy_draft, toy_target
-from tests.drafting import LayersWriter, draft_spec
+from tests.drafts import LayersWriter, draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.toy import TableModel
 from tests.workers.test_drafter import (

@@ -22,7 +22,7 @@ from card.workers.request import Request, StepResult, Update
 from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
-from tests.inside import has_lost_a_layer
+from tests.reaching_in import has_lost_a_layer
 from tests.toy import TableModel
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)

@@ -15,7 +15,7 @@ from card.transport.in_process import InlineLink
 from card.workers.drafter import DrafterWorker
 from card.workers.drafter_pass import NO_END, TurnEnd
 from card.writers.beam import BeamWriter
-from tests.drafting import LayersWriter, draft_spec
+from tests.drafts import LayersWriter, draft_spec
 from tests.toy import TableModel
 
 V = 12

@@ -11,7 +11,7 @@ from card.errors import CapacityError, ProtocolError
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from card.writers.beam import BeamSequence, BeamWriter
-from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.toy import TableModel
 
 TEXT = [3, 1, 4, 1, 5]

@@ -27,7 +27,7 @@ from card.writers.cuda.device_step import BeamStep, DraftStepResult
 from card.writers.draft_writers import make_writer
 from card.writers.phrase_drafting import PhraseDraftWriter
 from tests.decoding import decode, plain
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, operations_of, ordinary, synchronising
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

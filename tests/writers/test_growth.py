@@ -15,7 +15,7 @@ from card.tree.candidates import CandidateCache
 from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES, num_branches
-from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.toy import TableModel
 
 TEXT = [3, 1, 4, 1, 5]

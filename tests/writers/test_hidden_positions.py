@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from card.writers.protocol import DraftWriter
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 
 
 def test_candidates_below_a_text_without_hidden_tokens_are_those_below_the_whole_text():

@@ -45,7 +45,7 @@ from tests.decoding import (
     toy_draft,
     toy_target,
 )
-from tests.drafting import draft_spec
+from tests.drafts import draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.pair import Pair
 from tests.tiny import tiny_llama

@@ -15,7 +15,7 @@ from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.phrase_drafting import PhraseDraftSequence, PhraseDraftWriter
 from tests.decoding import assert_plain_in_turns, assert_plain_under_any_order, decode, plain, toy_draft, toy_target
-from tests.drafting import assert_rows_fit_the_tree, draft_spec
+from tests.drafts import assert_rows_fit_the_tree, draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.toy import TableModel
 from tests.workers.test_drafter import Clock

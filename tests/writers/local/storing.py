@@ -10,7 +10,7 @@ from pathlib import Path
 from card.config import EngineSettings
 from card.writers.local.protocol import Observation
 from card.writers.local.store import StoreWriter
-from tests.inside import flush
+from tests.reaching_in import flush
 
 VOCAB_SIZE = 1000
 

@@ -30,9 +30,9 @@ from card.writers.local.lookup import chance_per_count
 from card.writers.local.store import ContextIndex, StoreWriter
 from card.writers.local.suffix import best_first
 from card.writers.text_database import Tokens
-from tests.inside import flush
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair
+from tests.reaching_in import flush
 from tests.writers.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 
 MAX_MATCH = 32
