@@ -31,7 +31,7 @@ from rich.table import Table
 from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import SamplingParams
+from card.config import SamplingParams, Schedule
 from card.machine.threads import CorePlan
 from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel
@@ -39,7 +39,6 @@ from card.models.runners import make_runner
 from card.planner.profile import Overheads
 from card.planner.virtual_time import VirtualClock
 from card.policy.cost import PassCost
-from card.policy.rounds import Schedule
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, SamplingParams, Schedule
 from card.engine.engine import Engine
 from card.errors import SettingsError
 from card.machine.threads import CoreSet
 from card.models.protocol import LanguageModel
-from card.policy.rounds import Draft, Outcome, RoundView, Schedule
+from card.policy.rounds import Draft, Outcome, RoundView
 from card.protocol.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
 from card.transport.in_process import InlineLink
 from card.tree.nodes import NewNodes, Nodes

@@ -11,11 +11,11 @@ import pytest
 
 from card.api import host
 from card.api.llm import LLM
-from card.config import SamplingParams
+from card.config import SamplingParams, Schedule
 from card.latency import measuring
 from card.latency.threads import Comparison, FoundThreads
 from card.machine.threads import CoreSet
-from card.policy.rounds import Policy, Schedule, ScheduleCost
+from card.policy.rounds import Policy, ScheduleCost
 from tests.latency.kept import kept_names
 from tests.moments import DisturbedMoment, QuietMoment
 from tests.pair import Pair

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.assembly.plan import Facts, Plan, resolve, round_length
-from card.config import DraftSettings
+from card.config import DraftSettings, Schedule
 from card.errors import SettingsError
 from card.judges.choosing import choose_verifier
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import METHODS
-from card.policy.rounds import Schedule
 from card.tree.verify import MATCH
 
 OF_ROUNDS = sorted(name for name, method in METHODS.items() if method.length_from_latencies)

@@ -19,12 +19,12 @@ from card.cli import check_pair
 from card.cli.check_pair import MOST_MEASURING_S, examine
 from card.cli.pair_facts import latencies, verdict
 from card.cli.pair_measuring import TimeLimit, measure_agreement, measure_speeds
-from card.config import DraftSettings
+from card.config import DraftSettings, Schedule
 from card.errors import PromptError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.loading import load_model, load_tokenizer
-from card.policy.rounds import Schedule, ScheduleCost
+from card.policy.rounds import ScheduleCost
 from tests.commands import Ran, run_command
 from tests.pair import Pair, make_model
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, SamplingParams, Schedule
 from card.engine.engine import Engine
 from card.engine.queue import Limits
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
+from card.policy.rounds import Draft, Outcome, Policy, RoundView
 from card.transport.in_process import InlineLink
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink

@@ -20,10 +20,10 @@ from card.hivis.training import Examples, TrainSettings, train_fused, unrolled
 from card.models.checkpoint import Checkpoint
 from card.models.head_files import scaled
 from card.models.head_training import IGNORED, TrainedHead, common_tokens
+from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.target_texts import TargetTexts, write_texts
 from card.models.torch_runner import TorchRunner
-from card.models.vision import ImagePrompt
 from card.tree.nodes import ROOT
 from card.writers.local.hivis import HivisSequence
 from card.writers.local.protocol import Observation

@@ -12,10 +12,11 @@ import transformers
 
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
+from card.models.images import PlacedImages, PromptImage
 from card.models.loading import load_decoder, load_vision_tower
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.models.vision import PlacedImages, PromptImage, VisionTower
+from card.models.vision import VisionTower
 from tests.seeing import picture, save_seeing
 
 IMAGE_ID = 3

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from card.config import Schedule
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.policy.cost import LEAST_ROUNDS, ROUND_S, Costs, Ratio
-from card.policy.rounds import Outcome, RoundView, Schedule, ScheduleCost
+from card.policy.rounds import Outcome, RoundView, ScheduleCost
 from card.workers.request import StepResult
 from tests.decoding import make_request
 

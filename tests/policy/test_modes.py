@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.config import Schedule
 from card.policy.modes import MOST_TRIAL_ROUNDS, TRIAL_SHARE, Modes
-from card.policy.rounds import Schedule
 
 ALL: frozenset[Schedule] = frozenset({"beside", "turns", "off"})
 LAYERS = 4  # of a turn

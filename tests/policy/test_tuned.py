@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, SamplingParams, Schedule
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.policy.rounds import Draft, Outcome, RoundView, Schedule, ScheduleCost, Wait
+from card.policy.rounds import Draft, Outcome, RoundView, ScheduleCost, Wait
 from card.policy.tuned import TunedPolicy
 from card.transport.switch import SwitchLink
 from card.tree.nodes import NO_NODES, Nodes

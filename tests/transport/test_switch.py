@@ -8,8 +8,8 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.config import Schedule
 from card.engine.engine import Engine
-from card.policy.rounds import Schedule
 from card.protocol.messages import Close, DrafterMessage, Layer, Open, Ready, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.models.vision import PlacedImages, PromptImage
+from card.models.images import PlacedImages, PromptImage
 from card.workers.visible import VisibleText
 
 PARTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=3)

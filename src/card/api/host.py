@@ -32,13 +32,13 @@ from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, pinned, usable_cores
 from card.models.facts import context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
+from card.models.images import ImagePrompt
 from card.models.inflation import price_in_words
 from card.models.names import model_name
 from card.models.own_pass import could_run_int8, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
-from card.models.vision import ImagePrompt
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
 from card.transport.child import DrafterChild

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from card.config import EngineSettings
 from card.config.fields import plain
 from card.errors import PromptError, SettingsError
+from card.models.images import ImagePrompt, Tower
 from card.models.loading import load_vision_tower
 from card.models.torch_runner import TorchRunner
-from card.models.vision import ImagePrompt, VisionTower
 from card.pictures.reading import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
 
@@ -28,7 +28,7 @@ class PromptReader:
     """Reads prompts for one target."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: VisionTower | None = None
+        self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: Tower | None = None
     ) -> None:
         """Read prompts with a tokenizer; without a vision tower no images."""
         folder = None if settings.image_dir is None else Path(settings.image_dir)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Latencies, Plan
+from card.config import Schedule
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import SettingsError
 from card.models.pool import sequence_bytes
 from card.models.protocol import LanguageModel, Recurrent
 from card.models.row_store import RowStore
-from card.policy.rounds import Policy, Schedule, ScheduleCost
+from card.policy.rounds import Policy, ScheduleCost
 from card.policy.tuned import TunedPolicy
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes

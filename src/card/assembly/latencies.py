@@ -10,7 +10,7 @@ import transformers
 
 from card.assembly.drafters import Drafter
 from card.assembly.plan import Plan
-from card.config import EngineSettings
+from card.config import EngineSettings, Schedule
 from card.latency.measuring import Measuring
 from card.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.machine.folders import cache_folder
@@ -19,7 +19,7 @@ from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
 from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
-from card.policy.rounds import Schedule, ScheduleCost
+from card.policy.rounds import ScheduleCost
 
 
 class MeasuredLatencies:

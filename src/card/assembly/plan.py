@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
+from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size, split_settings
 from card.config.selection import SelfDrafting, parse_selection
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
-from card.policy.rounds import Schedule
 from card.tree.verify import MATCH, Verifier
 from card.workers.offers import DRAFTER
 from card.writers.local import find_writer

@@ -23,7 +23,7 @@ from card.cli.pair_facts import Agreement, Latency, ModelMemory, PairReport, Spe
 from card.cli.pair_measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
 from card.cli.starting import spinner
 from card.cli.tables import show, table
-from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings
+from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
 from card.config.fields import declared
 from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
@@ -32,7 +32,6 @@ from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
-from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from card.models.checkpoint import Checkpoint
 from card.models.facts import context_limit, end_token_ids
 from card.models.head_files import DraftingHead
 from card.models.head_training import TrainedHead
+from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
 from card.models.target_texts import TargetTexts, write_texts
 from card.models.torch_runner import TorchRunner
-from card.models.vision import ImagePrompt
 
 _MOST_CONTEXT = 4096
 

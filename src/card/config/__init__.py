@@ -13,6 +13,7 @@ from card.config.engine import (
 )
 from card.config.keywords import LLMSettings
 from card.config.sampling import NEUTRAL, Grammar, ResolvedParams, SamplingParams, SamplingRule, ShapingRule
+from card.config.schedule import DrafterState, Schedule
 
 __all__ = [
     "INT8",
@@ -20,6 +21,7 @@ __all__ = [
     "KERNEL_KINDS",
     "NEUTRAL",
     "DraftSettings",
+    "DrafterState",
     "EngineSettings",
     "Grammar",
     "Growth",
@@ -29,6 +31,7 @@ __all__ = [
     "ResolvedParams",
     "SamplingParams",
     "SamplingRule",
+    "Schedule",
     "ShapingRule",
     "TreeShape",
     "VerifyShape",

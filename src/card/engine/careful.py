@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from card.config import Schedule
 from card.errors import in_words
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
 from card.tree.nodes import NO_NODES, Nodes
 
 logger = logging.getLogger(__name__)

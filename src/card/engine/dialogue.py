@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from card.config import Schedule
 from card.engine.tracing import NoTracing
 from card.errors import ProtocolError, in_words
-from card.policy.rounds import Schedule
 from card.protocol.messages import Layer, Ready, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
 from card.workers.target import TargetWorker

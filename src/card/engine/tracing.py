@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
 
-from card.policy.rounds import Schedule
+from card.config import Schedule
 from card.protocol.messages import Layer, TargetMessage
 from card.workers.request import StepResult
 from card.workers.sequence import Sequence, Work

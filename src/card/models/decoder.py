@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from card.models.features import PassStates
+from card.models.images import ImageRows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
 from card.models.row_tree import Window
-from card.models.vision import ImageRows
 
 
 class Decoder(Protocol):

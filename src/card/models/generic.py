@@ -14,6 +14,7 @@ from card.errors import ModelError, in_few_words
 from card.models.attention import SequencePass, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.features import PassStates
+from card.models.images import ImageRows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
 from card.models.long_rope import LongRope, switch_len
@@ -23,7 +24,6 @@ from card.models.query_scales import QueryScales
 from card.models.row_tree import BoolArray, Chunk, Window
 from card.models.shared_attention import SharedAttention
 from card.models.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
-from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

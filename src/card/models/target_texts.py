@@ -16,9 +16,9 @@ from card.config import SamplingRule
 from card.errors import ModelError
 from card.machine.memory import is_shortage
 from card.models.features import FINAL, FeatureWish
+from card.models.images import ImagePrompt
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.models.vision import ImagePrompt
 from card.tree.sampling import Sampler
 
 _LOGITS_WISH, _WHOLE_WISH = FeatureWish((FINAL,), "logits"), FeatureWish((FINAL,), "all")

@@ -18,6 +18,7 @@ from card.models.decoder_model import is_int8
 from card.models.extension_rows import added_rows, logits_rows_of, require_selectable, require_well_formed, token_ids_of
 from card.models.features import Features
 from card.models.generic import GenericDecoder, require_causal
+from card.models.images import PlacedImages, ShownImages, Tower
 from card.models.inflation import original_size
 from card.models.int8 import ExactDecoder
 from card.models.kv_cache import KVCache
@@ -29,7 +30,6 @@ from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.row_tree import BoolArray, IntArray, window_size
 from card.models.selection import AttentionScores, ChosenRows
-from card.models.vision import PlacedImages, ShownImages, VisionTower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,14 +134,14 @@ class TorchRunner:
     def _generic_decoder(self, model: PreTrainedModel, max_model_len: int) -> GenericDecoder:
         return GenericDecoder(model, max_model_len)
 
-    def see_with(self, tower: VisionTower) -> None:
+    def see_with(self, tower: Tower) -> None:
         """Take images from now on. Raises: ModelError if this model cannot be run with images."""
         reason = self._reason_blind(tower)
         if reason is not None:
             raise ModelError(f"this model cannot take images: {reason}; set max_images to 0 for text alone")
         self._shown = ShownImages(tower)
 
-    def _reason_blind(self, tower: VisionTower) -> str | None:
+    def _reason_blind(self, tower: Tower) -> str | None:
         if type(self) is not TorchRunner:
             return "images are read on a CPU, by models without a recurrent state"
         if self.switch_len is not None:

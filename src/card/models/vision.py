@@ -1,123 +1,26 @@
-"""Images in prompts: the vision tower of a multimodal checkpoint, and the rows that its features take in a text.
-
-The features of an image stand in the places of copies of one token (LLaVA, arXiv:2304.08485). Some models also give
-these places angles of their own, for height and width (Qwen2-VL, arXiv:2409.12191).
-"""
+"""The vision tower of a multimodal checkpoint, as transformers builds it."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError, PromptError, in_few_words
-from card.models.protocol import LanguageModel
+from card.models.images import ImagePrompt, PlacedImages, PromptImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-IntArray = npt.NDArray[np.int64]
 IMAGE_FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl")
 _GRID = "image_grid_thw"
 _LANGUAGE_MODEL = "language_model"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptImage:
-    """An image as the vision tower reads it."""
-
-    digest: bytes  # of all that the tower reads
-    inputs: Mapping[str, Tensor]
-    grid: tuple[int, int]  # rows and columns of the tokens that it takes
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of places that it takes in a text."""
-        return self.grid[0] * self.grid[1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedImages:
-    """The images of one prompt and where they stand, in the order of the text."""
-
-    images: tuple[PromptImage, ...]
-    starts: tuple[int, ...]  # place of the first token of each
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of places that all images take together."""
-        return sum(image.num_tokens for image in self.images)
-
-    def keyed(self, token_ids: Sequence[int]) -> IntArray:
-        """Return a beginning of the text with numbers below 0 for places of images, the same for equal images only."""
-        keys = np.array(token_ids, np.int64)
-        for image, start in zip(self.images, self.starts, strict=True):
-            words = np.frombuffer(image.digest, np.int64) | np.int64(np.iinfo(np.int64).min)
-            places = keys[start : start + image.num_tokens]
-            places[:] = np.resize(words, image.num_tokens)[: len(places)]
-        return keys
-
-    def left_out_of(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the whole text without the places of images."""
-        shown: list[int] = []
-        last = 0
-        for image, start in zip(self.images, self.starts, strict=True):
-            shown += token_ids[last:start]
-            last = start + image.num_tokens
-        return shown + list(token_ids[last:])
-
-    def rotary_positions(self, places: IntArray) -> IntArray:
-        """Return the positions in time, height and width that rows at these places are turned by, [3, T].
-
-        Source: Qwen2-VL, section 2.1: an image moves what follows it on by its longer side.
-        """
-        positions = np.tile(places, (3, 1))
-        for image, start in zip(self.images, self.starts, strict=True):
-            end, (height, width) = start + image.num_tokens, image.grid
-            inside, behind = (places >= start) & (places < end), places >= end
-            moved = positions[0, inside] - (places[inside] - start)  # that of the image's first place
-            row, column = np.divmod(places[inside] - start, width)
-            positions[:, inside] = np.stack([moved, moved + row, moved + column])
-            positions[:, behind] += max(height, width) - image.num_tokens
-        return positions
-
-
-class ImagePrompt(tuple[int, ...]):
-    """The token ids of a prompt with images; it stands wherever other token ids do."""
-
-    images: PlacedImages
-
-    @classmethod
-    def of(cls, token_ids: Sequence[int], images: PlacedImages) -> ImagePrompt:
-        """Return the prompt."""
-        prompt = cls(token_ids)
-        prompt.images = images
-        return prompt
-
-
-@runtime_checkable
-class Seeing(LanguageModel, Protocol):
-    """A model that may have a vision tower."""
-
-    def show(self, slot: int, images: PlacedImages | None) -> None:
-        """Let the rows of a sequence be those of a text with these images from now on; None: without images."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageRows:
-    """The rows of one pass without a plain embedding: in places of images, and those that `Extension.added` changes."""
-
-    rows: Tensor  # [n] int64, of the pass
-    features: Tensor  # [n, D]
-    axes: Tensor | None  # [channels that turn] int64: time 0, height 1 or width 2; None: positions have one axis
 
 
 class VisionTower:
@@ -227,57 +130,3 @@ def read_tower(path: str, *, dtype: torch.dtype, device: torch.device, options: 
     if missing:
         raise ModelError(f"{len(missing)} tensors of its vision tower are missing, the first is {missing[0]}")
     return VisionTower(whole.to(device).requires_grad_(False).train(False), processor)
-
-
-class ShownImages:
-    """The images of running sequences, and their features as far as passes have needed them."""
-
-    def __init__(self, tower: VisionTower) -> None:
-        self.tower = tower
-        self._axes = tower.axes
-        self._of_slots: dict[int, PlacedImages] = {}
-        self._features: dict[bytes, Tensor] = {}  # by digest
-
-    def show(self, slot: int, images: PlacedImages | None) -> None:
-        """Take the images of a sequence; None forgets those that it had."""
-        self._of_slots.pop(slot, None)
-        if images is not None:
-            self._of_slots[slot] = images
-        used = {image.digest for placed in self._of_slots.values() for image in placed.images}
-        self._features = {digest: found for digest, found in self._features.items() if digest in used}
-
-    def positions(self, slots: Sequence[int], places: Sequence[IntArray]) -> IntArray:
-        """Return the positions that rows at ``places`` of sequences are turned by: [sum T], or [3, sum T]."""
-        if self._axes is None or not any(slot in self._of_slots for slot in slots):
-            return np.concatenate(places)
-        turned = []
-        for slot, own in zip(slots, places, strict=True):
-            images = self._of_slots.get(slot)
-            turned.append(np.tile(own, (3, 1)) if images is None else images.rotary_positions(own))
-        return np.concatenate(turned, axis=1)
-
-    def rows(
-        self, slots: Sequence[int], places: Sequence[IntArray], to_device: Callable[[IntArray], Tensor]
-    ) -> ImageRows | None:
-        """Return what stands in places of images in a pass; None if no sequence of it has images."""
-        if not any(slot in self._of_slots for slot in slots):
-            return None
-        rows: list[IntArray] = []
-        features: list[Tensor] = []
-        offset = 0
-        for slot, own in zip(slots, places, strict=True):
-            images = self._of_slots.get(slot)
-            for image, start in zip(images.images, images.starts, strict=True) if images is not None else ():
-                inside = np.flatnonzero((own >= start) & (own < start + image.num_tokens))
-                if len(inside):
-                    rows.append(offset + inside)
-                    features.append(self._features_of(image)[to_device(own[inside] - start)])
-            offset += len(own)
-        found = torch.cat(features) if features else torch.empty(0)
-        axes = None if self._axes is None else self._axes.to(found.device)
-        return ImageRows(to_device(np.concatenate(rows) if rows else np.zeros(0, np.int64)), found, axes)
-
-    def _features_of(self, image: PromptImage) -> Tensor:
-        if image.digest not in self._features:
-            self._features[image.digest] = self.tower.features(image)
-        return self._features[image.digest]

@@ -19,7 +19,7 @@ from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, SamplingParams, Schedule
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
@@ -28,7 +28,7 @@ from card.models.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
 from card.planner.own_drafts import HEAD
 from card.planner.profile import Overheads
-from card.policy.rounds import Schedule, ScheduleCost
+from card.policy.rounds import ScheduleCost
 from card.policy.tuned import TunedPolicy
 from card.protocol.messages import Close, DraftSpec, Open
 from card.transport.in_process import InlineLink

@@ -11,7 +11,7 @@ from typing import Any
 from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import SamplingParams, split_settings
+from card.config import SamplingParams, Schedule, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
 from card.latency.threads import AS_FAST
@@ -25,7 +25,6 @@ from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedHead, ReplayedModel
 from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
-from card.policy.rounds import Schedule
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
 from card.workers.request import Request

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from card.config import Schedule
 from card.machine.pass_cost import PassCost
-from card.policy.rounds import Outcome, RoundView, Schedule, ScheduleCost, bucket
+from card.policy.rounds import Outcome, RoundView, ScheduleCost, bucket
 
 # Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
 # by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.

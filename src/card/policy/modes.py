@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from card.config import Schedule
 from card.policy.acceptance import PRIOR_COUNT
-from card.policy.rounds import Schedule, bucket
+from card.policy.rounds import bucket
 
 # Share of the time that it may cost to find out what is not run: trials of schedules, of which several requests show as
 # much in half of it, and questions to writers that bring nothing. Evidence: with 0.02 late drafts are found sooner and

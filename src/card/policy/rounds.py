@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from card.config import DraftSettings
+from card.config import DraftSettings, Schedule
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.tree.nodes import Nodes
 from card.workers.drafter_pass import NO_END, TurnEnd
 from card.workers.request import Request, StepResult
-
-Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
 
 @dataclass(frozen=True, slots=True)

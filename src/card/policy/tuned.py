@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from card.config import DraftSettings
+from card.config import DraftSettings, Schedule
 from card.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
 from card.policy.asking import REQUEST_S, Asking
 from card.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
 from card.policy.cost import Costs
 from card.policy.modes import REVIEW_ROUNDS, Modes
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, ScheduleCost, Wait
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
 from card.tree.nodes import Nodes
 from card.workers.drafter_pass import TurnEnd
 from card.workers.request import Request

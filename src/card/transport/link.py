@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from card.policy.rounds import Schedule
+from card.config import DrafterState, Schedule
 from card.protocol.messages import DrafterMessage, Ready, TargetMessage, TargetStates
 from card.workers.drafter_pass import NO_END, TurnEnd
-from card.workers.metrics import DrafterState
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from card.policy.rounds import Schedule
+from card.config import Schedule
 from card.protocol.messages import (
     Close,
     Correction,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import zmq
 
+from card.config import DrafterState
 from card.errors import ProtocolError, WorkerError
 from card.protocol.messages import (
     MAX_REQUEST_BYTES,
@@ -27,7 +28,6 @@ from card.protocol.messages import (
     encode,
 )
 from card.transport.link import DrafterLink, LinkStatus
-from card.workers.metrics import DrafterState
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
+from card.config import DrafterState
 from card.tree.nodes import Nodes
 from card.workers.offers import writer_label
-
-DrafterState = Literal["none", "starting", "up", "degraded", "down"]
 
 
 @dataclass(slots=True, kw_only=True)

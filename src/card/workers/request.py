@@ -10,7 +10,7 @@ from torch import Tensor
 
 from card.config import DraftSettings, ResolvedParams
 from card.errors import CardError, SettingsError
-from card.models.vision import PlacedImages
+from card.models.images import PlacedImages
 from card.protocol.messages import TargetMessage
 from card.tree.masks import GrammarState
 from card.tree.nodes import ROOT, Nodes

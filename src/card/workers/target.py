@@ -14,10 +14,10 @@ from torch import Tensor
 
 from card.config.selection import SelfDrafting
 from card.errors import PromptError
+from card.models.images import Seeing
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.models.row_store import RowStore
-from card.models.vision import Seeing
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.text.following import AtOnce, Lanes
 from card.tree.nodes import NO_NODES, Nodes

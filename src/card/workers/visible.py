@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from card.models.vision import PlacedImages
+from card.models.images import PlacedImages
 
 
 class VisibleText(Sequence[int]):

@@ -18,10 +18,10 @@ from card.models.decoder_model import architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
 from card.models.generic import layer_windows
+from card.models.images import ImageRows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.own_pass import rotary_table
 from card.models.protocol import Extension
-from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -1,0 +1,10 @@
+"""How a drafter works for a target, and how it is: words that policies, links and statistics share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Schedule = Literal["beside", "turns", "off"]
+"""The drafter runs beside the target, takes turns with it, or rests."""
+
+DrafterState = Literal["none", "starting", "up", "degraded", "down"]
