@@ -23,13 +23,13 @@ import options
 from accuracy import Item, read_items
 
 from card.api.llm import LLM
-from card.bench.summary import Share
 from card.config import SamplingParams
 from card.errors import CardError
 from card.steps import Arbitrage, RandomRouter, SolutionReward, equations_hold, parse_router
 from card.steps.rewards import Reward
 from card.steps.routers import Router
 from card.text.answers import final_number
+from card.tools.bench.summary import Share
 
 DEFAULT = "random:0,random:0.25,random:0.5,random:0.75,random:1,entropy:0.5,entropy:1,entropy:2,reward:0.3,oracle:1"
 

@@ -28,13 +28,13 @@ from transformers.utils import logging as transformers_logging
 
 from card import SamplingParams
 from card.api.host import Host
-from card.bench.compare import TextJudge
-from card.bench.environment import MEASURED_START
-from card.bench.rows import SETTLE_S
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.machine.threads import CoreSet, pinned
 from card.models.loading import load_model, load_tokenizer
+from card.tools.bench.compare import TextJudge
+from card.tools.bench.environment import MEASURED_START
+from card.tools.bench.rows import SETTLE_S
 
 FAMILIES = ("vanilla", "sps", "beside", "turns", "card")
 _METHODS = {"beside": "card", "turns": "card"}  # of the families that are not named after theirs

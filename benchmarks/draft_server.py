@@ -23,19 +23,19 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
-from card.bench.compare import TextJudge
-from card.bench.environment import MEASURED_START, describe_run, weights_fingerprint
-from card.bench.lineup import BenchPlan
-from card.bench.records import Pair, RowFacts
-from card.bench.rows import CardRow, PromptIds
-from card.bench.runner import run_bench
-from card.bench.tables import rich_tables
 from card.config import DraftSettings, PolicyName, VerifyShape
 from card.errors import CardError, SettingsError, WorkerError
 from card.machine.threads import CoreSet, pinned
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflated_from
 from card.models.loading import load_model, load_tokenizer
+from card.tools.bench.compare import TextJudge
+from card.tools.bench.environment import MEASURED_START, describe_run, weights_fingerprint
+from card.tools.bench.lineup import BenchPlan
+from card.tools.bench.records import Pair, RowFacts
+from card.tools.bench.rows import CardRow, PromptIds
+from card.tools.bench.runner import run_bench
+from card.tools.bench.tables import rich_tables
 
 BASELINE = "vanilla"
 PROCESS, SERVER = "process", "server"

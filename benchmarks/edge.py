@@ -20,13 +20,13 @@ from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.planner.edge.association import POLICIES, associate
-from card.planner.edge.costs import EdgeCosts, Overlap, edge_costs
-from card.planner.edge.scenario import draw_scenario
-from card.planner.edge.shares import Rule
-from card.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
-from card.planner.edge.terms import Terms, terms_of
-from card.planner.profile import Profile, load_profile
+from card.labs.edge.association import POLICIES, associate
+from card.labs.edge.costs import EdgeCosts, Overlap, edge_costs
+from card.labs.edge.scenario import draw_scenario
+from card.labs.edge.shares import Rule
+from card.labs.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.labs.edge.terms import Terms, terms_of
+from card.tools.planner.profile import Profile, load_profile
 
 IDS, PROBABILITIES = 4, 2 * 50_257  # bytes of a drafted token: its id, or GPT-2's vocabulary in 16 bits
 CASES: tuple[tuple[Overlap, str, int], ...] = (

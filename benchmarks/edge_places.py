@@ -27,12 +27,12 @@ from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.planner.edge.association import POLICIES, associate
-from card.planner.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
-from card.planner.edge.scenario import PLACES, Devices, Scenario, Spread, draw_scenario, snr, spread_out
-from card.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
-from card.planner.edge.terms import terms_of
-from card.planner.profile import Profile, load_profile
+from card.labs.edge.association import POLICIES, associate
+from card.labs.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
+from card.labs.edge.scenario import PLACES, Devices, Scenario, Spread, draw_scenario, snr, spread_out
+from card.labs.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.labs.edge.terms import terms_of
+from card.tools.planner.profile import Profile, load_profile
 
 BANDWIDTHS = ((10e6, 1.0), (1e6, 4.0), (180e3, 4.0), (50e3, 4.0))  # middle in Hz, and the factor
 SLOTS = 3  # times at which walking devices are planned for

@@ -26,18 +26,18 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
-from card.bench.compare import TextJudge
-from card.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
-from card.bench.lineup import BenchPlan, fastest
-from card.bench.records import Pair, RowFacts, Run
-from card.bench.rows import CardRow, PromptIds, Row, TransformersRow
-from card.bench.runner import run_bench
-from card.bench.tables import rich_tables
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
+from card.tools.bench.compare import TextJudge
+from card.tools.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
+from card.tools.bench.lineup import BenchPlan, fastest
+from card.tools.bench.records import Pair, RowFacts, Run
+from card.tools.bench.rows import CardRow, PromptIds, Row, TransformersRow
+from card.tools.bench.runner import run_bench
+from card.tools.bench.tables import rich_tables
 
 BASELINE = "vanilla"
 ROWS = (BASELINE, "sps", "card-chain", "card-tree", "transformers", "transformers-assisted")

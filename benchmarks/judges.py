@@ -26,13 +26,13 @@ from accuracy import INSTRUCTION, read_items
 from programs import passes, read_problems
 
 from card.api.llm import LLM
-from card.bench.summary import Share
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.judges.names import parse_judge
 from card.models.loading import load_decoder, load_tokenizer
 from card.text.answers import final_number
 from card.text.prompts import encode_chat
+from card.tools.bench.summary import Share
 
 BENCHMARK = "judges"
 EXACT = "exact"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from card.bench.records import first_difference
-from card.bench.tables import shown
+from card.tools.bench.records import first_difference
+from card.tools.bench.tables import shown
 
 if TYPE_CHECKING:
     from closed_loop import Load
 
-    from card.bench.compare import TextJudge
+    from card.tools.bench.compare import TextJudge
 
 FIXED = "card, fixed settings"
 _KINDS = {"beside": FIXED, "turns": FIXED}

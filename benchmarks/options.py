@@ -11,12 +11,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from card.bench import environment
-from card.bench.datasets import Dataset, DataSpec, read_datasets
 from card.config import EngineSettings
 from card.errors import BenchError, SettingsError
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
+from card.tools.bench import environment
+from card.tools.bench.datasets import Dataset, DataSpec, read_datasets
 
 
 @cache

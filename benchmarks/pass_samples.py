@@ -13,11 +13,11 @@ from statistics import mean, median
 import msgspec
 from busy_drafter import BusyDrafter, Span, times_slower
 
-from card.bench.rows import SETTLE_S, core_set
 from card.machine.pass_cost import PassCost
 from card.machine.threads import pinned
 from card.models.protocol import Extension, LanguageModel
-from card.planner.profile import Overheads, PassTable, Profile, Setup
+from card.tools.bench.rows import SETTLE_S, core_set
+from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
 
 TARGET_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DRAFT_TOKENS = (1, 2, 4, 8, 16, 32, 64)

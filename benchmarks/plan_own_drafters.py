@@ -29,12 +29,12 @@ from card.methods import find_method
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
 from card.models.runners import make_runner
-from card.planner.overheads import measure_overheads
-from card.planner.profile import PassTable, Profile, Setup
-from card.planner.recorder import RecordRequest, record
-from card.planner.scene import Scene
-from card.planner.simulate import Simulator
 from card.text.prompts import encode_chat
+from card.tools.planner.overheads import measure_overheads
+from card.tools.planner.profile import PassTable, Profile, Setup
+from card.tools.planner.recorder import RecordRequest, record
+from card.tools.planner.scene import Scene
+from card.tools.planner.simulate import Simulator
 from card.workers.metrics import RequestStats
 
 METHODS = ("vanilla", "pard", "ctc", "sparsespec", "specpv")

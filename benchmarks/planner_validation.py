@@ -32,10 +32,6 @@ from validation_report import Rates, compared, parts_of
 
 from card.assembly.drafters import DraftSource
 from card.assembly.plan import Facts, resolve
-from card.bench import environment
-from card.bench.lineup import Lineup, LineupSettings, PairSpec
-from card.bench.names import BASELINE, names_of, spec_of
-from card.bench.rows import Decoded, Row, core_set
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError
 from card.latency.timing import measure_pass_cost
@@ -43,13 +39,17 @@ from card.machine.threads import pinned
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.models.runners import make_runner
-from card.planner.overheads import measure_overheads
-from card.planner.profile import Profile
-from card.planner.recorder import RecordRequest, TargetText, make_recording
-from card.planner.recording import Recording
-from card.planner.scene import Scene
-from card.planner.simulate import Simulator, VirtualRun
 from card.text.fit import tokenizer_fingerprint
+from card.tools.bench import environment
+from card.tools.bench.lineup import Lineup, LineupSettings, PairSpec
+from card.tools.bench.names import BASELINE, names_of, spec_of
+from card.tools.bench.rows import Decoded, Row, core_set
+from card.tools.planner.overheads import measure_overheads
+from card.tools.planner.profile import Profile
+from card.tools.planner.recorder import RecordRequest, TargetText, make_recording
+from card.tools.planner.recording import Recording
+from card.tools.planner.scene import Scene
+from card.tools.planner.simulate import Simulator, VirtualRun
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
 _SPARE_ROWS = 256

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from packed import unpacked
 
-from card.bench.records import Run
-from card.bench.results import load
-from card.bench.summary import Spread, summarise
 from card.errors import BenchError
+from card.tools.bench.records import Run
+from card.tools.bench.results import load
+from card.tools.bench.summary import Spread, summarise
 
 # Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))

@@ -21,11 +21,11 @@ import judges
 import options
 from packed import unpacked
 
-from card.bench.names import JUDGED
-from card.bench.records import Run
-from card.bench.results import load
-from card.bench.summary import Share, summarise
 from card.errors import BenchError
+from card.tools.bench.names import JUDGED
+from card.tools.bench.records import Run
+from card.tools.bench.results import load
+from card.tools.bench.summary import Share, summarise
 
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _EXACT = ("#333333", "*")

@@ -18,8 +18,8 @@ from typing import Any
 import options
 from validation_report import median_errors, rows_of
 
-from card.bench.names import BASELINE
 from card.errors import BenchError
+from card.tools.bench.names import BASELINE
 
 # Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))

@@ -11,9 +11,9 @@ from typing import Any
 from policy_texts import MADE_UP, RECORDED, recording_of
 
 from card.errors import PlanError
-from card.planner.profile import Overheads, PassTable, Profile, Setup
-from card.planner.replayed_texts import ReplayedTexts
-from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
+from card.tools.planner.replayed_texts import ReplayedTexts
+from card.tools.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
 
 Times = tuple[float, ...]
 SIZES = (1, 4, 8, 16, 32, 64)  # tokens of the passes below
@@ -76,7 +76,7 @@ PRICES: Mapping[str, Price] = {
         (20.0, 20.2, 20.5, 21.0, 22.5, 26.0),
         (20.0, 20.2, 20.5, 21.0, 22.5, 26.0),
         (2.2, 2.2, 2.2, 2.3, 2.4, 2.6),
-        "card.planner's profiles of a 70 B model, rounded",
+        "card.tools.planner's profiles of a 70 B model, rounded",
     ),
     "hopeless draft": Price(
         INT8,

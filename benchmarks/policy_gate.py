@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.errors import BenchError
-from card.planner.profile import Overheads
+from card.tools.planner.profile import Overheads
 
 FOLDER = Path(__file__).parent / "results"
 RESULTS, OVERHEADS = FOLDER / "policy_gate_2.jsonl", FOLDER / "round_overheads.jsonl"

@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 import torch
 
-from card.bench.datasets import parse_spec, read_datasets
 from card.config import SamplingParams
 from card.models.demo import DEMO_PROBLEMS
 from card.models.loading import load_tokenizer
-from card.planner.recorder import RecordRequest, record
-from card.planner.recording import RecordedText, Recording, Rows, check_recording, pack_text, rows_of
-from card.planner.synthetic import make_text
 from card.text.prompts import encode_chat
+from card.tools.bench.datasets import parse_spec, read_datasets
+from card.tools.planner.recorder import RecordRequest, record
+from card.tools.planner.recording import RecordedText, Recording, Rows, check_recording, pack_text, rows_of
+from card.tools.planner.synthetic import make_text
 
 FOLDER = Path(__file__).parent / "data"
 MOST_TOKENS = 160  # of a recorded answer

@@ -38,12 +38,12 @@ from table import markdown
 
 from card.errors import BenchError, CardError
 from card.models.loading import load_tokenizer
-from card.planner.pool import PoolStudy, make_pool_study
-from card.planner.profile import load_profile
-from card.planner.recording import Recording, load_recording
-from card.planner.requests import PoolRequest
-from card.planner.scene import Scene
 from card.text.tokens import decode
+from card.tools.planner.pool import PoolStudy, make_pool_study
+from card.tools.planner.profile import load_profile
+from card.tools.planner.recording import Recording, load_recording
+from card.tools.planner.requests import PoolRequest
+from card.tools.planner.scene import Scene
 
 BENCHMARK = "ray_pool"
 _PORT = 8123

@@ -36,9 +36,9 @@ from card.machine.threads import CorePlan
 from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
-from card.planner.profile import Overheads
-from card.planner.virtual_time import VirtualClock
 from card.policy.cost import PassCost
+from card.tools.planner.profile import Overheads
+from card.tools.planner.virtual_time import VirtualClock
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer
 

@@ -30,10 +30,10 @@ from typing import Any
 import options
 
 import card
-from card.bench.datasets import parse_spec, read_datasets
-from card.bench.environment import allowed_cores
 from card.errors import CardError
 from card.models.loading import load_tokenizer
+from card.tools.bench.datasets import parse_spec, read_datasets
+from card.tools.bench.environment import allowed_cores
 
 _CLIENT = Path(__file__).with_name("sse_clients.py")
 _RESULTS = Path(__file__).parent / "results" / "served.jsonl"

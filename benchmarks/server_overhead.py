@@ -24,13 +24,13 @@ from typing import Any
 import options
 
 from card import AsyncLLM, SamplingParams
-from card.bench.environment import MEASURED_START
 from card.errors import CardError
 from card.server.accepting import Server
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
 from card.server.listening import bind
+from card.tools.bench.environment import MEASURED_START
 
 _CLIENT = Path(__file__).with_name("sse_clients.py")
 _NAME = "model"

@@ -29,9 +29,9 @@ from typing import Any
 import options
 
 import card
-from card.bench.datasets import parse_spec, read_datasets
-from card.bench.environment import allowed_cores
 from card.errors import CardError
+from card.tools.bench.datasets import parse_spec, read_datasets
+from card.tools.bench.environment import allowed_cores
 
 _RESULTS = Path(__file__).parent / "results" / "starts.jsonl"
 _METHODS = ("card", "vanilla", "suffix")

@@ -33,7 +33,7 @@ from pathlib import Path
 import options
 
 import card
-from card.bench.environment import allowed_cores
+from card.tools.bench.environment import allowed_cores
 
 _QUESTION = "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"
 _CARD = (sys.executable, "-P", "-m", "card")

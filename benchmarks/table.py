@@ -17,12 +17,12 @@ import load_report
 import validation_report
 from packed import unpacked
 
-from card.bench.names import SEVERAL_WRITERS, SINGLE_WRITERS
-from card.bench.records import Run
-from card.bench.results import load
-from card.bench.summary import RowSummary, ratio
-from card.bench.tables import cells, groups, shown
 from card.errors import BenchError
+from card.tools.bench.names import SEVERAL_WRITERS, SINGLE_WRITERS
+from card.tools.bench.records import Run
+from card.tools.bench.results import load
+from card.tools.bench.summary import RowSummary, ratio
+from card.tools.bench.tables import cells, groups, shown
 
 
 def is_bench_file(path: Path) -> bool:

@@ -25,8 +25,8 @@ import options
 from card import LLM, SamplingParams
 from card.adapters import AdapterSettings, ChainProposer, make_proposer
 from card.adapters.tracking import Tokens
-from card.bench.datasets import parse_spec, read_datasets
 from card.models.loading import load_tokenizer
+from card.tools.bench.datasets import parse_spec, read_datasets
 
 _PASS_S = {1: 0.010, 4: 0.018, 16: 0.045}  # of vLLM with the 90 M target on one core, about
 _WARM_UP_STEPS = 20

@@ -28,9 +28,9 @@ from typing import Any
 import options
 from table import markdown
 
-from card.bench.datasets import parse_spec, read_datasets
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
+from card.tools.bench.datasets import parse_spec, read_datasets
 
 BENCHMARK = "vllm_plugin"
 _WARM_UP_TOKENS = 24

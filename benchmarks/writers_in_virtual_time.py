@@ -15,10 +15,10 @@ from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.planner.profile import load_profile
-from card.planner.recording import load_recording
-from card.planner.scene import Scene
-from card.planner.simulate import Simulator
+from card.tools.planner.profile import load_profile
+from card.tools.planner.recording import load_recording
+from card.tools.planner.scene import Scene
+from card.tools.planner.simulate import Simulator
 
 SINGLE = ("beam", "suffix", "recycling")
 SEVERAL = ("beam,suffix", "beam,suffix,recycling")  # the first ones are those by default

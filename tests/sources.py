@@ -12,6 +12,12 @@ import card
 
 PACKAGE = Path(card.__file__).parent
 
+# Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
+SATELLITES = frozenset(
+    {"adapters", "cascade", "ctc", "hf", "hivis", "hrad", "judges", "labs", "onnx", "pard", "ray", "series", "steps"}
+    | {"tools", "vllm"}
+)
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -8,13 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sources import SOURCES, imports, package_of
+from tests.sources import SATELLITES, SOURCES, imports, package_of
 
-# Rooms that stand beside the core. Deleting one breaks nothing that lies outside it.
-SATELLITES = frozenset(
-    {"adapters", "bench", "cascade", "ctc", "hf", "hivis", "hrad", "judges", "onnx", "pard", "planner", "ray", "series"}
-    | {"steps", "verify_server", "vllm"}
-)
 _NAMED = re.compile(rf"card\.({'|'.join(sorted(SATELLITES))})\b")
 
 # Modules of the core that name a satellite today. The list may only shrink.
@@ -24,41 +19,20 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ("card.api.host", "card.judges.choosing"),
         ("card.cli.arbitrage", "card.steps"),
         ("card.cli.arbitrage", "card.steps.arbitrage"),
-        ("card.cli.bench", "card.bench.datasets"),
-        ("card.cli.bench", "card.bench.environment"),
-        ("card.cli.bench", "card.bench.lineup"),
-        ("card.cli.bench", "card.bench.names"),
-        ("card.cli.bench", "card.bench.records"),
-        ("card.cli.bench", "card.bench.results"),
-        ("card.cli.bench", "card.bench.runner"),
-        ("card.cli.bench", "card.bench.tables"),
-        ("card.cli.bench_report", "card.bench.report.page"),
-        ("card.cli.bench_report", "card.bench.report.table"),
-        ("card.cli.bench_report", "card.bench.results"),
-        ("card.cli.bench_report", "card.bench.summary"),
-        ("card.cli.bench_report", "card.bench.tables"),
         ("card.cli.choose_examples", "card.cascade.examples"),
         ("card.cli.choose_examples", "card.cascade.search"),
-        ("card.cli.commands.measure", "card.bench.names"),
-        ("card.cli.commands.measure", "card.planner.requests"),
-        ("card.cli.commands.measure", "card.verify_server.settings"),
+        ("card.cli.commands.measure", "card.tools.bench.command.run"),
+        ("card.cli.commands.measure", "card.tools.bench.names"),
+        ("card.cli.commands.measure", "card.tools.bench.report.command.run"),
+        ("card.cli.commands.measure", "card.tools.planner.command.plan"),
+        ("card.cli.commands.measure", "card.tools.planner.command.profile"),
+        ("card.cli.commands.measure", "card.tools.planner.requests"),
+        ("card.cli.commands.measure", "card.tools.verify_server.command.run"),
+        ("card.cli.commands.measure", "card.tools.verify_server.settings"),
         ("card.cli.commands.pairs", "card.ctc.names"),
-        ("card.cli.options", "card.bench.names"),
-        ("card.cli.plan", "card.bench.datasets"),
-        ("card.cli.plan", "card.planner.measuring"),
-        ("card.cli.plan", "card.planner.plan"),
-        ("card.cli.plan", "card.planner.pool"),
-        ("card.cli.plan", "card.planner.profile"),
-        ("card.cli.plan", "card.planner.recorder"),
-        ("card.cli.plan", "card.planner.recording"),
-        ("card.cli.plan", "card.planner.requests"),
-        ("card.cli.plan", "card.planner.scene"),
-        ("card.cli.plan", "card.planner.synthetic"),
-        ("card.cli.plan_edge", "card.planner.edge.figures"),
-        ("card.cli.plan_edge", "card.planner.edge.scenario"),
-        ("card.cli.plan_edge", "card.planner.edge.study"),
-        ("card.cli.plan_edge", "card.planner.profile"),
-        ("card.cli.plan_edge", "card.planner.recording"),
+        ("card.cli.commands.pairs", "card.tools.check_pair.command.run"),
+        ("card.cli.commands.pairs", "card.tools.planner.command.record"),
+        ("card.cli.options", "card.tools.bench.names"),
         ("card.cli.series", "card.series.data"),
         ("card.cli.series", "card.series.decoding"),
         ("card.cli.series", "card.series.forecaster"),
@@ -66,10 +40,10 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ("card.cli.series", "card.series.plot"),
         ("card.cli.series", "card.series.training"),
         ("card.cli.series", "card.series.transformer"),
-        ("card.cli.train", "card.bench.datasets"),
         ("card.cli.train", "card.hrad.network"),
         ("card.cli.train", "card.hrad.rounds"),
         ("card.cli.train", "card.hrad.training"),
+        ("card.cli.train", "card.tools.bench.datasets"),
         ("card.cli.train_ctc", "card.ctc.training"),
         ("card.cli.train_hivis", "card.hivis.training"),
         ("card.cli.train_judge", "card.judges.auto"),
@@ -84,10 +58,6 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ("card.cli.train_router", "card.steps.rewards"),
         ("card.cli.train_router", "card.steps.trained"),
         ("card.cli.train_router", "card.steps.training"),
-        ("card.cli.verify_server", "card.bench.names"),
-        ("card.cli.verify_server", "card.verify_server.comparing"),
-        ("card.cli.verify_server", "card.verify_server.settings"),
-        ("card.cli.verify_server", "card.verify_server.suite"),
         ("card.writers.local.ctc", "card.ctc.candidates"),
         ("card.writers.local.ctc", "card.ctc.head"),
         ("card.writers.local.hivis", "card.hivis.drafting"),
@@ -126,17 +96,17 @@ def test_the_core_names_no_satellite_but_where_the_list_says_so() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from card.bench.names import ROWS",
-        "import card.bench",
-        "from card import bench",
-        "def run():\n    from card.bench.names import ROWS",
-        "import_module('card.bench.names')",
+        "from card.tools.bench.names import ROWS",
+        "import card.tools.bench",
+        "from card import tools",
+        "def run():\n    from card.tools.bench.names import ROWS",
+        "import_module('card.tools.bench.names')",
     ],
 )
 def test_a_module_of_the_core_that_names_a_satellite_is_found(line: str) -> None:
     assert len(list(_named(line, "card.engine"))) == 1
-    assert _is_core("card.engine.loop") and not _is_core("card.bench.names")
+    assert _is_core("card.engine.loop") and not _is_core("card.tools.bench.names")
 
 
 def test_what_only_a_docstring_says_is_no_name() -> None:
-    assert list(_named('"""card.bench measures."""', "card.engine")) == []
+    assert list(_named('"""card.tools.bench measures."""', "card.engine")) == []

@@ -20,7 +20,7 @@ from pairs import Costs, ReplayedPair
 from study import Line, Study, measured, simulated
 from width import DRAFT, TARGET
 
-from card.planner.profile import load_profile
+from card.tools.planner.profile import load_profile
 
 DEFAULT_WIDTH = 45
 

@@ -22,7 +22,7 @@ from published import SCRIPT_WIDTHS
 from study import Line, Study, fractions, measured, simulated, speed_of
 from width import TARGET
 
-from card.planner.profile import load_profile
+from card.tools.planner.profile import load_profile
 
 PROFILES = ("llama-3.2-1b-h100", "llama-3.1-8b-h100")
 AGREEMENTS = (0.7, 0.8, 0.85, 0.9, 0.94, 0.97)

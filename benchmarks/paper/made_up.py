@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from card.planner.recording import Recording
-from card.planner.synthetic import make_text
+from card.tools.planner.recording import Recording
+from card.tools.planner.synthetic import make_text
 
 _VOCAB_SIZE = 4096
 _NUM_CANDIDATES = 64

@@ -11,16 +11,16 @@ from typing import Any
 from loop import Counts, Loop, LoopSettings, RoundClock
 
 from card.assembly.plan import draft_tree_rows
-from card.bench.datasets import Dataset, Question, parse_spec, read_datasets
 from card.errors import BenchError
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.runners import make_runner
-from card.planner.profile import Overheads, Profile
-from card.planner.recording import Recording
-from card.planner.replay import PassSize, ReplayedModel, Role
-from card.planner.replayed_texts import ReplayedTexts
-from card.planner.scene import TextEnd
+from card.tools.bench.datasets import Dataset, Question, parse_spec, read_datasets
+from card.tools.planner.profile import Overheads, Profile
+from card.tools.planner.recording import Recording
+from card.tools.planner.replay import PassSize, ReplayedModel, Role
+from card.tools.planner.replayed_texts import ReplayedTexts
+from card.tools.planner.scene import TextEnd
 
 _MAX_MODEL_LEN = 1024
 _SPARE_ROWS = 64

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from tables import table
 
-from card.bench.names import BASELINE
-from card.bench.records import Sample
-from card.bench.results import load
+from card.tools.bench.names import BASELINE
+from card.tools.bench.records import Sample
+from card.tools.bench.results import load
 from card.workers.metrics import RequestStats
 
 DRAWS = 1000

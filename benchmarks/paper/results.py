@@ -10,7 +10,7 @@ from typing import Any
 
 from loop import Counts, LoopSettings
 
-from card.bench.environment import describe_run
+from card.tools.bench.environment import describe_run
 
 
 def run_facts() -> dict[str, Any]:

@@ -22,9 +22,9 @@ from results import append_line, run_facts
 from study import fractions
 from width import TARGET
 
-from card.planner.profile import PassTable, Profile, Setup, load_profile
-from card.planner.scene import Scene
-from card.planner.simulate import Simulator
+from card.tools.planner.profile import PassTable, Profile, Setup, load_profile
+from card.tools.planner.scene import Scene
+from card.tools.planner.simulate import Simulator
 
 AGREEMENTS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 RATIOS = (2, 3, 5, 7, 10, 15, 20, 30)  # drafter passes in a target pass

@@ -17,8 +17,8 @@ from typing import Any
 
 from published import SWEEP, WIDTHS, SweepPoint
 
-from card.bench.results import load
-from card.bench.summary import RowSummary, summarise
+from card.tools.bench.results import load
+from card.tools.bench.summary import RowSummary, summarise
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parent / "results"

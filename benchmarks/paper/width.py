@@ -22,8 +22,8 @@ from pairs import Costs, ReplayedPair
 from published import WIDTHS
 from study import Line, Study, measured, simulated, speed_of
 
-from card.planner.profile import load_profile
-from card.planner.recording import load_recording
+from card.tools.planner.profile import load_profile
+from card.tools.planner.recording import load_recording
 
 TARGET, DRAFT = "llama-3.1-70b-4xh100", "llama-3.2-1b-h100"
 

@@ -24,12 +24,12 @@ import torch
 from environments import BuildError
 from worker_llama_cpp import LlamaCpp
 
-from card.bench.environment import allowed_cores, describe_run
 from card.errors import CardError
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, make_runner
 from card.models.torch_runner import TorchRunner
+from card.tools.bench.environment import allowed_cores, describe_run
 
 
 class Scorer(Protocol):

@@ -29,10 +29,10 @@ from catalog import MODELS, chosen_rows
 from environments import BuildError
 from peer_results import BENCHMARK, Line
 
-from card.bench.datasets import parse_spec, read_datasets
-from card.bench.environment import allowed_cores, choose_cores, describe_run
 from card.errors import CardError
 from card.models.loading import load_tokenizer
+from card.tools.bench.datasets import parse_spec, read_datasets
+from card.tools.bench.environment import allowed_cores, choose_cores, describe_run
 
 _HERE = Path(__file__).parent
 _MODEL_NAMES = ",".join(MODELS)

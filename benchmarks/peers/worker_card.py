@@ -10,9 +10,9 @@ from worker_protocol import Batch, Decoded, serve
 
 import card
 from card.api.llm import LLM
-from card.bench.rows import CardRow
 from card.config import DraftSettings, SamplingParams
 from card.methods import find_method
+from card.tools.bench.rows import CardRow
 
 _GREEDY = SamplingParams(temperature=0.0).resolved()
 

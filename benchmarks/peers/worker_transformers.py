@@ -7,9 +7,9 @@ from typing import Any
 import transformers
 from worker_protocol import Batch, Decoded, serve
 
-from card.bench.lineup import Lineup, LineupSettings, PairSpec
-from card.bench.rows import Row
 from card.config import SamplingParams
+from card.tools.bench.lineup import Lineup, LineupSettings, PairSpec
+from card.tools.bench.rows import Row
 
 _GREEDY = SamplingParams(temperature=0.0).resolved()
 

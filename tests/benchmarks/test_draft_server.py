@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from card.bench.results import load
-from card.bench.summary import summarise
 from card.errors import WorkerError
+from card.tools.bench.results import load
+from card.tools.bench.summary import summarise
 from tests.pair import Pair
 
 

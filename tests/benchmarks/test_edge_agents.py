@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from card.errors import PlanError
-from card.planner.edge.association import associate
-from card.planner.edge.costs import OVERLAPS, EdgeCosts
-from card.planner.edge.scenario import Device, Devices, Floats, Scenario, Server
-from card.planner.edge.study import all_shares
-from card.planner.edge.terms import Terms
-from tests.planner.edge.places import priced, small
+from card.labs.edge.association import associate
+from card.labs.edge.costs import OVERLAPS, EdgeCosts
+from card.labs.edge.scenario import Device, Devices, Floats, Scenario, Server
+from card.labs.edge.study import all_shares
+from card.labs.edge.terms import Terms
+from tests.labs.edge.places import priced, small
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from card.bench.environment import describe_run
 from card.errors import SettingsError
+from card.tools.bench.environment import describe_run
 from tests.pair import Pair
 
 

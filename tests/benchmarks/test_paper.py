@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from card.planner.recording import rows_of
-from tests.bench.bench_files import make_run, write_run
+from card.tools.planner.recording import rows_of
 from tests.benchmarks.scripts import lines_of
+from tests.tools.bench.bench_files import make_run, write_run
 from tests.toy import TableModel
 
 PAPER = Path(__file__).parents[2] / "benchmarks" / "paper"

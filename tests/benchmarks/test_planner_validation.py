@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from card.bench.lineup import LineupSettings
-from card.bench.names import BASELINE
 from card.config import SamplingParams
+from card.tools.bench.lineup import LineupSettings
+from card.tools.bench.names import BASELINE
 from card.workers.metrics import RequestStats
 from tests.benchmarks.scripts import lines_of
 from tests.pair import Pair

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from card.bench.records import Run
-from card.bench.summary import Share
-from tests.bench.bench_files import BASELINE, make_run, write_run
+from card.tools.bench.records import Run
+from card.tools.bench.summary import Share
+from tests.tools.bench.bench_files import BASELINE, make_run, write_run
 
 ROWS = (
     (BASELINE, "vanilla", 30.0, 1.0, 0.0),

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from card.errors import BenchError
-from card.planner.profile import Overheads
+from card.tools.planner.profile import Overheads
 
 SHORT = "int8 90M", "short"
 

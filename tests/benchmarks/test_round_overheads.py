@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.planner.making import toy_models
+from tests.tools.planner.making import toy_models
 
 PLAIN_US, REQUEST_US, DRAFTED_US, VERIFIED_US, LAYER_US, NODE_US = 100.0, 10.0, 50.0, 20.0, 40.0, 5.0
 OFF_US, OFF_REQUEST_US, TURNS_US, TURNS_REQUEST_US, ASKED_US = 30.0, 3.0, 60.0, 6.0, 70.0

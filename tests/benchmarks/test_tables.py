@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from card.bench.records import Run
-from card.bench.summary import Spread, summarise
-from card.bench.tables import cells
-from tests.bench.bench_files import make_run, write_run
+from card.tools.bench.records import Run
+from card.tools.bench.summary import Spread, summarise
+from card.tools.bench.tables import cells
+from tests.tools.bench.bench_files import make_run, write_run
 
 PAIR = "demo-90M"
 WRITERS = (

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from card.bench.tables import SPARE, rich_tables
 from card.cli.demo import Racer, closing_table
 from card.cli.tables import show
+from card.tools.bench.tables import SPARE, rich_tables
 from card.workers.metrics import RequestStats
-from tests.bench.bench_files import make_run
+from tests.tools.bench.bench_files import make_run
 
 
 def printed(table: Table, *, width: int, spare: tuple[str, ...] = (), is_wide: bool = False) -> list[str]:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from card import LLM, AsyncLLM, SamplingParams
-from card.bench.lineup import LineupSettings
-from card.bench.names import BASELINE, names_of, needs_draft
 from card.errors import SettingsError
 from card.judges.choosing import choose_verifier
 from card.judges.names import KNOBS
+from card.tools.bench.lineup import LineupSettings
+from card.tools.bench.names import BASELINE, names_of, needs_draft
 from card.tree.verify import MATCH
 from tests.pair import Pair
 from tests.server.running import serving

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from card.bench.runner import Step
 from card.cli.starting import spinner
 from card.cli.tables import progress_bar, progress_in_words
 from card.machine.pulse import Pulse
+from card.tools.bench.runner import Step
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from card.bench.datasets import parse_spec, read_datasets
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
+from card.tools.bench.datasets import parse_spec, read_datasets
 from tests.laws import NUM_NEW as NUM_SAMPLED
 from tests.laws import NUM_TEXTS, TEMPERATURE, VOCAB_SIZE, chi_square, law_of, mixed_law, tiny_model
 from tests.onnx.running import Decoded, decode, load_engine_model, turns

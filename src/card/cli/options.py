@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from card.bench.names import DRAFTER
 from card.cli.fetching import fetch_models
 from card.cli.starting import load, spinner, start_drafter_child, tell
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
@@ -21,6 +20,7 @@ from card.methods import METHODS, OWN_SETTINGS, STEPWISE, find_method
 from card.models.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.places import local_model
 from card.text.lines import text_of
+from card.tools.bench.names import DRAFTER
 from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs

@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
-from card.bench.datasets import Question
 from card.cli.files import check_can_write, read_prompts
 from card.cli.options import resolve_models
 from card.cli.starting import spinner
@@ -26,6 +25,7 @@ from card.models.facts import context_limit, end_token_ids
 from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
+from card.tools.bench.datasets import Question
 
 _Prompts = Sequence[Sequence[int]]
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")

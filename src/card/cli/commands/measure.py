@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from card.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped
 from card.cli.files import OutputPath
 from card.cli.help import command
 from card.cli.options import (
@@ -30,8 +29,9 @@ from card.cli.options import (
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.methods import OWN_SETTINGS
-from card.planner.requests import PoolRequest
-from card.verify_server.settings import VerifySettings
+from card.tools.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped
+from card.tools.planner.requests import PoolRequest
+from card.tools.verify_server.settings import VerifySettings
 
 _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 
@@ -92,7 +92,7 @@ def bench(**options: Any) -> int:
     All rows decode a prompt before the next one comes. Texts are compared before any time is shown. Ctrl-C keeps what
     is done.
     """
-    return run("card.cli.bench.run", **options)
+    return run("card.tools.bench.command.run", **options)
 
 
 @command(short_help="Make a page and a table of bench files.")
@@ -101,7 +101,7 @@ def bench(**options: Any) -> int:
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
-    return run("card.cli.bench_report.run", "reading", **options)
+    return run("card.tools.bench.report.command.run", "reading", **options)
 
 
 @command("verify-server", short_help="Check that a server writes the same with and without speculation.")
@@ -126,7 +126,7 @@ def verify_server(**options: Any) -> int:
 
     Exit status 0 if nothing differs, 1 if something does, 2 if the server cannot be used.
     """
-    return run("card.cli.verify_server.run", "", **options)
+    return run("card.tools.verify_server.command.run", "", **options)
 
 
 @command("verify-machine", short_help="Check that exact passes compute here what they do elsewhere.")
@@ -152,7 +152,7 @@ def profile(**options: Any) -> int:
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
-    return run("card.cli.plan.profile", **options)
+    return run("card.tools.planner.command.profile", **options)
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
@@ -181,4 +181,4 @@ def profile(**options: Any) -> int:
 @wide_option
 def plan(**options: Any) -> int:
     """Predict speeds, settings and where time goes: the engine runs in virtual time on what was recorded."""
-    return run("card.cli.plan.plan", **options)
+    return run("card.tools.planner.command.plan", **options)

@@ -49,7 +49,7 @@ def check_pair(**options: Any) -> int:
 
     Exit status 0 for yes, 1 for no, 2 for an error.
     """
-    return run("card.cli.check_pair.run", **options)
+    return run("card.tools.check_pair.command.run", **options)
 
 
 @command(short_help="List known pairs.")
@@ -85,7 +85,7 @@ def pairs(as_json: bool, wide: bool) -> int:
 @option_of(SamplingParams, "ignore_eos", is_filled=True)
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""
-    return run("card.cli.plan.record", **options)
+    return run("card.tools.planner.command.record", **options)
 
 
 @command("choose-examples", short_help="Choose examples or instructions by the target's loss.")

@@ -1,0 +1,1 @@
+"""Experiments beside text, and systems around several engines."""

@@ -1,0 +1,1 @@
+"""Commands beside the main job: measuring, planning, checking."""

@@ -1,0 +1,109 @@
+"""Are two texts the same, token for token, and if not, was the first difference a near-tie?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from card.config import ResolvedParams
+from card.models.decoder_model import DecoderModel
+from card.models.protocol import Extension
+from card.models.runners import plain_runner
+from card.tools.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts
+from card.tree.sampling import GumbelNoise
+
+# In 16-bit dtypes a first difference is a near-tie if the gap is at most so many spacings of the larger logit: the
+# distance by which two orders of summation may part.
+_NEAR_TIE_SPACINGS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Distance between two tokens in the target's logits."""
+
+    logits: float | None  # None: one of the two texts ends there
+    is_near_tie: bool  # rounding may bridge it
+
+
+class TextJudge:
+    """Looks at the target's logits where two texts part."""
+
+    def __init__(self, target: PreTrainedModel | DecoderModel, params: ResolvedParams, *, rounds: bool = True) -> None:
+        """Take the target and what the texts were decoded with.
+
+        Args:
+            rounds: whether orders of summation may differ at all; if not, nothing is a near-tie.
+        """
+        self._target, self._rounds = target, rounds
+        self._temperature = params.temperature
+        self._seed = params.seed
+        self._gaps: dict[tuple[tuple[int, ...], int, int], Gap] = {}  # each difference is looked at once
+
+    def gap(self, prompt_ids: Sequence[int], ids: Sequence[int], plain: Sequence[int], position: int) -> Gap:
+        """Return the gap where a text leaves plain decoding's, of the target run plainly on the common text."""
+        if position >= min(len(ids), len(plain)):
+            return Gap(None, is_near_tie=False)
+        key = (*prompt_ids, *plain[:position]), ids[position], plain[position]
+        if key not in self._gaps:
+            self._gaps[key] = self._measured(*key)
+        return self._gaps[key]
+
+    def _logits(self, text_ids: tuple[int, ...]) -> Tensor:
+        """Return the logits [V] behind a text, by the model's own modules if it has them."""
+        if isinstance(self._target, DecoderModel):
+            runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
+            return runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]
+        with torch.inference_mode():
+            logits: Tensor = self._target(input_ids=torch.tensor([text_ids], device=self._target.device)).logits
+        return logits[0, -1]
+
+    def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
+        logits = self._logits(text_ids).cpu()
+        scores = logits.double()
+        if self._temperature > 0:  # what is compared there: logits and noise, in units of logits
+            noise = GumbelNoise(self._seed, len(scores)).row(len(text_ids))
+            scores = scores + self._temperature * noise.double()
+        gap = abs(float(scores[own] - scores[other]))
+        info = torch.finfo(logits.dtype)
+        largest = max(abs(float(logits[own])), abs(float(logits[other])))
+        return Gap(gap, self._rounds and info.bits == 16 and gap <= _NEAR_TIE_SPACINGS * info.eps * largest)
+
+
+def checks_of(
+    run: Run, samples: Iterable[Sample], prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge
+) -> list[Check]:
+    """Return how the texts of each row compare with the baseline's.
+
+    Args:
+        samples: of one pair, the one whose target the judge has.
+        prompt_of: the token ids that a sample continues.
+    """
+    return [_check(group, found, prompt_of, judge) for group, found in compared_texts(run, samples).items()]
+
+
+def _check(group: GroupKey, found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge) -> Check:
+    near_ties: dict[Difference, None] = {}  # a set that keeps the order: repeats part in the same place
+    faults: dict[Difference, None] = {}
+    for sample, plain, position in found.parted:
+        gap = judge.gap(prompt_of(sample), sample.token_ids, plain.token_ids, position)
+        difference = Difference(
+            prompt=sample.prompt,
+            turn=sample.turn,
+            position=position,
+            gap=gap.logits,
+            token_id=sample.token_ids[position] if position < len(sample.token_ids) else None,
+            plain_token_id=plain.token_ids[position] if position < len(plain.token_ids) else None,
+        )
+        (near_ties if gap.is_near_tie else faults)[difference] = None
+    return Check(
+        *group,
+        num_texts=found.num_texts,
+        num_equal=found.num_equal,
+        near_ties=tuple(near_ties),
+        is_same=not faults,
+        differences=tuple(faults),
+    )

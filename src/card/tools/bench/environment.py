@@ -1,0 +1,131 @@
+"""The place of a run: command, commit, versions, machine, cores; and names that tell pairs of models apart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from card import __version__
+from card.errors import SettingsError
+from card.machine.processor import processor_name
+from card.machine.threads import usable_cores
+
+# Settings of every engine whose decoding is timed: its drafter is up and its latencies are of today.
+MEASURED_START: Mapping[str, Any] = MappingProxyType(
+    {"start_timeout_s": 600.0, "wait_for_drafter": True, "cache": False}
+)
+
+_PACKAGE = Path(__file__).parents[2]
+_THIN_SHELLS = ("cli", "server", "bench/report", "planner", "ray")  # they neither decode nor time
+_FINGERPRINT_VALUES = 64  # of each tensor: enough to tell other weights, and quick for large models
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The facts of a run that it does not choose."""
+
+    command: str
+    commit: str
+    date: str  # ISO 8601, UTC
+    versions: dict[str, str]
+    machine: dict[str, Any]
+
+
+def describe_run() -> Environment:
+    """Return command, commit, versions and machine as they are now."""
+    return Environment(
+        command=_command(),
+        commit=_commit(),
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        versions={
+            "card": __version__,
+            "card_sources": _sources_sha256()[:16],
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        },
+        machine={
+            "cpu": processor_name(),
+            "cores": len(allowed_cores()),
+            "platform": platform.platform(),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "load_average": round(os.getloadavg()[0], 2),  # before the run: a busy machine makes poor figures
+        },
+    )
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """Return the cores that this process may use; where the system does not say, all of them."""
+    return usable_cores() or tuple(range(os.cpu_count() or 1))
+
+
+def choose_cores(asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the cores of a comparison, the last of them the drafter's: as asked for, or the first and the last one.
+
+    Raises: SettingsError if these are not two cores of this process or more.
+    """
+    allowed = allowed_cores()
+    chosen = asked or (allowed[0], allowed[-1])
+    if len(set(chosen)) < max(2, len(chosen)) or not set(chosen) <= set(allowed):
+        raise SettingsError(
+            f"cores must be two or more different ones of {list(allowed)}, such as 0,1, got {list(chosen)}: methods "
+            "that draft beside the target need one for each"
+        )
+    return chosen
+
+
+def weights_fingerprint(*models: PreTrainedModel | None) -> str:
+    """Return a short text that models share if their names, shapes and the first values of each tensor are alike."""
+    digest = hashlib.sha256()
+    for model in models:
+        for name, tensor in model.state_dict().items() if model is not None else ():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            values = tensor.detach().flatten()[:_FINGERPRINT_VALUES].double().cpu()
+            digest.update(values.numpy().tobytes())
+        digest.update(b"|")
+    return digest.hexdigest()[:16]
+
+
+def _command() -> str:
+    """Return the command as a user would type it again."""
+    program = Path(sys.argv[0])
+    if program.suffix != ".py" or program.name == "__main__.py":
+        return shlex.join(["card", *sys.argv[1:]])
+    return shlex.join(["python", os.path.relpath(program), *sys.argv[1:]])
+
+
+def _commit() -> str:
+    """Return the commit of the package's working tree, marked if it has changes; "unknown" outside its repository."""
+    answers = []
+    known = ["ls-files", "--error-unmatch", str(_PACKAGE / "__init__.py")]  # it may lie in another one's folder
+    for question in (known, ["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run(["git", *question], cwd=_PACKAGE, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return "unknown"
+        answers.append(done.stdout.strip())
+    return answers[1] + ("-dirty" if answers[2] else "")
+
+
+def _sources_sha256() -> str:
+    """Return a checksum of all code of this package that decodes or measures."""
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        name = path.relative_to(_PACKAGE).as_posix()
+        if not name.startswith(tuple(f"{shell}/" for shell in _THIN_SHELLS)):
+            digest.update(f"{name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

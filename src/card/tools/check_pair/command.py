@@ -1,0 +1,264 @@
+"""`card check-pair`: whether a draft model is worth its while beside a target on this machine, and if not, why."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from card.api.llm import LLM
+from card.cli.files import read_prompts
+from card.cli.options import ALONE, DEMO_TARGET, given, hint_at_int8, resolve_models
+from card.cli.starting import spinner
+from card.cli.tables import show, table
+from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
+from card.config.fields import declared
+from card.errors import VocabularyError
+from card.models.demo import SAMPLE_PROBLEMS
+from card.models.facts import context_limit
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import check_pair as check_tokenizers
+from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.runners import how_it_runs, plain_runner
+from card.policy.tuned import TunedPolicy
+from card.tools.check_pair.facts import (
+    Agreement,
+    Latency,
+    ModelMemory,
+    PairReport,
+    Speeds,
+    latencies,
+    memory_of,
+    verdict,
+)
+from card.tools.check_pair.measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
+
+MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
+_AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
+_NUM_SAMPLE_PROMPTS = 4
+CARRIED = (  # options that the next command is to have too
+    *("target_cost", "dtype", "device", "draft_device", "max_model_len", "threads", "draft_threads"),
+    *("cores", "draft_cores"),
+)
+_SCHEDULES: dict[Schedule, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
+
+
+def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **options: Any) -> int:
+    """Do what `card check-pair` was asked for."""
+    target, draft = resolve_models(options, needs_draft=True)
+    assert draft is not None
+    sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else read_prompts(prompts)
+    with spinner("loading the models", in_pipes=True) as say:
+        report = examine(target, draft, sample, max_tokens, dict(options), say)
+    report = replace(report, command=next_command(target, draft if report.is_worth_it else None, options))
+    if as_json:
+        click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    else:
+        print_report(Console(), report, is_wide=wide)
+    return 0 if report.is_worth_it else 1
+
+
+def next_command(target: str, draft: str | None, options: Mapping[str, Any]) -> str:
+    """Return the command line that talks with a target, as it was measured; without a draft model if that is None."""
+    words = ["card", "chat", "--target", target, *(() if draft is None else ("--draft", draft))]
+    if draft is None and target == DEMO_TARGET:  # which has a draft model unless told otherwise
+        words += ["--method", ALONE]
+    usual = {name: declared(EngineSettings)[name].default for name in CARRIED}
+    carried = {name: options[name] for name in CARRIED if draft is not None or not name.startswith("draft")}
+    for name, value in {**carried, "kernels": os.environ.get(KERNELS_VARIABLE)}.items():
+        if value is not None and value != usual.get(name):
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += ["--" + name.replace("_", "-"), shown]
+    return shlex.join(words)
+
+
+def examine(
+    target: str,
+    draft: str,
+    prompts: tuple[str, ...],
+    max_tokens: int,
+    options: dict[str, Any],
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> PairReport:
+    """Take every measurement that there is time for; stop early where tokenizers differ.
+
+    Args:
+        options: of the command, as far as settings come of them.
+        tell: is told of each step.
+        clock: seconds; rises steadily.
+    Raises: CardError of any kind.
+    """
+    tokenizer = load_tokenizer(target)
+    try:
+        check_tokenizers(tokenizer, target, draft)
+    except VocabularyError as error:
+        return PairReport(target, draft, False, f"tokenizers differ: {error}")
+    cost = options.pop("target_cost")
+    load: Callable[..., LoadedModel] = load_decoder if cost is None else load_model
+    model = cast("PreTrainedModel", load(target, dtype=options["dtype"], device=options["device"]))
+    if cost is not None:
+        model = inflate(model, parse_parameter_count(cost))
+    settings = given(options) | {"max_num_seqs": 1, "wait_for_drafter": True, "cache": False}
+
+    limit = TimeLimit.of(MOST_MEASURING_S, clock)
+    tell("bringing up the draft model, in turns with the target")
+    with LLM(model, draft, tokenizer=tokenizer, method="sps", **settings) as sps:
+        tell("comparing what the two models write")
+        agreement = measure_agreement(sps, prompts, max_tokens, limit.part(_AGREEMENT_SHARE))
+    tell("measuring passes under each schedule, and bringing the drafter up")
+    with (
+        LLM(model, tokenizer=tokenizer, method="vanilla", **settings) as plain,
+        LLM(model, draft, tokenizer=tokenizer, method="card", **settings) as tuned,
+    ):
+        policy = tuned.host.policy
+        assert isinstance(policy, TunedPolicy)
+        costs = policy.costs
+        draft_model = load_decoder(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
+        num_drafts = sum(cost.drafter is not None for cost in costs.values())
+        draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
+        hint_at_int8(plain.host.could_run_int8)
+        how_run = how_it_runs(plain.host.runner), how_it_runs(draft_runner)
+        memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
+        del draft_model, draft_runner
+        predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
+        speeds = measure_speeds(plain, tuned, prompts, max_tokens, limit, tell)
+    is_worth_it, reason = verdict(costs, agreement.share, speeds.speed_up if speeds else None, DraftSettings())
+    return PairReport(
+        target,
+        draft,
+        is_worth_it,
+        reason,
+        target_cost=plain.target_cost,
+        how_run=how_run,
+        memory=memory,
+        latencies=latencies(costs),
+        agreement=agreement,
+        predicted_tokens_per_s=predicted,
+        speeds=speeds,
+        left_out=_left_out(agreement, speeds, len(prompts)),
+    )
+
+
+def _left_out(agreement: Agreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
+    """Return what there was no time for."""
+    told = []
+    if agreement.is_cut:
+        seen = f"{agreement.num_prompts} of {num_prompts} prompts"
+        told.append(f"agreement is that of {agreement.num_tokens} tokens of {seen}")
+    if speeds is None:
+        told.append("no speed was measured")
+    elif speeds.is_cut:
+        num_runs, seen = len(speeds.speed_up_of_runs), f"{speeds.num_prompts} of {num_prompts} prompts"
+        told.append(f"speed is that of {num_runs} of {TIMED_RUNS} pairs of runs and of {seen}, perhaps in part")
+    return tuple(told)
+
+
+# ---- how it reads ---------------------------------------------------------------------------------------------------
+
+
+def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None:
+    """Print what was found, as tables."""
+    cost = f" at {report.target_cost}" if report.target_cost else ""
+    console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
+    if report.memory and report.latencies and report.agreement and report.predicted_tokens_per_s:
+        console.print("tokenizers fit: each token id means the same to both models")
+        for model, words in zip(("target", "draft"), report.how_run or (), strict=False):
+            console.print(Text(f"{model}: {words}"))
+        for title, one in (
+            ("memory", _memory_table(*report.memory)),
+            ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),
+            _agreement_table(report.agreement),
+            ("tokens/s, one request at a time", _speed_table(report.predicted_tokens_per_s, report.speeds)),
+        ):
+            console.print(Text(f"\n{title}", style="bold"))
+            sizes = [str(column.header) for column in one.columns[2:] if str(column.header).isdigit()]
+            show(console, one, spare=sizes, is_wide=is_wide)
+        if report.speeds:
+            console.print(Text(_speed_note(report.speeds)))
+        if report.left_out:
+            left_out = "; ".join(report.left_out)
+            console.print(Text(f"Measuring took all of its {MOST_MEASURING_S:g} s and was cut short: {left_out}."))
+        console.print()
+    answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")
+    console.print(answer.append(report.reason, style="default"))
+    console.print(Text(f"run it: {report.command}"), soft_wrap=True)
+
+
+def _memory_table(target: ModelMemory, draft: ModelMemory) -> Table:
+    shown = table("", numbers=("target", "draft"))
+    rows: dict[str, Callable[[ModelMemory], str]] = {
+        "parameters": lambda memory: f"{memory.num_parameters / 1e6:,.1f}M",
+        "weights": lambda memory: _megabytes(memory.weight_bytes),
+        "weights again, packed for the CPU": lambda memory: _megabytes(memory.packed_bytes),
+        "KV of one token": lambda memory: f"{memory.kv_bytes_per_token / 1e3:,.1f} kB",
+        f"KV of a request of {target.max_model_len} tokens": lambda memory: _megabytes(memory.kv_bytes_per_request),
+        "copies held": lambda memory: f"{memory.num_copies}",
+        "in all, for one request": lambda memory: _megabytes(memory.total_bytes),
+    }
+    for name, read in rows.items():
+        shown.add_row(name, read(target), read(draft))
+    return shown
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _latency_table(measured: tuple[Latency, ...]) -> Table:
+    shown = table("", numbers=map(str, measured[0].pass_ms))
+    where: dict[Schedule, str] = {"beside": "beside each other", "turns": "in turns", "off": "alone"}
+    for one in measured:
+        threads = f", {one.threads} thread{'s' * (one.threads > 1)}" if one.threads is not None else ""
+        name = f"{one.model} {where[one.schedule]}{threads}"
+        shown.add_row(name, *(f"{ms:.2f}" for ms in one.pass_ms.values()))
+    return shown
+
+
+def _agreement_table(agreement: Agreement) -> tuple[str, Table]:
+    share, length = f"{agreement.share:.0%}", f"{agreement.tokens_per_pass:.2f}"
+    shown = table("drafted token", numbers=map(str, range(1, len(agreement.taken_by_depth) + 1)))
+    shown.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))
+    return f"agreement: {share} of the drafted tokens that could follow were taken; {length} tokens a pass", shown
+
+
+def _speed_table(predicted: dict[Schedule, float], speeds: Speeds | None) -> Table:
+    shown = table("", numbers=("predicted", "measured"))
+    plain, card, speed_up = "", "", ""
+    if speeds is not None:
+        plain, card = f"{speeds.plain_tokens_per_s:.1f}", f"{speeds.card_tokens_per_s:.1f}"
+        speed_up = f"{speeds.speed_up:.2f}x"
+    for schedule, rate in predicted.items():
+        shown.add_row(_SCHEDULES[schedule], f"{rate:.1f}", plain if schedule == "off" else "")
+    shown.add_row("card", f"{max(predicted.values()):.1f}", card)
+    shown.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", speed_up)
+    return shown
+
+
+def _speed_note(speeds: Speeds) -> str:
+    runs = speeds.speed_up_of_runs
+    chosen = "to rest the drafter" if speeds.schedule == "off" else _SCHEDULES[speeds.schedule]
+    spread = f"{min(runs):.2f}x to {max(runs):.2f}x" if len(runs) > 1 else f"{runs[0]:.2f}x"
+    note = f"card chose: {chosen}. Speed-up in {_runs(len(runs))}: {spread}."
+    if speeds.is_same_text:
+        return f"{note} The texts are the same."
+    return f"{note} The texts differ: in 16-bit arithmetic two tokens may tie."
+
+
+def _runs(count: int) -> str:
+    return f"{count} alternating runs" if count > 1 else "one run of each"

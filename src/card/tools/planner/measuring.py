@@ -1,0 +1,100 @@
+"""Measure a profile: passes as the engine does at start, and what `card.tools.planner.overheads` finds around them."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from card.errors import PlanError
+from card.latency.timing import measure_pass_cost
+from card.machine.threads import CoreSet, pinned
+from card.models.facts import context_limit, parameter_count
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.runners import make_runner
+from card.text.fit import tokenizer_fingerprint
+from card.tools.bench.environment import describe_run
+from card.tools.planner.overheads import measure_overheads
+from card.tools.planner.profile import PassTable, Profile, Setup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
+
+_MAX_MODEL_LEN = 2048
+_TREE_ROWS = 1024
+MEASURING_LIMIT_S = 10.0  # for the passes on one number of threads: nobody waits for a first text here
+
+
+def measure_profile(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    target_cost: str | None = None,
+    threads: tuple[int, ...] = (),
+    ctc: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Profile:
+    """Load a model and measure it.
+
+    Args:
+        target_cost: inflate it to the price of so many parameters.
+        threads: numbers of CPU threads to measure, rising; if empty torch's own, and one fewer, as beside a drafter.
+        ctc: file of a head that drafts for the model, to be timed too.
+        tell: is told what is being done.
+    Raises: ModelError if it cannot be loaded, or the head is of another one; PlanError for threads that do not rise
+        from 1 on.
+    """
+    if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
+        raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
+    environment = describe_run()  # a busy machine makes poor figures
+    tell(f"loading {name}")
+    load: Callable[..., LoadedModel] = load_decoder if target_cost is None else load_model
+    model = load(name, dtype=dtype, device=device)
+    own_parameters = parameter_count(model)
+    if target_cost is not None:
+        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(target_cost))
+    max_model_len = min(_MAX_MODEL_LEN, context_limit(model))
+    runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=_TREE_ROWS)
+    is_cpu = runner.device.type == "cpu"
+    setups = []
+    for count in threads or _usual_threads(is_cpu):
+        with pinned(CoreSet((), count if is_cpu else None, runner.is_exact)):
+            tell(f"measuring passes{f' with {count} threads' if is_cpu else ''}")
+            runner.warm_up(16)
+            cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=MEASURING_LIMIT_S)
+            setups.append(Setup(threads=count if is_cpu else None, cost=PassTable.of(cost)))
+    tell("measuring what goes on around the passes")
+    with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
+        tokenizer = load_tokenizer(name)
+        overheads = measure_overheads(runner, tokenizer, ctc=ctc)
+    cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if target_cost else ""
+    return Profile(
+        name=name,
+        measured=True,
+        source=environment.command,
+        machine=f"{environment.machine['cpu']} {platform.node()}",
+        device=str(runner.device) if is_cpu else torch.cuda.get_device_name(runner.device),
+        dtype=runner.precision,
+        num_parameters=own_parameters,
+        kv_row_bytes=runner.row_bytes,
+        cost_of=cost_of,
+        tokenizer=tokenizer_fingerprint(tokenizer),
+        date=environment.date,
+        versions=environment.versions,
+        load_average=environment.machine["load_average"],
+        setups=tuple(setups),
+        overheads=overheads,
+    )
+
+
+def _usual_threads(is_cpu: bool) -> tuple[int, ...]:
+    """Return torch's own number of threads, and one fewer: a drafter in a process of its own takes one from a plan."""
+    most = torch.get_num_threads()
+    return (most - 1, most) if is_cpu and most > 1 else (most,)

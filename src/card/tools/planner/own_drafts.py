@@ -1,0 +1,139 @@
+"""Record what drafters do that belong to one method: a trained head, an adapted model, the target itself.
+
+What a target proposes that reads few KV rows depends on the rounds before. So the method decodes the recorded texts,
+and each token is told apart that its drafter had drafted. A head proposes by the text alone: it is asked behind each
+token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from card.api.llm import LLM
+from card.config import ResolvedParams
+from card.ctc.candidates import candidates_of
+from card.ctc.head import SlotHead
+from card.errors import PlanError
+from card.methods import Method, find_method
+from card.models.features import FINAL, FeatureWish
+from card.models.head_files import inputs_of
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+from card.tools.planner.recording import HeadRows, pack_head
+from card.workers.request import CORRECTED, PLAIN
+
+if TYPE_CHECKING:
+    from card.tools.planner.recorder import TargetText
+
+HEAD = "ctc"  # the writer whose candidates a recording keeps
+_HEAD_WISH = FeatureWish((FINAL,), "logits")
+_HEAD_CANDIDATES = 64  # behind each token
+
+
+def has_own_drafter(method: Method) -> bool:
+    """Return whether a method drafts otherwise than a draft model of one token a pass does."""
+    return method.needs_training or method.selection is not None
+
+
+def check_recordable(names: Sequence[str], head: str | None) -> None:
+    """Check the names of methods to be recorded.
+
+    Raises: SettingsError for an unknown method; PlanError for one that every recording covers, or that lacks its head.
+    """
+    for name in names:
+        method = find_method(name)
+        if not has_own_drafter(method):
+            raise PlanError(
+                f"every recording covers {name}; name methods with a drafter of their own, such as sparsespec"
+            )
+        if method.needs_head and HEAD not in method.writers:
+            raise PlanError(f"a recording cannot hold what the head of {name} proposes; leave it out")
+        if method.needs_head and head is None:
+            raise PlanError(f"to record {name} give the head of card train ctc: --ctc FILE")
+
+
+def drafted_tokens(origins: Sequence[str], length: int) -> bytes:
+    """Return which tokens of a text were drafted, as `RecordedText.drafted` has them.
+
+    Behind a draft that was accepted whole comes a token of the target's own. It counts as drafted: a longer draft would
+    probably have had it.
+
+    Args:
+        origins: of the tokens, see `TokenDetails`.
+        length: most tokens of a draft.
+    """
+    is_drafted = np.array([origin not in (CORRECTED, PLAIN) for origin in origins], np.bool_)
+    ends = np.flatnonzero(
+        np.diff(is_drafted, prepend=False, append=False)
+    )  # where runs of drafted tokens begin and end
+    for start, stop in zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True):
+        if stop - start == length and stop < len(is_drafted):
+            is_drafted[stop] = True
+    return is_drafted.tobytes()
+
+
+def record_method(
+    name: str,
+    target: Any,
+    draft: Any,
+    answers: Sequence[TargetText],
+    params: ResolvedParams,
+    tell: Callable[[str], None] = lambda _: None,
+    **settings: Any,
+) -> list[bytes]:
+    """Let a method decode what was recorded; return for each text which tokens were drafted.
+
+    Args:
+        target: loaded; so is ``draft``, which only methods with a draft model read.
+        settings: further ones of `LLM`.
+    Raises: PlanError if a text comes out otherwise than plain decoding's; ModelError, SettingsError as of `LLM`.
+    """
+    method = find_method(name)
+    if method.needs_draft:
+        settings |= {"placement": "inline"}
+    found = []
+    models = (target, draft) if method.needs_draft else (target,)
+    with LLM(*models, method=name, max_num_seqs=1, policy="fixed", **settings) as llm:
+        for idx, answer in enumerate(answers):
+            tell(f"{name} decodes text {idx + 1} of {len(answers)}")
+            completion = llm.generate([list(answer.prompt_ids)], params)[0].outputs[0]
+            if completion.token_ids != answer.token_ids:
+                raise PlanError(
+                    f"{name} has written text {idx} otherwise than plain decoding, as 16-bit passes of torch may;"
+                    " record with --dtype float32"
+                )
+            found.append(drafted_tokens(completion.origins, llm.host.plan.draft.num_speculative_tokens))
+    return found
+
+
+def record_head(path: str, target: TorchRunner, answers: Sequence[TargetText]) -> list[HeadRows]:
+    """Ask a head what it proposes behind each token of the answers. Raises: ModelError if it is of another target."""
+    head = SlotHead.load(path)
+    head.attach(target, path)
+    target.features.wish([_HEAD_WISH])
+    try:
+        return [pack_head(_behind_each(head, target, answer)) for answer in answers]
+    finally:
+        target.features.wish([])
+
+
+def _behind_each(head: SlotHead, target: TorchRunner, answer: TargetText) -> list[Any]:
+    text, first = [*answer.prompt_ids, *answer.token_ids[:-1]], len(answer.prompt_ids) - 1
+    slot = target.open(len(text))
+    try:
+        target.forward([Extension.of_text(slot, text, first_logits=first)])
+        features = target.features.of(0, _HEAD_WISH)
+    finally:
+        target.close(slot)
+    rows = inputs_of(features, target.embeddings(list(answer.token_ids)))  # [n, 2 * D]: a row and the token it gave
+    size = head.facts.window
+    padded = torch.cat((torch.zeros(size - 1, rows.shape[1]), rows))
+    windows = padded.unfold(0, size, 1).transpose(1, 2)  # [n, W, 2 * D]
+    is_there = torch.arange(size)[None] >= size - 1 - torch.arange(len(rows))[:, None]
+    with torch.inference_mode():
+        logprobs = head.logprobs(head(windows, is_there))
+    return [candidates_of(head, one, _HEAD_CANDIDATES) for one in logprobs]

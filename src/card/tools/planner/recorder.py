@@ -1,0 +1,191 @@
+"""Make a recording of a pair: the target writes, then both models are asked at each position of what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.api.llm import LLM
+from card.config import ResolvedParams, SamplingRule
+from card.errors import PlanError
+from card.methods import find_method
+from card.models.candidate_scorer import CandidateScorer
+from card.models.facts import context_limit
+from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.models.protocol import Extension, LanguageModel
+from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
+from card.text.fit import tokenizer_fingerprint
+from card.tools.bench.environment import describe_run
+from card.tools.planner.own_drafts import check_recordable, record_head, record_method
+from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, pack_text
+
+NUM_CANDIDATES = 32
+NUM_TARGET_IDS = 8  # as many as token recycling keeps
+_RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
+_CHUNK = 64  # positions whose logits are held at once
+
+
+@dataclass(frozen=True, slots=True)
+class TargetText:
+    """Text of the target behind a prompt."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRequest:
+    """The models, prompts and settings to record."""
+
+    target: str
+    draft: str
+    prompts: Sequence[tuple[int, ...]]  # token ids
+    params: ResolvedParams
+    dtype: str = "auto"
+    device: str = "cpu"
+    coupled_noise: bool = True
+    methods: Sequence[str] = ()  # that have drafters of their own, to be recorded too
+    ctc: str | None = None  # file of the head of method ctc
+    kv_selection: str | None = None  # for methods whose target drafts for itself
+
+
+def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None) -> Recording:
+    """Let the target answer all prompts and record the pair; a prompt that comes again is left out.
+
+    Raises: ModelError if a model cannot be loaded; VocabularyError if they do not share a tokenizer; PromptError.
+    """
+    check_recordable(request.methods, request.ctc)
+    prompts = list(dict.fromkeys(request.prompts))
+    if not prompts:
+        raise PlanError("there are no prompts to record")
+    tell("loading the models")
+    tokenizer = load_tokenizer(request.target)
+    check_pair(tokenizer, request.target, request.draft)
+    model: Any = load_decoder(request.target, dtype=request.dtype, device=request.device)
+    draft_model = load_decoder(request.draft, dtype=request.dtype, device=request.device)
+    answers = []
+    with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
+        for idx, prompt_ids in enumerate(prompts):
+            tell(f"the target answers prompt {idx + 1} of {len(prompts)}")
+            output = llm.generate([list(prompt_ids)], request.params)[0]
+            if output.error is not None:
+                raise output.error
+            completion = output.outputs[0]
+            reason: Literal["stop", "length"] = "stop" if completion.finish_reason == "stop" else "length"
+            answers.append(TargetText(prompt_ids, completion.token_ids, reason))
+    tell("asking both models at each position")
+    longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
+    target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))
+    recording = make_recording(request, target, draft, answers, tokenizer_fingerprint(tokenizer))
+    return _with_own_drafts(recording, request, (model, draft_model, target), answers, tell, tokenizer=tokenizer)
+
+
+def _with_own_drafts(
+    recording: Recording,
+    request: RecordRequest,
+    models: tuple[Any, Any, TorchRunner],
+    answers: Sequence[TargetText],
+    tell: Callable[[str], None],
+    **settings: Any,
+) -> Recording:
+    """Return the recording with what the drafters of the wanted methods do."""
+    target, draft, runner = models
+    settings["device"] = request.device
+    drafted: list[dict[str, bytes]] = [{} for _ in answers]
+    heads: Sequence[HeadRows | None] = [None] * len(answers)
+    for name in request.methods:
+        if find_method(name).needs_head:
+            tell("asking the head at each position")
+            heads = record_head(str(request.ctc), runner, answers)
+            continue
+        own = {"kv_selection": request.kv_selection} if find_method(name).selection is not None else {}
+        done = record_method(name, target, draft, answers, request.params, tell, **settings, **own)
+        for told, flags in zip(drafted, done, strict=True):
+            told[name] = flags
+    texts = (
+        msgspec.structs.replace(text, drafted=told, head=head)
+        for text, told, head in zip(recording.texts, drafted, heads, strict=True)
+    )
+    return msgspec.structs.replace(recording, texts=tuple(texts))
+
+
+def make_recording(
+    request: RecordRequest, target: TorchRunner, draft: LanguageModel, answers: Sequence[TargetText], tokenizer: str
+) -> Recording:
+    """Return the recording of a pair on texts that its target has written.
+
+    Args:
+        request: what was asked for; its prompts are not looked at.
+        tokenizer: fingerprint of the one that both models share.
+    Raises: as `record_texts`.
+    """
+    params, environment = request.params, describe_run()
+    texts = record_texts(target, draft, answers, params, coupled_noise=request.coupled_noise)
+    return Recording(
+        target=request.target,
+        draft=request.draft,
+        source=environment.command,
+        tokenizer=tokenizer,
+        vocab_size=target.vocab_size,
+        **{name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens")},
+        seed=params.seed,
+        coupled_noise=request.coupled_noise,
+        num_candidates=min(NUM_CANDIDATES, draft.vocab_size),
+        num_target_ids=min(NUM_TARGET_IDS, target.vocab_size),
+        dtype=str(target.dtype).removeprefix("torch."),
+        date=environment.date,
+        versions=environment.versions,
+        texts=texts,
+    )
+
+
+def record_texts(
+    target: LanguageModel,
+    draft: LanguageModel,
+    answers: Sequence[TargetText],
+    params: ResolvedParams,
+    *,
+    coupled_noise: bool = True,
+) -> tuple[RecordedText, ...]:
+    """Return what both models say at each position of the answers.
+
+    Args:
+        params: those that the answers were written with, the seed fixed.
+        coupled_noise: whether the drafter knows the target's sampling noise.
+    Raises: SettingsError if the seed is not fixed; CapacityError if a text does not fit into a model's context.
+    """
+    scorer = CandidateScorer(SamplingRule.of(params), draft.vocab_size, coupled=coupled_noise)
+    num_candidates = min(NUM_CANDIDATES, draft.vocab_size)
+    num_target_ids = min(NUM_TARGET_IDS, target.vocab_size)
+    texts = []
+    for answer in answers:
+        found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer)]
+        ids, logprobs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        top = [logits.topk(num_target_ids, dim=-1).indices.cpu() for _, logits in _logits(target, answer)]
+        rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), torch.cat(top).numpy())
+        texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows))
+    return tuple(texts)
+
+
+def _logits(model: LanguageModel, answer: TargetText) -> Iterator[tuple[range, Tensor]]:
+    """Yield (positions of answer tokens, [T, V] logits that predict them), in chunks."""
+    text = [*answer.prompt_ids, *answer.token_ids[:-1]]
+    first = len(answer.prompt_ids) - 1  # the row that predicts the first token
+    slot = model.open(len(text))
+    try:
+        if first:
+            model.forward([Extension(slot, text[:first], range(-1, first - 1), first)])
+        for begin in range(first, len(text), _CHUNK):
+            chunk = text[begin : begin + _CHUNK]
+            (logits,) = model.forward([Extension(slot, chunk, range(begin - 1, begin - 1 + len(chunk)))])
+            yield range(begin + 1, begin + 1 + len(chunk)), logits
+    finally:
+        model.close(slot)

@@ -1,0 +1,241 @@
+"""Models that say what a recording holds: the engine's own workers run on them, in virtual time.
+
+On the way of a recorded text the target chooses the recorded token, and the draft model gives the recorded candidates
+their scores; `ReplayedTexts` says which position speaks for what is off it.
+
+A method with a drafter of its own drafts a token where it did when the text was recorded, and a wrong one elsewhere: a
+target that reads few KV rows, or a draft model behind masks. A head proposes what it proposed there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.config import EngineSettings
+from card.errors import CapacityError, ModelError
+from card.models.protocol import NO_PARENT, Extension
+from card.models.selection import AttentionScores, ChosenRows
+from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
+from card.tree.nodes import NO_NODES, Nodes
+from card.tree.sampling import CHOICE_SHARPNESS
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
+
+Role = Literal["target", "draft"]
+_UNLIKELY = -50.0  # logit of a token that the target is not known to have considered
+_MOST_ROWS_KEPT = 4096  # of logits
+
+
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """Everything that the time of a pass depends on."""
+
+    num_tokens: int
+    num_sequences: int
+    num_context_rows: int
+    num_logits: int  # rows that logits were asked for
+    num_chosen_rows: int = 0  # of the context rows: those that were read because they were chosen
+    num_scored_rows: int = 0  # of the context rows: those whose scores were kept
+    num_verifying: int = 0  # sequences with candidates
+
+
+class ReplayedModel:
+    """A `LanguageModel` of a recording. Each pass tells ``on_pass`` what it would have cost, each keep ``on_keep``."""
+
+    def __init__(
+        self,
+        texts: ReplayedTexts,
+        role: Role,
+        *,
+        max_model_len: int,
+        num_tree_rows: int,
+        on_pass: Callable[[PassSize], None],
+        on_keep: Callable[[int], None],
+        row_bytes: int = 1,
+    ) -> None:
+        """Make the model.
+
+        Args:
+            max_model_len: most positions of a sequence; num_tree_rows: rows beyond them.
+            row_bytes: memory of a KV row.
+            on_pass: called in each pass, before its rows are there.
+            on_keep: called when rows are kept or dropped, but for masks, with the number of those behind the prefix.
+        """
+        self._texts = texts
+        self._role = role
+        self.vocab_size = texts.vocab_size  # token ids that occur
+        self.max_model_len, self.max_rows = max_model_len, max_model_len + num_tree_rows  # of one sequence
+        self.row_bytes = row_bytes
+        self.mask_id = texts.mask_id
+        self.attention_scores = AttentionScores()
+        self._on_pass, self._on_keep = on_pass, on_keep
+        self._states: dict[int, list[int]] = {}  # of each row of each sequence
+        self._capacity: dict[int, int] = {}
+        self._num_opened = 0
+        self._known: dict[tuple[int, bool], Tensor] = {}  # logits by row, and by whether it drafts
+        self._with_masks: set[int] = set()  # slots whose masks are still there
+
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence. Raises: CapacityError for more rows than there are."""
+        capacity = self.max_rows if max_rows is None else max_rows
+        if capacity > self.max_rows:
+            raise CapacityError(f"a sequence has room for {self.max_rows} rows, got {capacity}")
+        self._num_opened += 1
+        self._states[self._num_opened] = []
+        self._capacity[self._num_opened] = capacity
+        return self._num_opened
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence."""
+        del self._states[slot], self._capacity[slot]
+        self._with_masks.discard(slot)
+
+    def num_rows(self, slot: int) -> int:
+        """Return how many rows the sequence holds."""
+        return len(self._states[slot])
+
+    def capacity(self, slot: int) -> int:
+        """Return how many rows the sequence has room for."""
+        return self._capacity[slot]
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: ModelError if it is not."""
+        if self._states[slot]:
+            raise ModelError(f"slot {slot} holds rows; rows are copied into an empty one only")
+        self._states[slot] = self._states[source][:num_rows]
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        """Append rows and return [T - first_logits_idx, V] float32 logits for each extension.
+
+        Raises: CapacityError if a sequence has no room; nothing has changed then.
+        """
+        num_held = [len(self._states[extension.slot]) for extension in extensions]
+        num_new = [len(extension.token_ids) for extension in extensions]
+        for extension, held, new in zip(extensions, num_held, num_new, strict=True):
+            if held + new > self._capacity[extension.slot]:
+                raise CapacityError(f"{held} rows and {new} new ones are more than {self._capacity[extension.slot]}")
+        self._on_pass(_size(extensions, num_held))
+        self.attention_scores.leave(
+            {
+                extension.slot: torch.zeros(1, 1, held)  # all alike: how many rows are chosen counts, not which
+                for extension, held in zip(extensions, num_held, strict=True)
+                if extension.scores is not None
+            }
+        )
+        return [self._append(extension) for extension in extensions]
+
+    def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
+        """Return the bytes of KV that a pass reads of a sequence with so many rows, the new ones included."""
+        return (num_rows if reads is None else reads.num_read(num_rows)) * self.row_bytes
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep a prefix and then ``rows``; drop the rest."""
+        states = self._states[slot]
+        num_behind = len(states) - num_prefix_rows
+        self._states[slot] = states[:num_prefix_rows] + [states[row] for row in rows]
+        if slot in self._with_masks:
+            self._with_masks.remove(slot)  # to drop masks is a part of their pass, and no correction
+        else:
+            self._on_keep(num_behind)
+
+    def _append(self, extension: Extension) -> Tensor:
+        states, child = self._states[extension.slot], self._texts.child
+        first = len(states) + extension.first_logits_idx
+        if self.mask_id in extension.token_ids:
+            self._with_masks.add(extension.slot)
+        for token, parent in zip(extension.token_ids, extension.parents, strict=True):
+            states.append(child(ROOT if parent == NO_PARENT else states[parent], token))
+        drafts = self._texts.is_drafted is not None and (self._role == "draft" or extension.reads is not None)
+        logits = [self._logits(self._texts.row_of(state), drafts=drafts) for state in states[first:]]
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+
+    def _logits(self, row: int, *, drafts: bool) -> Tensor:
+        """Return [V] behind a recorded position: those of a drafter of one method's own, if it drafts."""
+        found = self._known.get((row, drafts))
+        if found is None:
+            if len(self._known) >= _MOST_ROWS_KEPT:
+                self._known.clear()
+            usual = self._target_logits if self._role == "target" else self._draft_logits
+            made = self._own_logits(row) if drafts else usual(row)
+            found = self._known[row, drafts] = torch.from_numpy(made.astype(np.float32))
+        return found
+
+    def _own_logits(self, row: int) -> np.ndarray:
+        """Return [V]: the recorded token if it was drafted, else the likeliest other one, and no second choice."""
+        assert self._texts.is_drafted is not None
+        truth = int(self._texts.truths[row])
+        others = [int(token) for token in self._texts.target_ids[row] if token != truth]
+        logits = np.full(self.vocab_size, _UNLIKELY)
+        logits[truth if self._texts.is_drafted[row] else (others or [(truth + 1) % self.vocab_size])[0]] = 0.0
+        return logits
+
+    def _target_logits(self, row: int) -> np.ndarray:
+        """Return [V]: the recorded token first, then the target's likeliest in their order."""
+        logits = np.full(self.vocab_size, _UNLIKELY)
+        top = self._texts.target_ids[row]
+        logits[top] = -1.0 - np.arange(len(top))
+        logits[self._texts.truths[row]] = 0.0
+        return logits
+
+    def _draft_logits(self, row: int) -> np.ndarray:
+        """Return [V] whose sharpened softmax gives the candidates their recorded log-probabilities.
+
+        What is left of the probability is shared out over all other tokens, each below the last candidate.
+        """
+        ids, logprobs = self._texts.draft_ids[row], self._texts.draft_logprobs[row].astype(np.float64)
+        left = max(1.0 - float(np.exp(logprobs).sum()), 1e-12)
+        num_others = max(self.vocab_size - len(ids), 1)
+        others = min(math.log(left / num_others), float(logprobs.min()) - 0.1)
+        logits = np.full(self.vocab_size, others)
+        logits[ids] = logprobs
+        return logits / CHOICE_SHARPNESS  # requests are replayed as greedy ones, whose scores are sharpened
+
+
+def _size(extensions: Sequence[Extension], num_held: Sequence[int]) -> PassSize:
+    num_read = num_chosen = num_scored = 0
+    for extension, held in zip(extensions, num_held, strict=True):
+        num_read += held if extension.reads is None else extension.reads.num_read(held)
+        num_chosen += 0 if extension.reads is None else int(extension.reads.rows.shape[-1])
+        num_scored += 0 if extension.scores is None else held
+    num_new = sum(len(extension.token_ids) for extension in extensions)
+    num_logits = num_new - sum(extension.first_logits_idx for extension in extensions)
+    num_verifying = sum(len(extension.token_ids) - extension.first_logits_idx > 1 for extension in extensions)
+    return PassSize(num_new, len(extensions), num_read, num_logits, num_chosen, num_scored, num_verifying)
+
+
+class _ReplayedHeadSequence(WriterSequence):
+    """The place of one request in its recorded text."""
+
+    def __init__(self, texts: ReplayedTexts, prompt_ids: Sequence[int]) -> None:
+        self._texts, self._state = texts, texts.follow(ROOT, prompt_ids)
+        self._has_begun = False
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        """Return what the head proposed behind the text so far."""
+        row = self._texts.row_of(self._state) - 1  # of the last token: this one says what follows
+        return self._texts.head_nodes[row].leading(budget) if self._has_begun else NO_NODES
+
+    def observe(self, seen: Observation) -> None:
+        """Go on by the new tokens."""
+        self._state, self._has_begun = self._texts.follow(self._state, seen.new_ids), True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class ReplayedHead(LocalWriter):
+    """The writer of a trained head, which proposes what was recorded."""
+
+    def __init__(self, texts: ReplayedTexts) -> None:
+        super().__init__(EngineSettings(), texts.vocab_size)
+        self._texts = texts
+
+    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
+        """Begin a request."""
+        return _ReplayedHeadSequence(self._texts, prompt_ids)

@@ -1,0 +1,145 @@
+"""The texts of a recording, and which recorded position speaks for any path of tokens.
+
+On the way of a recorded text that is the position itself. Off it, below a candidate that was wrong, nobody knows what
+the models would have said. There both say what they said elsewhere in the same text: behind the same token if it came
+before, else at a place drawn by a hash. Such candidates are never accepted, but compete for their place in a beam with
+scores of the right kind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from card.errors import PlanError
+from card.tools.planner.recording import Recording, drafted_by, head_nodes, rows_of
+from card.tree.nodes import Nodes
+
+ROOT = 0  # the state of no tokens
+_GOLDEN = 0x9E3779B97F4A7C15  # spreads consecutive numbers over 64 bits
+_MASK = (1 << 64) - 1
+
+
+class ReplayedTexts:
+    """The texts of a recording with their tokens renumbered, and where each path of tokens stands in them.
+
+    Tokens that occur in no prompt, text or list of candidates are left out: passes are cheap then. A *state* is a path
+    of tokens from the beginning of a prompt on; a *row* is a recorded position.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        num_candidates: int = 8,
+        *,
+        drafted_by_method: str | None = None,
+        has_head: bool = False,
+    ) -> None:
+        """Take the best ``num_candidates`` of each position.
+
+        Args:
+            drafted_by_method: the method whose own drafter is replayed.
+            has_head: take the candidates of a head.
+        Raises: PlanError if more candidates are wanted than were recorded, what a drafter did was not recorded, or two
+            texts go on differently behind the same tokens.
+        """
+        if not 1 <= num_candidates <= recording.num_candidates:
+            raise PlanError(
+                f"the recording holds {recording.num_candidates} candidates of each position, {num_candidates} are "
+                "wanted; lower the setting branch, or record more"
+            )
+        arrays = [rows_of(recording, text) for text in recording.texts]
+        drafted = [one.draft_ids[:, :num_candidates] for one in arrays]
+        told = [np.array(text.prompt_ids + text.token_ids) for text in recording.texts]
+        behind = [nodes for text in recording.texts for nodes in head_nodes(text)] if has_head else []
+        told += [np.array(nodes.tokens, np.int64) for nodes in behind]
+        used = np.unique(np.concatenate([*told, *(one.ravel() for one in (*drafted, *(a.target_ids for a in arrays)))]))
+        self.vocab_size = max(len(used), 2)
+        self.original_ids = used
+        self.prompts = [tuple(np.searchsorted(used, text.prompt_ids).tolist()) for text in recording.texts]
+        self.answers = [tuple(np.searchsorted(used, text.token_ids).tolist()) for text in recording.texts]
+        self.draft_ids = np.searchsorted(used, np.concatenate(drafted))  # [rows, C]
+        self.draft_logprobs = np.concatenate([one.draft_logprobs[:, :num_candidates] for one in arrays])
+        self.target_ids = np.searchsorted(used, np.concatenate([one.target_ids for one in arrays]))
+        self.truths = np.concatenate([np.array(answer) for answer in self.answers])
+        self.mask_id = self.vocab_size  # a drafter of several tokens a pass puts it in the place of an unknown one
+        self.is_drafted = None if drafted_by_method is None else _drafted(recording, drafted_by_method)
+        self.head_nodes = [
+            Nodes(tuple(np.searchsorted(used, nodes.tokens).tolist()), nodes.parents, nodes.path_logprobs)
+            for nodes in behind
+        ]  # behind each recorded token
+        self._next: dict[tuple[int, int], int] = {}
+        self._row: list[int] = [0]  # of each state: the row that says what follows it
+        self._cursor: list[int] = [0]  # the row where the true path would stand
+        self._answered: set[int] = set()  # states that a recorded token follows
+        self._ranges: list[tuple[int, int]] = []  # per text: its first row, and the one behind its last
+        self._range_of = np.zeros(len(self.truths), np.int64)
+        self._places: list[dict[int, list[int]]] = []  # per text: rows behind each token
+        for text_idx, (prompt, answer) in enumerate(zip(self.prompts, self.answers, strict=True)):
+            self._add(text_idx, prompt, answer)
+
+    def child(self, state: int, token: int) -> int:
+        """Return the state behind one more token."""
+        found = self._next.get((state, token))
+        if found is None:
+            cursor = self._cursor[state] + 1
+            row = min(cursor, len(self.truths) - 1) if token == self.mask_id else self._stray_row(state, token, cursor)
+            found = self._make(state, token, row, cursor)
+        return found
+
+    def follow(self, state: int, token_ids: Sequence[int]) -> int:
+        """Return the state behind more tokens."""
+        for token in token_ids:
+            state = self.child(state, token)
+        return state
+
+    def row_of(self, state: int) -> int:
+        """Return the row that says what follows the state."""
+        return self._row[state]
+
+    def _add(self, text_idx: int, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        first_row = sum(len(done) for done in self.answers[:text_idx])
+        self._ranges.append((first_row, first_row + len(answer)))
+        self._range_of[first_row : first_row + len(answer)] = text_idx
+        places: dict[int, list[int]] = {}
+        state = ROOT
+        for token in prompt:
+            state = self._next.get((state, token)) or self._make(state, token, first_row, first_row)
+        for row, token in enumerate(answer, first_row):
+            if state in self._answered and self.truths[self._row[state]] != token:
+                raise PlanError(f"text {text_idx} goes on differently behind the same tokens as another one; drop it")
+            self._answered.add(state)
+            self._row[state] = self._cursor[state] = row
+            last = answer[row - first_row - 1] if row > first_row else prompt[-1]
+            places.setdefault(last, []).append(row)
+            state = self._next.get((state, token)) or self._make(state, token, row, row)
+        self._places.append(places)
+
+    def _make(self, state: int, token: int, row: int, cursor: int) -> int:
+        made = self._next[state, token] = len(self._row)
+        self._row.append(row)
+        self._cursor.append(min(cursor, len(self.truths) - 1))
+        return made
+
+    def _stray_row(self, state: int, token: int, cursor: int) -> int:
+        """Return which recorded position speaks for a path that left the text."""
+        text_idx = int(self._range_of[min(self._cursor[state], len(self.truths) - 1)])
+        first, end = self._ranges[text_idx]
+        behind = self._places[text_idx].get(token, [])
+        num_before = bisect_left(behind, min(cursor, end))
+        if num_before:
+            return behind[num_before - 1]
+        mixed = ((state + 1) * _GOLDEN ^ (token + 1) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 31)) * 0x94D049BB133111EB) & _MASK
+        return first + (mixed >> 20) % (end - first)
+
+
+def _drafted(recording: Recording, method: str) -> npt.NDArray[np.bool_]:
+    told = [drafted_by(text, method) for text in recording.texts]
+    known = [one for one in told if one is not None]
+    if len(known) < len(told):
+        raise PlanError(f"the recording does not say what {method} drafts; make it with card record --methods {method}")
+    return np.concatenate(known)

@@ -1,0 +1,374 @@
+"""A pair on some hardware, and the engine that a host would build for it, on replayed models in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from card.assembly.build import Models, Parts, build
+from card.assembly.drafters import link_here
+from card.assembly.plan import Facts, Plan, resolve
+from card.config import SamplingParams, Schedule, split_settings
+from card.config.fields import check, setting
+from card.errors import PlanError
+from card.latency.threads import AS_FAST
+from card.machine.pass_cost import PassCost
+from card.machine.threads import CorePlan, CoreSet
+from card.methods import Method, find_method
+from card.models.parallel_draft import ParallelDraft
+from card.tools.planner.own_drafts import HEAD, has_own_drafter
+from card.tools.planner.profile import Profile, Setup
+from card.tools.planner.recording import Recording
+from card.tools.planner.replay import PassSize, ReplayedHead, ReplayedModel
+from card.tools.planner.replayed_texts import ReplayedTexts
+from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
+from card.transport.link import DrafterLink
+from card.transport.switch import SwitchLink
+from card.workers.request import Request
+from card.writers.draft_writers import make_writer
+from card.writers.local import find_writer
+from card.writers.local.protocol import LocalWriter
+from card.writers.protocol import DraftWriter
+
+KNOWN_ENGINE_SETTINGS = frozenset(
+    {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads", "kv_selection"}
+)
+_LEAST_CANDIDATES = 8
+_FEW_TOKENS = 4  # of a verification, as of `Profile.setup`
+_GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
+_THREAD_LATENCY_S = 2e-5  # of a message between threads
+_SERVER = "tcp://planned:1"  # stands for the draft server of a scene with a network
+_ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none
+_ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time nobody is pinned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A pair, what it did, and the hardware to plan for."""
+
+    target: Profile
+    recording: Recording
+    draft: Profile | None = None
+    cores: int | None = setting(None, least=1)  # CPU threads of both models; None: the most that the target has
+    draft_threads: int = setting(1, least=1)  # of a drafter in its own process
+    network_s: float | None = setting(None, least=0, below=math.inf)  # one way to a draft server; None: it is here
+    concurrency: int = setting(1, least=1)  # requests at once
+    draft_factor: float = setting(1.0, least=0, below=math.inf)  # drafter passes take so many times what is known
+
+    def __post_init__(self) -> None:
+        check(self, error=PlanError)
+        fingerprints = {
+            "target": self.target.tokenizer,
+            "draft": self.draft.tokenizer if self.draft else "",
+            "recording": self.recording.tokenizer,
+        }
+        known = {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint}
+        if len(set(known.values())) > 1:
+            raise PlanError(
+                f"{' and '.join(known)} are not of one tokenizer; use profiles and a recording of the same pair"
+            )
+
+    @property
+    def num_threads(self) -> int | None:
+        """CPU threads of the machine; None where there are none to share out."""
+        return self.target.max_threads if self.cores is None else self.cores
+
+
+@dataclass(frozen=True, slots=True)
+class Setups:
+    """Ways of running the models, one for each schedule of a plan."""
+
+    alone: Setup  # of the target with all cores
+    beside: Setup  # beside a drafter
+    own_draft: Setup | None  # of a drafter that takes turns
+    far_draft: Setup | None  # of one that runs by itself
+
+
+@dataclass(frozen=True, slots=True)
+class _ProfiledLatencies:
+    """Costs of passes by the profiles."""
+
+    scene: Scene
+
+    def with_useful_threads(self, cores: CorePlan) -> CorePlan:
+        """Return the cores as they are: `setups_of` looks for the fastest number of threads."""
+        return cores
+
+    def target(self, plan: Plan, schedule: Schedule) -> PassCost:
+        """Return what the target's passes cost under a schedule."""
+        setups = setups_of(self.scene, plan)
+        return (setups.beside if schedule == "beside" else setups.alone).pass_cost()
+
+    def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
+        """Return what the drafter's passes cost under a schedule."""
+        setups = setups_of(self.scene, plan)
+        setup = setups.far_draft if schedule == "beside" else setups.own_draft
+        return setup.pass_cost() if setup is not None else None
+
+
+def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
+    """Return how a method would be set up with these settings.
+
+    Raises: SettingsError for settings that do not go together; PlanError for those that a plan knows nothing of, or a
+        method without the profile that it needs.
+    """
+    method = find_method(name)
+    _check_recorded(scene.recording, method)
+    engine_changes, _ = split_settings(changes)
+    for unknown in sorted(engine_changes.keys() - KNOWN_ENGINE_SETTINGS):
+        raise PlanError(
+            f"a plan cannot follow {unknown}; it knows {', '.join(sorted(KNOWN_ENGINE_SETTINGS))} and how to draft"
+        )
+    hardware: dict[str, Any] = {"device": "cuda" if scene.num_threads is None else "cpu"}
+    if scene.network_s is not None:
+        hardware["draft_address"] = _SERVER
+    longest = max(len(text.prompt_ids) + len(text.token_ids) for text in scene.recording.texts)
+    facts = Facts(
+        has_draft=True,
+        cores=None if scene.num_threads is None else tuple(range(scene.num_threads)),
+        spare_cores=_spare_cores(scene),
+        longest_text=longest + scene.recording.max_tokens,
+        latencies=_ProfiledLatencies(scene),
+    )
+    asked = {"max_num_seqs": scene.concurrency, "draft_threads": scene.draft_threads, **changes, **hardware}
+    plan = resolve(asked, facts, method=name)
+    setups_of(scene, plan)
+    return replace(plan, cores=_ANYWHERE)
+
+
+def _spare_cores(scene: Scene) -> int:
+    """Return how many cores the target does not miss: those of a drafter's process if it is as fast without them."""
+    threads = scene.num_threads
+    least = min((setup.threads for setup in scene.target.setups if setup.threads is not None), default=0)
+    if threads is None or threads - scene.draft_threads < least:
+        return 0
+    with_all, without = (scene.target.setup(count) for count in (threads, threads - scene.draft_threads))
+    is_as_fast = without.pass_cost().seconds(_FEW_TOKENS) <= AS_FAST * with_all.pass_cost().seconds(_FEW_TOKENS)
+    return scene.draft_threads if is_as_fast else 0
+
+
+def _check_recorded(recording: Recording, method: Method) -> None:
+    """Raise PlanError unless the recording says what the drafter of a method does, if it has one of its own."""
+    is_known = all(
+        text.head is not None if method.needs_head else method.name in text.drafted for text in recording.texts
+    )
+    if method.needs_head and HEAD not in method.writers:
+        raise PlanError(f"a recording says nothing of what the head of {method.name} would propose; leave it out")
+    if has_own_drafter(method) and not is_known:
+        head = " --ctc FILE" if method.needs_head else ""
+        raise PlanError(
+            f"the recording does not say what {method.name} drafts; make it with card record --methods {method.name}"
+            f"{head}"
+        )
+
+
+def setups_of(scene: Scene, plan: Plan) -> Setups:
+    """Return how the models of a plan run. Raises: PlanError if a profile is missing, or has too many threads."""
+    threads = scene.num_threads
+    alone = beside = _target_setup(scene, threads, plan)
+    if not plan.placements:
+        return Setups(alone, beside, None, None)
+    if scene.draft is None:
+        raise PlanError(f"method {plan.method.name} needs the profile of a draft model; give --draft")
+    if plan.has_drafter_process and threads is not None:
+        if threads <= scene.draft_threads:
+            raise PlanError(f"{threads} cores leave none for the target beside a drafter; set schedule turns")
+        beside = _target_setup(scene, threads - scene.draft_threads, plan)
+    own = scene.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # wanted or not, they are there
+    far = scene.draft.setup_of(scene.draft_threads) if "beside" in plan.placements else None
+    return Setups(alone, beside, own, far)
+
+
+def _target_setup(scene: Scene, most_threads: int | None, plan: Plan) -> Setup:
+    """Return how the target runs on so many cores: with as many threads as are useful, unless it was told how many."""
+    if plan.settings.threads is None or most_threads is None:
+        return scene.target.setup(most_threads)
+    return scene.target.setup_of(min(plan.settings.threads, most_threads))
+
+
+def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: VirtualDrafter | None = None) -> Parts:
+    """Return an engine with its drafter, in virtual time.
+
+    Args:
+        drafter: one that runs by itself, where the plan has any; None makes it.
+    """
+    clock, shown = VirtualClock(), _Shown()
+    far: DrafterLink | None = None
+    near: DrafterLink | None = None
+    if "beside" in plan.placements:
+        drafter = drafter or _drafter(scene, plan, texts)
+        far = VirtualLink(drafter, clock, message_s=scene.target.overheads.message_s)
+    if "turns" in plan.placements:
+        model = draft_model(scene, plan, texts, clock, shown)
+        near = link_here("inline", _draft_writer(plan, model, takes_turns=True), clock=clock)
+    link = SwitchLink(far, near, clock) if far and near else far or near
+    target = _target_model(scene, plan, texts, clock, shown)
+    latencies = _ProfiledLatencies(scene)
+    writers = {name: _timed_writer(scene, plan, texts, name, clock) for name in plan.writers}
+    models = Models(target=target, link=link, latencies=latencies, writers=writers)
+    shown.parts = build(plan, models, clock=clock)
+    return shown.parts
+
+
+def _timed_writer(scene: Scene, plan: Plan, texts: ReplayedTexts, name: str, clock: VirtualClock) -> LocalWriter:
+    """Return a local writer whose proposals take time: a head's all the same, another's the longer the more there are.
+
+    Raises: SettingsError for settings that it cannot follow.
+    """
+    overheads = scene.target.overheads
+    if name == HEAD:
+        return VirtualWriter(ReplayedHead(texts), clock, lambda _: overheads.by_writer.get(HEAD, 0.0))
+    writer = find_writer(name)(plan.settings, texts.vocab_size, "")
+    return VirtualWriter(writer, clock, partial(overheads.of_proposal, name))
+
+
+def _draft_writer(plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
+    """Return the writer that suits the draft model of a plan."""
+    parallel, length = None, plan.draft.num_speculative_tokens
+    if plan.method.needs_parallel_draft:
+        parallel = ParallelDraft(
+            mask_id=model.mask_id, num_tokens=length, temperatures=(1.0,) * length, vocab_size=model.vocab_size + 1
+        )
+    return make_writer(model, _ROOM_BYTES, takes_turns=takes_turns, parallel=parallel)
+
+
+def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
+    """Return a drafter that runs by itself, on a time line of its own."""
+    clock = VirtualClock()
+    is_thread = plan.placements["beside"] == "thread"
+    delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
+    writer = _draft_writer(plan, draft_model(scene, plan, texts, clock), takes_turns=False)
+    return VirtualDrafter(writer, clock, delay_s=delay_s)
+
+
+def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
+    """Return the texts of the recording with as many candidates as the plan looks at. Raises: PlanError."""
+    wanted = max(plan.draft.branch, min(_LEAST_CANDIDATES, scene.recording.num_candidates))
+    method = plan.method
+    by_method = method.name if has_own_drafter(method) and not method.needs_head else None
+    return ReplayedTexts(scene.recording, wanted, drafted_by_method=by_method, has_head=HEAD in plan.writers)
+
+
+class TextEnd:
+    """Ends a text where the recorded one did."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._left = num_tokens
+
+    def feed(self, token_id: int) -> bool:
+        """Return True at the last token."""
+        self._left -= 1
+        return self._left == 0
+
+
+def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
+    """Return a request for one recorded text; it is decoded greedily, whatever it was recorded with."""
+    text = scene.recording.texts[text_idx]
+    num_tokens = len(text.token_ids)
+    is_stopped = text.finish_reason == "stop"
+    return Request(
+        request_id=request_id,
+        prompt_ids=texts.prompts[text_idx],
+        params=_GREEDY.replace(max_tokens=max(scene.recording.max_tokens, num_tokens) if is_stopped else num_tokens),
+        draft=parts.plan.draft,
+        end_ids=frozenset(),
+        stop_check=TextEnd(num_tokens) if is_stopped else None,
+        uses_drafter=parts.link is not None,
+    )
+
+
+# ---- models that take time ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Shown:
+    """State of a stage as its models see it while it runs."""
+
+    parts: Parts | None = None
+    are_targets: bool = False  # the caches of a CPU: its weights have driven those of a drafter on the same cores out
+    are_cool: bool = False  # a drafter's first pass has fetched most of its own, and no more
+
+
+def _is_tuned(plan: Plan) -> bool:
+    """Return whether the policy of a plan does more than to obey."""
+    return plan.method.is_tuned and bool(plan.placements or plan.writers) and plan.settings.policy != "fixed"
+
+
+def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown) -> ReplayedModel:
+    """Return the target; its passes take the time of where the policy lets it run, its rounds what goes beyond."""
+    overheads, setups = scene.target.overheads, setups_of(scene, plan)
+    factor = overheads.beside_factor if plan.has_drafter_process else 1.0
+    costs = {False: setups.alone.true_cost(), True: setups.beside.true_cost(factor)}
+    unpaid_s = 0.0  # of the present round
+
+    def on_pass(size: PassSize) -> None:
+        nonlocal unpaid_s
+        assert shown.parts is not None
+        policy = shown.parts.policy
+        is_beside, has_rested = policy.schedule == "beside", shown.are_targets  # in turns: since the last pass
+        shown.are_targets = True
+        clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
+        clock.advance(overheads.chosen_row_s * size.num_chosen_rows + overheads.scored_row_s * size.num_scored_rows)
+        has_drafted = bool(plan.placements) and (is_beside or not has_rested)
+        unpaid_s = overheads.of_round(
+            is_tuned=_is_tuned(plan),
+            has_drafted=has_drafted,
+            num_requests=size.num_sequences,
+            num_verifying=size.num_verifying,
+        )
+
+    def on_keep(_: int) -> None:
+        nonlocal unpaid_s
+        clock.advance(unpaid_s)  # after the pass was timed, where the real ones take their time, too
+        unpaid_s = 0.0
+
+    return ReplayedModel(
+        texts,
+        "target",
+        max_model_len=plan.max_model_len,
+        num_tree_rows=plan.target_tree_rows,
+        on_pass=on_pass,
+        on_keep=on_keep,
+        row_bytes=scene.target.kv_row_bytes or 1,
+    )
+
+
+def draft_model(
+    scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown | None = None
+) -> ReplayedModel:
+    """Return a draft model; its passes take their time and that of the step around them.
+
+    Args:
+        shown: of the target that it takes turns with; None if they run at the same time.
+    """
+    setups = setups_of(scene, plan)
+    setup = setups.far_draft if shown is None else setups.own_draft
+    assert scene.draft is not None and setup is not None
+    overheads = scene.draft.overheads
+    shares_machine = shown is None and plan.has_drafter_process
+    factor = scene.draft_factor * (overheads.beside_factor if shares_machine else 1.0)
+    cost = setup.true_cost(factor)
+
+    def on_pass(size: PassSize) -> None:
+        pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
+        clock.advance(pass_s + factor * (overheads.step_s + overheads.node_s * size.num_logits))
+        if shown is not None and _is_tuned(plan):  # who drafts by itself is asked by nobody
+            clock.advance(overheads.tuned_step_s + overheads.tuned_node_s * size.num_logits)
+        if shown is not None and shown.are_targets:
+            shown.are_targets, shown.are_cool = False, True
+            clock.advance(overheads.cold_s - overheads.cold_later_s)
+        elif shown is not None and shown.are_cool:
+            shown.are_cool = False
+            clock.advance(overheads.cold_later_s)
+
+    return ReplayedModel(
+        texts,
+        "draft",
+        max_model_len=plan.max_model_len,
+        num_tree_rows=plan.draft_tree_rows,
+        on_pass=on_pass,
+        on_keep=lambda num_rows: clock.advance(factor * (overheads.commit_s + overheads.commit_row_s * num_rows)),
+    )

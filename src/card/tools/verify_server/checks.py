@@ -1,0 +1,333 @@
+"""The checks. Each asks something twice, in a way that must not matter, and returns the answers in pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from card.tools.verify_server.answers import Answer
+from card.tools.verify_server.comparing import Difference, compare_scores, find_unlikely_choice, largest_gap, misspelt
+from card.tools.verify_server.settings import VerifySettings
+from card.tools.verify_server.sides import Question, Side
+
+T = TypeVar("T")
+NUM_TOP = 5  # likeliest tokens asked for; what APIs allow
+_NUM_CHOICES = 2
+_STOP_CHARS = 3
+_LEAST_STOPPED_CHARS = 12  # a shorter answer is not cut
+NO_SWITCH = "it was not asked without speculation"
+SCHEMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "type": "object",
+        "properties": {
+            "answer": {"type": "integer"},
+            "unit": {"enum": ["pieces", "dollars", "hours", "other"]},
+            "is_certain": {"type": "boolean"},
+        },
+        "required": ["answer", "unit", "is_certain"],
+        "additionalProperties": False,
+    }
+)
+
+
+class NotSupportedError(Exception):
+    """Absence of what a check is about; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers that must be equal."""
+
+    prompt_idx: int
+    question: Question  # as the first of them was asked
+    expected: Answer
+    got: Answer
+    by_text: bool = False  # token ids may differ
+    found: Difference | None = None  # what the check itself has found
+
+
+@dataclass(slots=True)
+class Material:
+    """Servers and prompts of the checks; the answers that they compare with are asked for once."""
+
+    fast: Side  # the server as it is
+    plain: Side | None  # without speculation
+    prompts: Sequence[str]
+    settings: VerifySettings
+    remarks: list[str] = field(default_factory=list)  # of the check that runs
+    _greedy: list[Answer] | None = None
+    _seeded: list[Answer] | None = None
+
+    @property
+    def base(self) -> Side:
+        """The side whose answers count: the one without speculation, or else the server itself."""
+        return self.plain or self.fast
+
+    def question(self, *turns: str) -> Question:
+        """Return a greedy question."""
+        return Question(turns, {"max_tokens": self.settings.max_tokens, "temperature": 0})
+
+    @property
+    def greedy_questions(self) -> list[Question]:
+        """The prompts, asked greedily."""
+        return [self.question(prompt) for prompt in self.prompts]
+
+    @property
+    def seeded_questions(self) -> list[Question]:
+        """The prompts, each with a seed of its own."""
+        sampled = {"temperature": self.settings.temperature, "top_p": 1}
+        return [
+            question.replace(seed=self.settings.seed + idx, **sampled)
+            for idx, question in enumerate(self.greedy_questions)
+        ]
+
+    async def greedy(self) -> list[Answer]:
+        """Return the greedy answers, asked one after the other."""
+        if self._greedy is None:
+            self._greedy = await self.base.ask_one_by_one(self.greedy_questions)
+        return self._greedy
+
+    async def seeded(self) -> list[Answer]:
+        """Return the seeded answers, asked one after the other. Raises: NotSupportedError if seeds do not repeat."""
+        if self._seeded is None:
+            first, again = [await self.base.ask_one_by_one(self.seeded_questions) for _ in range(2)]
+            others = sum(one.text != other.text for one, other in zip(first, again, strict=True))
+            if others:
+                raise NotSupportedError(
+                    f"seeds do not repeat: {others} of {len(first)} plain answers differ when asked again"
+                )
+            self._seeded = first
+        return self._seeded
+
+    async def ask_at_once(self, side: Side, questions: Sequence[Question], **options: Any) -> list[Answer]:
+        """Ask several questions at once."""
+        return await side.ask_at_once(questions, self.settings.concurrency, **options)
+
+
+Run = Callable[[Material], Awaitable[list[Pair]]]
+
+
+def _pairs(questions: Sequence[Question], expected: Sequence[Answer], got: Sequence[Answer]) -> list[Pair]:
+    rows = zip(questions, expected, got, strict=True)
+    return [Pair(idx, question, one, other) for idx, (question, one, other) in enumerate(rows)]
+
+
+# ---- alone, in batches, streamed ------------------------------------------------------------------------------------
+
+
+def _asked_again(
+    *,
+    seeded: bool = False,
+    plainly: bool = False,
+    needs_switch: bool = False,
+    batch: bool = False,
+    streams: bool = False,
+    is_known: bool = False,
+) -> Run:
+    """Return a check that asks all prompts again.
+
+    Args:
+        seeded: draw the answers with a seed each; otherwise they are greedy.
+        plainly: ask without speculation.
+        needs_switch: only a server that can be asked without speculation is asked.
+        batch: ask several at once; otherwise one after the other.
+        streams: let the answers come as streams.
+        is_known: the server has been asked before, also if this check is the only one.
+    """
+
+    async def run(about: Material) -> list[Pair]:
+        if about.plain is None and (plainly or needs_switch):
+            raise NotSupportedError(NO_SWITCH)
+        questions = about.seeded_questions if seeded else about.greedy_questions
+        expected = await (about.seeded() if seeded else about.greedy())
+        side = about.base if plainly else about.fast
+        if is_known:
+            await side.ask(questions[0])
+        got = await (about.ask_at_once if batch else Side.ask_one_by_one)(side, questions, streams=streams)
+        return _pairs(questions, expected, got)
+
+    return run
+
+
+# ---- reuse of prefixes ----------------------------------------------------------------------------------------------
+
+
+async def _extended(about: Material) -> list[Pair]:
+    """Conversations of two turns; nobody has asked the first one before, and the second one goes on from it."""
+    pairs = []
+    for idx, prompt in enumerate(about.prompts):
+        opening = f"Please answer in a sentence or two. {prompt}"
+        answer = (await about.fast.ask(about.question(opening)))[0].text
+        following = about.prompts[(idx + 1) % len(about.prompts)]
+        longer = about.question(opening, answer or "I do not know.", following)
+        (got, *_), (expected, *_) = await about.fast.ask(longer), await about.base.ask(longer)
+        pairs.append(Pair(idx, longer, expected, got))
+    return pairs
+
+
+# ---- forms of answers -----------------------------------------------------------------------------------------------
+
+
+async def _schema(about: Material, *, beside_others: bool = False) -> list[Pair]:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": dict(SCHEMA)}}
+    questions = [question.replace(response_format=form) for question in about.greedy_questions]
+    expected = await about.base.ask_one_by_one(questions)
+    _check_forms(expected)
+    if not beside_others:
+        return _pairs(questions, expected, await about.fast.ask_one_by_one(questions))
+    mixed = _interleaved(questions, about.greedy_questions)
+    return _pairs(mixed, _interleaved(expected, await about.greedy()), await about.ask_at_once(about.fast, mixed))
+
+
+def _interleaved(ones: Sequence[T], others: Sequence[T]) -> list[T]:
+    return [item for both in zip(ones, others, strict=True) for item in both]
+
+
+def _check_forms(answers: Sequence[Answer]) -> None:
+    """Raise NotSupportedError unless every answer that came to its end has the form."""
+    wanted = set(SCHEMA["properties"])
+    for answer in answers:
+        if answer.finish_reason != "stop":
+            if not answer.text.lstrip().startswith("{"):
+                raise NotSupportedError(f"response_format is not heeded: an answer begins with {answer.text[:20]!r}")
+            continue
+        try:
+            content = json.loads(answer.text)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict) or set(content) != wanted:
+            raise NotSupportedError(f"response_format is not heeded: an answer is {answer.text[:40]!r}")
+
+
+async def _stop(about: Material, **options: Any) -> list[Pair]:
+    pairs, num_ignored = [], 0
+    answers = await about.greedy()
+    for idx, (question, answer) in enumerate(zip(about.greedy_questions, answers, strict=True)):
+        mark = _stop_string(answer.text)
+        if mark is None:
+            continue
+        stopped = question.replace(stop=[mark])
+        expected = (await about.base.ask(stopped))[0]
+        num_ignored += expected.text == answer.text
+        pairs.append(Pair(idx, stopped, expected, (await about.fast.ask(stopped, **options))[0], by_text=True))
+    if not pairs:
+        raise NotSupportedError("the answers are too short to be stopped; raise --max-tokens")
+    if num_ignored == len(pairs):
+        raise NotSupportedError("stop strings are not heeded")
+    return pairs
+
+
+def _stop_string(text: str) -> str | None:
+    """Return a piece from the middle of a text, where a text is stopped amid what was accepted at once."""
+    middle = text[len(text) // 2 :].lstrip()[:_STOP_CHARS].rstrip()
+    return middle if len(text) >= _LEAST_STOPPED_CHARS and middle and text.index(middle) > 0 else None
+
+
+async def _logprobs(about: Material) -> list[Pair]:
+    """The text of answers without log-probabilities, tokens that spell it, and the plain answer's figures."""
+    questions = about.greedy_questions
+    expected = await about.base.ask_one_by_one(questions, num_top=NUM_TOP)
+    got = expected if about.plain is None else await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
+    if not all(answer.scores for answer in (*expected, *got)):
+        raise NotSupportedError("answers come without log-probabilities")
+    plain = await about.greedy()
+    rows = zip(questions, plain, expected, got, strict=True)
+    tolerance = about.settings.logprob_tolerance
+    pairs = []
+    for idx, (question, bare, one, other) in enumerate(rows):
+        found = misspelt(other)
+        if found is None and one.text == other.text:
+            found = compare_scores(one, other, tolerance)
+        pairs.append(Pair(idx, question, bare, other, found=found))
+    gaps = [largest_gap(one, other) for one, other in zip(expected, got, strict=True) if one.text == other.text]
+    if about.plain is not None and gaps:
+        about.remarks.append(f"at most {max(gaps):.1g} apart")
+    return pairs
+
+
+async def _likeliest(about: Material) -> list[Pair]:
+    """Each token of a greedy answer is the likeliest one by the answer's own figures."""
+    questions = about.greedy_questions
+    got = await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
+    if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
+        raise NotSupportedError("answers come without the likeliest tokens beside each token")
+    found = [find_unlikely_choice(answer) for answer in got]
+    if any(found) and about.plain is not None:
+        plain = await about.plain.ask_one_by_one(questions, num_top=NUM_TOP)
+        if any(map(find_unlikely_choice, plain)):
+            raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
+    rows = zip(questions, got, found, strict=True)
+    return [Pair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]
+
+
+async def _choices(about: Material) -> list[Pair]:
+    pairs = []
+    for idx, (question, expected) in enumerate(zip(about.greedy_questions, await about.greedy(), strict=True)):
+        answers = await _several(about.fast, question)
+        pairs += [Pair(idx, question, expected, answer) for answer in answers]
+    return pairs
+
+
+async def _seeded_choices(about: Material) -> list[Pair]:
+    if about.plain is None:
+        raise NotSupportedError(NO_SWITCH)
+    await about.seeded()
+    pairs = []
+    for idx, question in enumerate(about.seeded_questions):
+        expected, again = [await _several(about.plain, question) for _ in range(2)]
+        if [one.text for one in expected] != [one.text for one in again]:
+            raise NotSupportedError("seeds do not repeat with n above 1")
+        got = await _several(about.fast, question)
+        pairs += [Pair(idx, question, *both) for both in zip(expected, got, strict=True)]
+    return pairs
+
+
+async def _several(side: Side, question: Question) -> list[Answer]:
+    answers = await side.ask(question.replace(n=_NUM_CHOICES))
+    if len(answers) != _NUM_CHOICES:
+        raise NotSupportedError(f"n is not heeded: {_NUM_CHOICES} choices were asked for, {len(answers)} came")
+    return answers
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check by its name."""
+
+    name: str
+    title: str
+    run: Run
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        check.name: check
+        for check in (
+            Check("plain-again", "plain, asked again", _asked_again(plainly=True)),
+            Check("plain-batch", "plain, several at once", _asked_again(plainly=True, batch=True)),
+            Check("greedy", "greedy, alone", _asked_again(needs_switch=True)),
+            Check("greedy-batch", "greedy, several at once", _asked_again(batch=True)),
+            Check("seeded", "seeded, alone", _asked_again(seeded=True, needs_switch=True)),
+            Check("seeded-batch", "seeded, several at once", _asked_again(seeded=True, batch=True)),
+            Check("again", "the same prompt again", _asked_again(is_known=True)),
+            Check("extended", "a conversation that goes on", _extended),
+            Check("schema", "JSON schema, alone", _schema),
+            Check("schema-batch", "JSON schema beside others", partial(_schema, beside_others=True)),
+            Check("stop", "stop strings", _stop),
+            Check("stop-stream", "stop strings, streamed", partial(_stop, streams=True)),
+            Check("logprobs", "log-probabilities", _logprobs),
+            Check("likeliest", "greedy tokens are the likeliest", _likeliest),
+            Check("stream", "streamed, alone", _asked_again(streams=True)),
+            Check("stream-batch", "streamed, several at once", _asked_again(batch=True, streams=True)),
+            Check("seeded-stream", "seeded, streamed", _asked_again(seeded=True, streams=True)),
+            Check("choices", "n = 2, greedy", _choices),
+            Check("seeded-choices", "n = 2, seeded", _seeded_choices),
+        )
+    }
+)

@@ -1,0 +1,136 @@
+"""Plans: all methods compared, settings that are better found, and what the commands print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from card.cli.main import cli
+from card.errors import CardError, PlanError, SettingsError
+from card.methods import METHODS
+from card.tools.planner.plan import KNOBS, make_plan
+from card.tools.planner.profile import load_profile, save_profile
+from card.tools.planner.recording import load_recording, save_recording
+from card.tools.planner.simulate import Simulator
+from card.tools.planner.synthetic import make_synthetic
+from tests.tools.planner.making import flat, toy_recording, toy_scene
+
+SHIPPED = ["--target", "llama-3.1-70b-4xh100", "--draft", "llama-3.2-1b-h100"]
+
+ANY_DRAFT = {name for name, method in METHODS.items() if not (method.needs_training or method.selection)}
+
+
+def run(*arguments: str) -> str:
+    """Return what the command prints."""
+    result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=True)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_plan_holds_every_method_fastest_first():
+    report = make_plan(toy_scene(), searches=False)
+    assert {plan.method for plan in report.methods} == ANY_DRAFT
+    assert "does not say what pard drafts" in report.left_out["pard"]
+    speeds = [plan.best_tokens_per_s for plan in report.methods]
+    assert speeds == sorted(speeds, reverse=True)
+    plain = next(plan for plan in report.methods if plan.method == "vanilla")
+    assert plain.speed_up == 1.0
+    for plan in report.methods:
+        shares = plan.shares
+        assert shares["target"] + shares["waiting"] + shares["overhead"] == pytest.approx(1.0)
+
+
+def test_every_method_has_knobs_to_search():
+    assert set(KNOBS) == set(METHODS)
+
+
+def test_without_a_draft_profile_methods_that_need_one_are_left_out_with_the_reason():
+    report = make_plan(replace(toy_scene(), draft=None), searches=False)
+    assert {plan.method for plan in report.methods} == {"vanilla", "lookup", "suffix", "recycling", "lookahead"}
+    assert "profile of a draft model" in report.left_out["card"]
+    with pytest.raises(PlanError, match="profile of a draft model"):
+        make_plan(replace(toy_scene(), draft=None), ["sps"])
+    with pytest.raises(SettingsError, match="unknown method"):
+        make_plan(toy_scene(), ["magic"])
+
+
+def test_the_search_finds_the_length_that_is_best_by_trying_all():
+    """Drafts that are free and nearly always right: long ones are better than the 6 of the settings."""
+    recording = make_synthetic(0.97, num_texts=2, num_tokens=60)
+    scene = toy_scene(target=flat(1e-2, 1e-4), draft=flat(1e-4), recording=recording)
+    (plan,) = make_plan(scene, ["sps"]).methods
+    simulator = Simulator(scene)
+    speeds = {num: simulator.run("sps", {"num_speculative_tokens": num}).tokens_per_s for num in (3, 6, 12, 24, 32)}
+    best = max(speeds, key=lambda num: speeds[num])
+    assert plan.best_settings == {"num_speculative_tokens": best}
+    assert plan.best_tokens_per_s == speeds[best]
+    (knob,) = plan.sensitivity
+    assert (knob.knob, knob.value) == ("num_speculative_tokens", best)
+    halved = simulator.run("sps", {"num_speculative_tokens": best // 2})
+    assert knob.halved == pytest.approx(halved.tokens_per_s / speeds[best])
+
+
+def test_settings_as_shipped_stay_where_nothing_is_better():
+    scene = toy_scene(target=flat(1e-2, 1e-2), recording=toy_recording(agreement=0.3))
+    (plan,) = make_plan(scene, ["vanilla"]).methods
+    assert plan.best_settings == {} and plan.sensitivity == ()
+    assert plan.best_tokens_per_s == plan.tokens_per_s
+
+
+def test_the_command_prints_a_plan_of_shipped_profiles_as_json():
+    report = json.loads(run(*SHIPPED, "--synthetic", "0.9", "--methods", "vanilla,sps,card", "--no-search", "--json"))
+    speed_up = {plan["method"]: plan["speed_up"] for plan in report["methods"]}
+    assert not report["is_measured"]
+    assert 1.0 == speed_up["vanilla"] < speed_up["sps"] < speed_up["card"] <= 7.0  # no faster than its drafter
+
+
+def test_the_command_prints_tables_for_files(tmp_path: Path):
+    scene = toy_scene()
+    for name, profile in (("t", scene.target), ("d", scene.draft)):
+        save_profile(profile, tmp_path / name)
+    save_recording(scene.recording, tmp_path / "r")
+    files = ("--target", str(tmp_path / "t"), "--draft", str(tmp_path / "d"), "--recording", str(tmp_path / "r"))
+    output = run(*files, "--methods", "vanilla,sps")
+    assert "typed-in profiles" in output and "num_speculative_tokens" in output
+
+
+def test_the_command_studies_a_pool(tmp_path: Path):
+    save_recording(make_synthetic(0.9, num_texts=2, num_tokens=20), tmp_path / "r")
+    files = (*SHIPPED, "--recording", str(tmp_path / "r"))
+    arguments = ("--pool", "--method", "pearl", "--delays-ms", "1", "--loads", "0.5", "--max-targets", "64")
+    (point,) = json.loads(run(*files, *arguments, "--json"))["points"]
+    assert 1 <= point["most_targets"] <= 64
+    assert "served" in run(*files, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (SHIPPED, "either --recording"),
+        ([*SHIPPED, "--synthetic", "2"], "from 0 to 1"),
+        (["--target", "nothing", "--synthetic", "0.5"], "no profile nothing"),
+        ([*SHIPPED, "--recording", "nothing"], "cannot read the recording"),
+        ([*SHIPPED, "--synthetic", "0.5", "--concurrency", "0"], "concurrency"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, complaint):
+    with pytest.raises(CardError, match=complaint):
+        run(*arguments)
+
+
+def test_the_demo_pair_is_profiled_and_recorded(tmp_path: Path):
+    runner = CliRunner()
+    assert runner.invoke(cli, ["profile", "demo-draft", "--out", str(tmp_path / "p"), "--threads", "1"]).exit_code == 0
+    recorded = ["--out", str(tmp_path / "r"), "--limit", "2", "--max-tokens", "8"]
+    assert runner.invoke(cli, ["record", *recorded]).exit_code == 0
+    profile, recording = load_profile(tmp_path / "p"), load_recording(tmp_path / "r")
+    assert profile.measured and profile.setups[0].threads == 1
+    assert len(recording.texts) == 2
+    assert recording.agreement() > 0.3
+    assert profile.tokenizer == recording.tokenizer
