@@ -55,7 +55,7 @@ test-onnx: $(ONNX)/.installed ## set up ONNX Runtime GenAI apart, then run the t
 	$(ONNX)/bin/python -m pytest -m onnx tests/onnx
 
 test-ray: $(RAY)/.installed ## set up Ray apart, then run the tests of targets and drafters on Ray Serve (ten minutes on two cores)
-	$(RAY)/bin/python -m pytest -m ray tests/ray
+	$(RAY)/bin/python -m pytest -m ray tests/labs/ray
 
 test-arm: ## unpack an ARM system, then run integer passes in it under qemu-aarch64 (ten minutes; needs root, qemu-user and debootstrap)
 	PYTHON=$(PYTHON) sh tests/arm/run
@@ -99,9 +99,9 @@ $(ONNX)/.installed: pyproject.toml constraints.txt tests/onnx/requirements.txt
 	$(ONNX)/bin/python -m pip install -q -c constraints.txt -r tests/onnx/requirements.txt -e '.[onnx]'
 	touch $@
 
-$(RAY)/.installed: pyproject.toml constraints.txt tests/ray/requirements.txt
+$(RAY)/.installed: pyproject.toml constraints.txt tests/labs/ray/requirements.txt
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip install -q -c constraints.txt -r tests/ray/requirements.txt -e '.[ray]'
+	$(RAY)/bin/python -m pip install -q -c constraints.txt -r tests/labs/ray/requirements.txt -e '.[ray]'
 	touch $@
 
 tests/clients/node_modules/.installed: tests/clients/package.json tests/clients/package-lock.json

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from options import append_lines, describe_run
 
-from card.series.data import Values, read_series
-from card.series.forecaster import forecast, load_forecaster
-from card.series.verify import MODES
+from card.labs.series.data import Values, read_series
+from card.labs.series.forecaster import forecast, load_forecaster
+from card.labs.series.verify import MODES
 
 COLUMNS = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 TRAIN_END, TEST_BEGIN, TEST_END = 8640, 11520, 14400

@@ -12,11 +12,11 @@ import card
 
 PACKAGE = Path(card.__file__).parent
 
+# Public names of packages of satellites: a file of a few lines each.
+DOORS = frozenset({"cascade", "ray", "series", "steps"})
+
 # Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
-SATELLITES = frozenset(
-    {"adapters", "cascade", "ctc", "hf", "hivis", "hrad", "judges", "labs", "onnx", "pard", "ray", "series", "steps"}
-    | {"tools", "vllm"}
-)
+SATELLITES = DOORS | {"adapters", "ctc", "hf", "hivis", "hrad", "judges", "labs", "onnx", "pard", "tools", "vllm"}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 

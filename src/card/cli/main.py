@@ -10,12 +10,12 @@ import click
 from card import __version__
 from card.cli.commands.measure import bench, plan, profile, report, verify_machine, verify_server
 from card.cli.commands.pairs import check_pair, choose_examples, pairs, record, train
-from card.cli.commands.series import forecast
 from card.cli.commands.serve import draft_server, keys, serve
 from card.cli.commands.text import chat, demo, generate
 from card.cli.help import CardGroup, StderrHandler
 from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
 from card.errors import CardError, ShortageError
+from card.labs.series.options import forecast
 from card.machine.memory import is_shortage
 from card.models.shortage import shortage_in_words
 

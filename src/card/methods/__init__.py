@@ -10,7 +10,7 @@ from card.methods.method import Method
 
 __all__ = ["METHODS", "OWN_SETTINGS", "STEPWISE", "Method", "find_method"]
 
-STEPWISE = "arbitrage"  # of two engines that share an answer, so none of a single one: see `card.steps`
+STEPWISE = "arbitrage"  # of two engines that share an answer, so none of a single one: see `card.labs.steps`
 
 
 def all_methods() -> dict[str, Method]:

@@ -108,7 +108,7 @@ def choose_examples(**options: Any) -> int:
     The draft model scores all candidates, the target a probe and what the draft model's ranking leaves: the fewer, the
     better both rank the probe. The best one may be missed.
     """
-    return run("card.cli.choose_examples.run", **options)
+    return run("card.labs.cascade.command.run", **options)
 
 
 @click.group(cls=CardGroup, short_help="Train a small model that helps a pair.")
@@ -240,7 +240,7 @@ def router(**options: Any) -> int:
     Both models write every step, and a checker compares their results with those of the answers, which are worked
     solutions in GSM8K's form. A training that was cut off goes on if the same command is given again.
     """
-    return run("card.cli.train_router.run", **options)
+    return run("card.labs.steps.train_command.run", **options)
 
 
 @train.command("pard", short_help="Adapt a draft model to draft several tokens a pass.")

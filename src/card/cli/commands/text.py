@@ -92,7 +92,7 @@ def generate(
             if is_given:
                 raise SettingsError(f"{flag} does not go with --method {STEPWISE}; leave it out")
         run(
-            "card.cli.arbitrage.run",
+            "card.labs.steps.command.run",
             question=text,
             params=params,
             router=router,

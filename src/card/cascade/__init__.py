@@ -1,5 +1,0 @@
-"""Choices among many candidates by a dear score, most of which a cheap score leaves out."""
-
-from card.cascade.search import CascadeChoice, cascade_argmin, spearman
-
-__all__ = ["CascadeChoice", "cascade_argmin", "spearman"]

@@ -1,0 +1,55 @@
+"""The options of the commands about time series: forecast, and train forecaster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from card.cli.commands.pairs import train
+from card.cli.files import OutputPath
+from card.cli.help import command
+from card.cli.options import counted, file_option
+from card.cli.starting import run
+
+_MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")  # of card.labs.series.verify, which imports torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _folder(flag: str, *, required: bool = False, words: str) -> Callable[[F], F]:
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option(flag, required=required, type=kind, metavar="DIR", help=words)
+
+
+@command(short_help="Forecast a time series.")
+@file_option("--series", required=True, words="CSV file with a header.")
+@click.option("--column", help="Its values.  [default: the only numbers]")
+@counted("--horizon", default=96, words="Values to forecast.")
+@_folder("--target", required=True, words="Forecaster whose law counts.")
+@_folder("--draft", words="Forecaster that proposes.")
+@counted("--num-samples", default=100, least=2, words="Continuations to draw.")
+@counted("--num-speculative-patches", default=3, words="Patches proposed ahead.")
+@click.option("--mode", type=click.Choice(_MODES), default="exact", show_default=True, help="Rule of acceptance.")
+@counted("--seed", default=0, least=0, words="Draws.")
+@click.option("--plot", type=OutputPath(), help="Write a PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def forecast(**options: Any) -> int:
+    """Forecast a series: the draft proposes, the target verifies."""
+    return run("card.labs.series.command.run_forecast", **options)
+
+
+@train.command("forecaster", short_help="Train a forecaster of time series.")
+@file_option("--series", required=True, words="CSV file.")
+@click.option("--column", "columns", multiple=True, required=True, help="Values to learn.")
+@_folder("--out", required=True, words="Folder to write.")
+@click.option(
+    "--size", type=click.Choice(("large", "small")), default="large", show_default=True, help="Target, draft."
+)
+@counted("--steps", default=1000, words="Batches of windows.")
+@counted("--seed", default=0, least=0, words="Weights, windows.")
+def forecaster(**options: Any) -> int:
+    """Train a forecaster for card forecast. A training that was cut off goes on if the same command is given again."""
+    return run("card.labs.series.command.run_training", **options)
