@@ -49,10 +49,10 @@ test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_mod
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
 
 test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
-	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
+	$(VLLM)/bin/python -m pytest -m vllm tests/inside/vllm
 
 test-onnx: $(ONNX)/.installed ## set up ONNX Runtime GenAI apart, then run the tests of the adapter around its engine
-	$(ONNX)/bin/python -m pytest -m onnx tests/onnx
+	$(ONNX)/bin/python -m pytest -m onnx tests/inside/onnx
 
 test-ray: $(RAY)/.installed ## set up Ray apart, then run the tests of targets and drafters on Ray Serve (ten minutes on two cores)
 	$(RAY)/bin/python -m pytest -m ray tests/labs/ray
@@ -88,15 +88,15 @@ $(LITELLM)/.installed: tests/clients/litellm/requirements.txt
 	$(LITELLM)/bin/python -m pip install -q -r tests/clients/litellm/requirements.txt
 	touch $@
 
-$(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
+$(VLLM)/.installed: pyproject.toml tests/inside/vllm/requirements.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install -q -r tests/vllm/requirements.txt -e '.[vllm]'
+	$(VLLM)/bin/python -m pip install -q -r tests/inside/vllm/requirements.txt -e '.[vllm]'
 	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
-$(ONNX)/.installed: pyproject.toml constraints.txt tests/onnx/requirements.txt
+$(ONNX)/.installed: pyproject.toml constraints.txt tests/inside/onnx/requirements.txt
 	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
-	$(ONNX)/bin/python -m pip install -q -c constraints.txt -r tests/onnx/requirements.txt -e '.[onnx]'
+	$(ONNX)/bin/python -m pip install -q -c constraints.txt -r tests/inside/onnx/requirements.txt -e '.[onnx]'
 	touch $@
 
 $(RAY)/.installed: pyproject.toml constraints.txt tests/labs/ray/requirements.txt

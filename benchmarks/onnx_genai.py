@@ -24,8 +24,8 @@ from table import markdown
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
-from tests.onnx.paged import export_paged
-from tests.onnx.running import Decoded, decode, load_engine_model
+from tests.inside.onnx.paged import export_paged
+from tests.inside.onnx.running import Decoded, decode, load_engine_model
 
 BENCHMARK = "onnx_genai"
 

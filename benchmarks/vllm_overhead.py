@@ -23,8 +23,8 @@ import numpy as np
 import options
 
 from card import LLM, SamplingParams
-from card.adapters import AdapterSettings, ChainProposer, make_proposer
-from card.adapters.tracking import Tokens
+from card.inside.adapters import AdapterSettings, ChainProposer, make_proposer
+from card.inside.adapters.tracking import Tokens
 from card.models.loading import load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
 

@@ -13,10 +13,10 @@ import card
 PACKAGE = Path(card.__file__).parent
 
 # Public names of packages of satellites: a file of a few lines each.
-DOORS = frozenset({"cascade", "ray", "series", "steps"})
+DOORS = frozenset({"cascade", "hf", "onnx", "ray", "series", "steps", "vllm"})
 
 # Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
-SATELLITES = DOORS | {"adapters", "ctc", "hf", "hivis", "hrad", "judges", "labs", "onnx", "pard", "tools", "vllm"}
+SATELLITES = DOORS | {"adapters", "ctc", "hivis", "hrad", "inside", "judges", "labs", "pard", "tools"}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 

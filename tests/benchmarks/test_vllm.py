@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.adapters.drafters import greedy_of, plain, toy_proposer
 from tests.decoding import toy_target
+from tests.inside.adapters.drafters import greedy_of, plain, toy_proposer
 
 
 def test_texts_are_played_to_a_proposer_as_an_engine_would(bench: dict[str, ModuleType]):

@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import card.hf
+import card.inside.hf
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.engine.queue import Limits

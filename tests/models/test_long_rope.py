@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import card.hf
+import card.inside.hf
 from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.config import SamplingParams
@@ -219,7 +219,11 @@ def test_the_scores_of_a_prompt_are_those_of_one_pass_over_all_of_it(chunk: int)
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
 def test_generate_of_transformers_gets_each_row_as_if_it_were_alone(name: str, drafts: bool) -> None:
     model = copy.deepcopy(long_rope_model(name))
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_NEW, "custom_generate": card.hf.generate}
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "max_new_tokens": NUM_NEW,
+        "custom_generate": card.hf.generate,
+    }
     if drafts:
         options["assistant_model"] = copy.deepcopy(long_rope_model(name, 0.05))
     longest = max(LENGTHS)

@@ -1,7 +1,0 @@
-"""CARD inside somebody else's engine: what an engine that verifies chains needs, and no engine's import."""
-
-from card.adapters.proposer import ChainProposer
-from card.adapters.settings import AdapterSettings
-from card.adapters.setup import make_proposer
-
-__all__ = ["AdapterSettings", "ChainProposer", "make_proposer"]

@@ -1,0 +1,1 @@
+"""CARD inside the engines of others."""

@@ -1,5 +1,0 @@
-"""CARD around an engine of ONNX Runtime GenAI."""
-
-from card.onnx.engine import SpeculativeEngine
-
-__all__ = ["SpeculativeEngine"]
