@@ -21,8 +21,8 @@ import torch
 from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
-from card.ctc.candidates import candidates_of
-from card.ctc.head import SlotHead
+from card.family.ctc.candidates import candidates_of
+from card.family.ctc.head import SlotHead
 from card.models.protocol import Extension
 
 _TIMED = 30

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from card.family.pard.folders import clipped, read_documents
+from card.family.pard.rows import Document
 from card.models.loading import load_model, load_tokenizer
-from card.pard.folders import clipped, read_documents
-from card.pard.rows import Document
 
 _ROWS, _HELD_OUT = 8, 16  # texts of a step; texts to compare on
 

@@ -22,13 +22,13 @@ import torch
 from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
-from card.models.checkpoint import Checkpoint
+from card.family.learning.checkpoint import Checkpoint
+from card.family.pard.folders import Adaptable, clipped, load_adaptable, read_documents
+from card.family.pard.rows import Document
+from card.family.pard.teacher import Teacher
+from card.family.pard.training import TrainSettings, measured, train_pard
 from card.models.loading import load_model
 from card.models.state_input import StateInput
-from card.pard.folders import Adaptable, clipped, load_adaptable, read_documents
-from card.pard.rows import Document
-from card.pard.teacher import Teacher
-from card.pard.training import TrainSettings, measured, train_pard
 
 _NEVER = 1 << 30  # steps to a checkpoint
 WEIGHTED, READING = "drop, weighted by the target", "drop, weighted by the target, reading its states"

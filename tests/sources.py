@@ -16,7 +16,7 @@ PACKAGE = Path(card.__file__).parent
 DOORS = frozenset({"cascade", "hf", "onnx", "ray", "series", "steps", "vllm"})
 
 # Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
-SATELLITES = DOORS | {"adapters", "ctc", "hivis", "hrad", "inside", "judges", "labs", "pard", "tools"}
+SATELLITES = DOORS | {"family", "inside", "labs", "tools"}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from card.cli import train_heads
-from card.models.head_training import TrainedHead
+from card.family.learning import heads_command as train_heads
+from card.family.learning.head_training import TrainedHead
 from tests.commands import Ran
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings, Schedule
 from card.errors import SettingsError
-from card.judges.choosing import choose_verifier
+from card.family.judges.choosing import choose_verifier
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import METHODS

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from card.hrad.network import CLASSES, HRad
+from card.family.specbranch.network import CLASSES, HRad
 from card.models.facts import parameter_count
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner

@@ -20,13 +20,13 @@ from card import LLM
 from card.config import DraftSettings, SamplingParams
 from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
+from card.family.pard.folders import load_adaptable
 from card.kernels.int8_linear import why_not_int8
 from card.models.loading import load_decoder, load_model
 from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
 from card.models.state_input import StateInput
 from card.models.torch_runner import TorchRunner
-from card.pard.folders import load_adaptable
 from card.protocol.messages import DraftSpec, Open, TargetStates
 from card.transport.in_process import InlineLink, ThreadLink
 from card.tree.nodes import NewNodes

@@ -25,8 +25,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import ResolvedParams, SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import SettingsError, TargetError, in_words
-from card.hrad.network import OFF, hrad_consumers
-from card.judges.choosing import attach_verifier, choose_verifier
+from card.family.judges.choosing import attach_verifier, choose_verifier
+from card.family.specbranch.network import OFF, hrad_consumers
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, pinned, usable_cores

@@ -3,7 +3,7 @@
 The drafter stops at the first token that it gives less than ``branch_below``; the target verifies the tokens before it,
 and the drafter extends several alternatives of that token meanwhile. The one that the target chooses lives on. Where to
 branch follows from the drafter's confidence alone, unless the setting ``hrad`` names a predictor, which looks at the
-target's hidden states (`card.hrad`).
+target's hidden states (`card.family.specbranch`).
 """
 
 from __future__ import annotations

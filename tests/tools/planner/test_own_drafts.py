@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from card import LLM
 from card.cli.main import cli
 from card.config import SamplingParams
-from card.ctc.training import TrainSettings, train_head
 from card.errors import PlanError, SettingsError
+from card.family.ctc.training import TrainSettings, train_head
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.target_texts import write_texts
+from card.family.pard.folders import load_adaptable
 from card.methods import METHODS
-from card.models.checkpoint import Checkpoint
 from card.models.loading import load_decoder
-from card.models.target_texts import write_texts
 from card.models.torch_runner import TorchRunner
-from card.pard.folders import load_adaptable
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup

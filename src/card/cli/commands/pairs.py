@@ -28,7 +28,7 @@ from card.cli.options import (
 )
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.ctc.names import LOSSES
+from card.family.ctc.names import LOSSES
 
 
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
@@ -169,7 +169,7 @@ def hrad(**options: Any) -> int:
     The pair answers the prompts greedily by sequential speculation; every round is an example. The rounds of a tenth of
     the prompts say when to stop.
     """
-    return run("card.cli.train.run", **options)
+    return run("card.family.specbranch.command.run", **options)
 
 
 @train.command("judge", short_help="Train AutoJudge for --judge.")
@@ -184,7 +184,7 @@ def judge(**options: Any) -> int:
     from that one, and the final numbers are compared. A training that was cut off, or out of --max-seconds, goes on if
     the same command is given again.
     """
-    return run("card.cli.train_judge.run", **options)
+    return run("card.family.judges.command.run", **options)
 
 
 _HEAD = with_options(
@@ -208,7 +208,7 @@ def ctc(**options: Any) -> int:
     stay blank; by cross-entropy each slot is one token ahead. A training that was cut off goes on if the same command
     is given again.
     """
-    return run("card.cli.train_ctc.run", **options)
+    return run("card.family.ctc.command.run", **options)
 
 
 @train.command("hivis", short_help="Train a drafter for a target that sees images.")
@@ -221,7 +221,7 @@ def hivis(**options: Any) -> int:
     The target answers the conversations greedily; they hold messages as of chat completions. Images are data URLs, or
     files below the folder of the data. A training that was cut off goes on if the same command is given again.
     """
-    return run("card.cli.train_hivis.run", **options)
+    return run("card.family.hivis.command.run", **options)
 
 
 @train.command("router", short_help="Train a router for --method arbitrage.")
@@ -283,4 +283,4 @@ def pard(**options: Any) -> int:
     The answers are learnt. Lines may also be JSON with "text", or plain text. A training that was cut off goes on if
     the same command is given again.
     """
-    return run("card.cli.train_pard.run", **options)
+    return run("card.family.pard.command.run", **options)

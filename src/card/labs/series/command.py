@@ -14,13 +14,13 @@ from card.cli.files import check_can_write
 from card.cli.starting import load
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
+from card.family.learning.checkpoint import Checkpoint
 from card.labs.series.data import read_series
 from card.labs.series.decoding import PatchModel
 from card.labs.series.forecaster import Forecast, forecast, load_forecaster, model_type, save_forecaster
 from card.labs.series.plot import draw
 from card.labs.series.training import TrainSettings, train_forecaster
 from card.labs.series.transformer import SHAPES
-from card.models.checkpoint import Checkpoint
 
 _CHECKPOINT = "training.pt"
 _LOW, _HIGH = 0.1, 0.9  # quantiles that are printed

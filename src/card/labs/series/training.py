@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from card.family.learning.checkpoint import Checkpoint, RunState
 from card.labs.series.data import Values, checked_series
 from card.labs.series.transformer import PatchTransformer, Shape
-from card.models.checkpoint import Checkpoint, RunState
 
 LEAST_PATCHES = 8  # of a series to learn from
 _HELD_OUT_SHARE = 0.1

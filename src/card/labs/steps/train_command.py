@@ -10,8 +10,8 @@ from rich.console import Console
 
 from card.cli.files import check_can_write, read_records
 from card.cli.tables import progress_bar
-from card.cli.train import check_folder
 from card.errors import PromptError, SettingsError
+from card.family.specbranch.command import check_folder
 from card.labs.steps.command import open_pair
 from card.labs.steps.names import FILE_END
 from card.labs.steps.rewards import SolutionReward

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from card.config.fields import require
 from card.errors import ModelError
-from card.judges.auto import PairFacts
+from card.family.judges.auto import PairFacts
 from card.labs.steps.rewards import equations_hold
 from card.labs.steps.routers import Step
 from card.models.torch_runner import TorchRunner

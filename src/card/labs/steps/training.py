@@ -16,7 +16,7 @@ from torch import Tensor
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import PromptError
-from card.judges.training import area_under_roc, cross_validate, fit
+from card.family.judges.training import area_under_roc, cross_validate, fit
 from card.labs.steps.arbitrage import Arbitrage
 from card.labs.steps.rewards import Reward
 from card.labs.steps.routers import Step

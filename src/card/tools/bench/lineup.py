@@ -16,7 +16,7 @@ from card.api.llm import LLM
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import INT8, DraftSettings, ResolvedParams
 from card.errors import SettingsError
-from card.judges.names import parse_judge
+from card.family.judges.names import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.machine.threads import pinned
 from card.methods import find_method

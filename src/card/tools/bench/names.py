@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from card.errors import SettingsError
-from card.judges.names import parse_judge
+from card.family.judges.names import parse_judge
 from card.methods import find_method
 from card.writers.local import writer_names
 

@@ -1,4 +1,4 @@
-"""CTC drafting: a trained head over the target's hidden states proposes a tree (`card.ctc`)."""
+"""CTC drafting: a trained head over the target's hidden states proposes a tree (`card.family.ctc`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from card.config import EngineSettings
-from card.ctc.candidates import candidates_of
-from card.ctc.head import SlotHead
 from card.errors import SettingsError
+from card.family.ctc.candidates import candidates_of
+from card.family.ctc.head import SlotHead
 from card.models.head_files import inputs_of
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import NO_NODES, Nodes

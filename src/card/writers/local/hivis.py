@@ -1,4 +1,4 @@
-"""HiViS: a trained drafter reads the text, and the target's hidden states at its places (`card.hivis`)."""
+"""HiViS: a trained drafter reads the text, and the target's hidden states at its places (`card.family.hivis`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from card.config import EngineSettings
 from card.errors import SettingsError
-from card.hivis.drafting import MOST_LAYERS, TextMemory, draft
-from card.hivis.head import FusedHead
+from card.family.hivis.drafting import MOST_LAYERS, TextMemory, draft
+from card.family.hivis.head import FusedHead
 from card.models.head_files import scaled
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import NO_NODES, Nodes

@@ -1,0 +1,23 @@
+"""`card train ctc`: a head that drafts from the target's hidden states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from card.cli.files import read_prompts
+from card.family.ctc.training import TrainSettings, train_head
+from card.family.learning.heads_command import HeadTarget, print_head, train_on_own_texts
+from card.family.specbranch.command import encode_questions
+
+
+def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: int, seed: int, **options: Any) -> None:
+    """Do what `card train ctc` was asked for. Raises: CardError of any kind."""
+    settings = TrainSettings(loss=loss, epochs=epochs, seed=seed)  # type: ignore[arg-type]
+    questions = read_prompts(data)[:max_prompts]
+
+    def prompts_for(target: HeadTarget) -> list[list[int]]:
+        return encode_questions(target.tokenizer, questions, target.runner.max_model_len - 1)
+
+    trained = train_on_own_texts(settings, train_head, prompts_for, out=out, seed=seed, **options)
+    print_head(trained, f"Trained {trained.num_trained:,} rows", out)

@@ -1,0 +1,190 @@
+"""Train a drafting head on the target's own texts, by CTC or slot by slot, and measure what its candidates earn.
+
+Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2006 for CTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.config.fields import require
+from card.family.ctc.candidates import candidates_of
+from card.family.ctc.head import HeadFacts, SlotHead
+from card.family.ctc.names import LOSSES, Loss
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.head_training import (
+    IGNORED,
+    FitSettings,
+    TrainedHead,
+    common_tokens,
+    fit,
+    num_right,
+    planned,
+    split_texts,
+)
+from card.family.learning.target_texts import TargetTexts
+from card.models.head_files import inputs_of
+from card.models.probe import embedding_probe
+from card.models.torch_runner import TorchRunner
+
+_MOST_MEASURED = 512  # rows of texts that it does not learn from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings(FitSettings):
+    """Settings of the training."""
+
+    loss: Loss = "ctc"
+    num_slots: int = 6  # T
+    num_labels: int = 4  # tokens ahead that CTC learns; more slots than labels leave room for blanks
+    window: int = 4  # rows of the text that a slot reads
+    width: int = 256  # of the head's layer
+    epochs: int = 2
+    batch_size: int = 256  # rows
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        FitSettings.__post_init__(self)
+        require(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}", self.loss)
+        require(1 <= self.num_slots <= 16, "num_slots", "from 1 to 16", self.num_slots)
+        require(1 <= self.num_labels <= self.num_slots, "num_labels", "from 1 to num_slots", self.num_labels)
+        require(self.window >= 1, "window", "1 or more", self.window)
+
+    @property
+    def num_learnt(self) -> int:
+        """Tokens behind a row that its slots learn: without blanks each slot has one of its own."""
+        return self.num_labels if self.loss == "ctc" else self.num_slots
+
+
+class Examples:
+    """Rows of texts as a head reads them, each with the tokens that follow."""
+
+    def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int) -> None:
+        """Take some texts.
+
+        Args:
+            embeddings: [M, D] of the texts' tokens.
+        """
+        places = [texts.text(idx) for idx in chosen]
+        rows = [torch.arange(place.start, place.stop) for place in places]
+        self._inputs = inputs_of(texts.features, embeddings)
+        self._token_ids, self._window = texts.token_ids, window
+        self.first = torch.cat([torch.full_like(own, place.start) for own, place in zip(rows, places, strict=True)])
+        self.end = torch.cat([torch.full_like(own, place.stop) for own, place in zip(rows, places, strict=True)])
+        self.rows = torch.cat(rows)
+        has_label = self.rows + 1 < self.end
+        self.rows, self.first, self.end = self.rows[has_label], self.first[has_label], self.end[has_label]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the head reads behind some examples: [n, W, 2 * D], and [n, W] bool of what is there."""
+        places = self.rows[some, None] + torch.arange(1 - self._window, 1)
+        is_there = places >= self.first[some, None]
+        return self._inputs[places.clamp_min(0)], is_there
+
+    def labels(self, some: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the next tokens of some examples, [n, count] int64, and how many of them there are, [n]."""
+        places = self.rows[some, None] + torch.arange(1, count + 1)
+        num_labels = (self.end[some] - 1 - self.rows[some]).clamp_max(count)
+        return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
+
+
+def train_head(
+    target: TorchRunner,
+    texts: TargetTexts,
+    settings: TrainSettings,
+    *,
+    checkpoint: Checkpoint,
+    num_candidates: int = 16,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> TrainedHead[SlotHead]:
+    """Train a head for a target, from the last checkpoint on if there is one.
+
+    Args:
+        checkpoint: keeps the state every few steps, and refuses one of another run.
+        num_candidates: of the trees by which it is measured.
+        on_step: called at the start and after each step with the steps done and their number.
+    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
+    """
+    learnt, held_out = split_texts(texts, settings.seed)
+    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
+    examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
+    head, label_of = _new_head(target, texts, settings)
+    steps = planned(len(examples), settings)
+    losses, state = fit(
+        head,
+        steps,
+        lambda some: loss_of(head, examples, some, label_of, settings),
+        settings,
+        facts={**asdict(settings), "texts": texts.digest},
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
+    accepted = accepted_by_depth(head, measured, num_candidates)
+    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
+
+
+def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, settings: TrainSettings) -> Tensor:
+    """Return the mean loss of some examples, in nats a learnt token.
+
+    Args:
+        label_of: [V] int64, the place of each of the target's tokens among those of the head; IGNORED for others.
+    """
+    token_ids, num_labels = examples.labels(some, settings.num_learnt)
+    labels = label_of[token_ids]
+    is_label = torch.arange(settings.num_learnt) < num_labels[:, None]
+    logits = head(*examples.inputs(some))
+    if settings.loss == "cross-entropy":
+        labels = labels.where(is_label, torch.tensor(IGNORED))
+        return functional.cross_entropy(logits[..., :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    known = (is_label & (labels != IGNORED)).long().cumprod(1).sum(1)  # a token that it lacks ends what is learnt
+    num_slots = settings.num_slots
+    losses = functional.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1),
+        labels.clamp_min(0),
+        torch.full_like(known, num_slots),
+        known,
+        blank=logits.shape[-1] - 1,
+        reduction="none",
+        zero_infinity=True,  # labels with more repeats than there is room for
+    )
+    return losses.sum() / known.sum().clamp_min(1)
+
+
+def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
+    """Return, for 1 to T tokens, the share of rows behind which so many were among the candidates, in [0, 1]."""
+    stride = max(1, len(examples) // _MOST_MEASURED)
+    some = torch.arange(0, len(examples), stride)
+    depths = torch.zeros(head.facts.num_slots, dtype=torch.float64)
+    with torch.no_grad():
+        logprobs = head.logprobs(head(*examples.inputs(some)))
+    token_ids, num_labels = examples.labels(some, head.facts.num_slots)
+    for row, labels, count in zip(logprobs, token_ids.tolist(), num_labels.tolist(), strict=True):
+        depths[: num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
+    return tuple((depths / max(1, len(some))).tolist())
+
+
+def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[SlotHead, Tensor]:
+    """Return a head with the weights of the seed, and `loss_of`'s ``label_of``."""
+    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
+    facts = HeadFacts(
+        loss=settings.loss,
+        num_slots=settings.num_slots,
+        window=settings.window,
+        width=settings.width,
+        hidden_size=target.original.hidden_size,
+        vocab_size=target.vocab_size,
+        num_parameters=target.original.num_parameters,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        head = SlotHead(facts, token_ids, embedding_probe(target))
+    head.attach(target)
+    return head, label_of

@@ -1,0 +1,73 @@
+"""`card train hivis`: a drafter that reads text and the hidden states of a target that sees images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from card.api.prompts import PromptReader
+from card.config import EngineSettings
+from card.errors import PromptError
+from card.family.hivis.training import TrainSettings, train_fused
+from card.family.learning.heads_command import HeadTarget, print_head, train_on_own_texts
+from card.text.lines import numbered_lines
+
+_Messages = list[dict[str, Any]]
+
+
+def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: int, **options: Any) -> None:
+    """Do what `card train hivis` was asked for. Raises: CardError of any kind."""
+    settings = TrainSettings(epochs=epochs, seed=seed)
+    conversations = read_conversations(data)[:max_prompts]
+
+    def prompts_for(target: HeadTarget) -> list[Sequence[int]]:
+        return _encoded(target, conversations, data)
+
+    trained = train_on_own_texts(settings, train_fused, prompts_for, out=out, seed=seed, whole=True, **options)
+    print_head(trained, f"Trained {trained.num_trained:,} texts", out)
+
+
+def read_conversations(path: Path) -> list[tuple[int, _Messages]]:
+    """Return the conversations of a file and their lines. Raises: PromptError if there are none, or one is no such."""
+    return [(number, _messages(path, number, line)) for number, line in numbered_lines(path, "conversations")]
+
+
+def _messages(path: Path, number: int, line: str) -> _Messages:
+    try:
+        found = json.loads(line)["messages"]
+        if found and all(isinstance(one, Mapping) for one in found):
+            return list(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise PromptError(
+        f'{path}, line {number}: must be a JSON object with "messages", as of chat completions; got'
+        f" {line.strip()[:60]!r}"
+    )
+
+
+def _encoded(target: HeadTarget, conversations: Sequence[tuple[int, _Messages]], path: Path) -> list[Sequence[int]]:
+    most = max((_num_images(messages) for _, messages in conversations), default=0)
+    settings = EngineSettings(max_images=most, image_dir=str(path.absolute().parent))
+    runner = target.runner
+    reader = PromptReader.for_target(target.tokenizer, settings, target.name, runner, runner.dtype)
+    prompts: list[Sequence[int]] = []
+    for number, messages in conversations:
+        try:
+            prompt = reader.encode(messages)
+        except PromptError as error:
+            raise PromptError(f"{path}, line {number}: {error}") from error
+        if len(prompt) >= runner.max_model_len:
+            raise PromptError(
+                f"{path}, line {number}: the prompt has {len(prompt)} tokens, and the target's context leaves room for"
+                f" {runner.max_model_len - 1}; leave it out"
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def _num_images(messages: _Messages) -> int:
+    contents = [one.get("content") for one in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)

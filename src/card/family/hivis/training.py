@@ -1,0 +1,210 @@
+"""Train a drafter that is fused with a target's hidden states, on the target's own texts.
+
+It is unrolled: in each step it reads the states that it guessed in the step before, as it will when it drafts, and
+learns the tokens and states of the target. Every batch of a run follows from the settings and the data. So a run that
+goes on from a checkpoint ends with the weights of one that was never cut off.
+
+Sources: HiViS, arXiv:2509.23928, for text rows alone and vectors of the steps; EAGLE-3, arXiv:2503.01840, for which
+rows an unrolled step reads. The weights of the losses are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.config.fields import require
+from card.family.hivis.drafting import TextMemory, draft
+from card.family.hivis.head import FusedFacts, FusedHead
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.head_training import (
+    IGNORED,
+    FitSettings,
+    TrainedHead,
+    common_tokens,
+    fit,
+    num_right,
+    planned,
+    split_texts,
+)
+from card.family.learning.target_texts import TargetTexts
+from card.models.head_files import scaled
+from card.models.probe import embedding_probe
+from card.models.torch_runner import TorchRunner
+
+_STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # of each step's loss, per step; of states beside tokens
+_MOST_MEASURED = 256  # rows of texts that it does not learn from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings(FitSettings):
+    """Settings of the training."""
+
+    num_steps: int = 5  # S, unrolled
+    width: int = 256  # of its layer
+    epochs: int = 4
+    batch_size: int = 16  # texts
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        FitSettings.__post_init__(self)
+        require(1 <= self.num_steps <= 16, "num_steps", "from 1 to 16", self.num_steps)
+        require(self.width >= 4 and self.width % 4 == 0, "width", "a multiple of 4", self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of B texts, T of the longest; a row holds a state and the token behind it."""
+
+    states: Tensor  # [B, T, D] scaled
+    embeddings: Tensor  # [B, T, D] scaled
+    labels: Tensor  # [B, T] int64: place of the token behind the row's own; `IGNORED` where nothing is learnt
+
+
+class Examples:
+    """Texts as a drafter reads them."""
+
+    def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, label_of: Tensor) -> None:
+        """Take some texts.
+
+        Args:
+            embeddings: [M, D] of the texts' tokens.
+            label_of: as of `common_tokens`.
+        """
+        self.states, self.embeddings = scaled(texts.features), scaled(embeddings)
+        self.texts, self.chosen, self._labels = texts, list(chosen), label_of[texts.token_ids]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def batch(self, some: Tensor) -> Batch:
+        """Return some texts, [n] of theirs, filled up at their ends."""
+        idxs = [self.chosen[i] for i in some.tolist()]
+        rows = [self.texts.text(idx) for idx in idxs]
+        labels = []
+        for idx, row in zip(idxs, rows, strict=True):
+            own = torch.full((row.stop - row.start,), IGNORED)
+            first = max(self.texts.answer(idx), row.start + 1)
+            own[first - 1 - row.start : -1] = self._labels[first : row.stop]
+            labels.append(own)
+        pad = torch.nn.utils.rnn.pad_sequence
+        states, embeddings = (pad([of[row] for row in rows], batch_first=True) for of in (self.states, self.embeddings))
+        return Batch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
+
+
+def train_fused(
+    target: TorchRunner,
+    texts: TargetTexts,
+    settings: TrainSettings,
+    *,
+    checkpoint: Checkpoint,
+    num_candidates: int = 16,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> TrainedHead[FusedHead]:
+    """Train a drafter for a target, from the last checkpoint on if there is one.
+
+    Args:
+        texts: with their prompts.
+        checkpoint, num_candidates, on_step: as of `card.family.ctc.training.train_head`.
+    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
+    """
+    learnt, held_out = split_texts(texts, settings.seed)
+    head, label_of = _new_head(target, texts, settings)
+    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
+    examples, measured = (Examples(texts, some, embeddings, label_of) for some in (learnt, held_out))
+    steps = planned(len(examples), settings)
+    losses, state = fit(
+        head,
+        steps,
+        lambda some: loss_of(head, examples.batch(some)),
+        settings,
+        facts={**asdict(settings), "texts": texts.digest},
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
+    accepted = accepted_by_depth(head, measured, num_candidates)
+    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
+
+
+def loss_of(head: FusedHead, batch: Batch) -> Tensor:
+    """Return the loss of all unrolled steps, in nats a learnt token, those of later steps weighing less."""
+    total, places = torch.zeros(()), torch.arange(batch.labels.shape[1])
+    for step, (states, logits) in enumerate(unrolled(head, batch.states, batch.embeddings)):
+        labels = batch.labels.where(places >= step, torch.tensor(IGNORED))
+        total = total + _STEP_WEIGHT**step * _step_loss(states, logits, labels, batch.states)
+    return total
+
+
+def unrolled(head: FusedHead, truth: Tensor, embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the rows of a batch guess in each step: states [B, T, D], and logits [B, T, N].
+
+    In step s a row reads the state that the row before it guessed in step s - 1. It attends to rows of the target's
+    states up to s places before its own, and to its own path behind them: the rows of steps 1 to s.
+
+    Args:
+        truth, embeddings: [B, T, D] scaled, of the target's states and of the tokens behind them.
+    """
+    places = torch.arange(truth.shape[1])
+    behind = places[:, None] - places  # [T, T]
+    states = truth
+    keys, values = list[Tensor](), list[Tensor]()
+    for step in range(head.facts.num_steps):
+        if step:
+            states = head.own_state(functional.pad(states[:, :-1], (0, 0, 1, 0)), step)
+        rows = head.read(states, embeddings)
+        for kept, own in zip((keys, values), head.layer.memory(rows, places[None]), strict=True):
+            kept.append(own)
+        seen = torch.cat([behind >= step, *(behind == step - earlier for earlier in range(1, step + 1))], 1)
+        rows = head.layer(rows, torch.cat(keys, 2), torch.cat(values, 2), seen[None], places[None])
+        states, logits = head.guess(rows)
+        yield states, logits
+
+
+def _step_loss(states: Tensor, logits: Tensor, labels: Tensor, truth: Tensor) -> Tensor:
+    is_learnt = labels != IGNORED
+    if not is_learnt.any():
+        return states.sum() * 0.0
+    words = functional.cross_entropy(logits[is_learnt], labels[is_learnt])
+    behind = is_learnt[:, :-1]
+    return words + _STATE_WEIGHT * functional.smooth_l1_loss(states[:, :-1][behind], truth[:, 1:][behind])
+
+
+@torch.inference_mode()
+def accepted_by_depth(head: FusedHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
+    """Return, for one token and more, the share of rows behind which so many were among the candidates, in [0, 1]."""
+    texts, depths, num_rows = examples.texts, list[int](), 0
+    for idx in examples.chosen:
+        row, first = texts.text(idx), texts.answer(idx)
+        whole = TextMemory(head)
+        whole.extend(0, examples.states[row], examples.embeddings[row])
+        read = head.read(examples.states[row], examples.embeddings[row])
+        ends = range(first + 1, row.stop)
+        cut = [whole.until(end - row.start, read[end - 1 - row.start]) for end in ends]
+        for end, tree in zip(ends, draft(head, cut), strict=True):
+            depths.append(num_right(tree.leading(num_candidates), texts.token_ids[end : row.stop].tolist()))
+        num_rows += len(ends)
+        if num_rows >= _MOST_MEASURED:
+            break
+    deepest = max(depths, default=0)
+    return tuple(sum(depth >= least for depth in depths) / num_rows for least in range(1, deepest + 1))
+
+
+def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[FusedHead, Tensor]:
+    """Return a drafter with the weights of the seed, and places of tokens as of `common_tokens`."""
+    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
+    facts = FusedFacts(
+        num_steps=settings.num_steps,
+        width=settings.width,
+        hidden_size=target.original.hidden_size,
+        vocab_size=target.vocab_size,
+        num_parameters=target.original.num_parameters,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        head = FusedHead(facts, token_ids, embedding_probe(target))
+    head.attach(target)
+    return head, label_of

@@ -1,0 +1,94 @@
+"""AutoJudge: a logistic regression on the target's hidden states says which mismatches matter to the answer.
+
+A mismatch is important if the target, made to go on from the draft's token, ends with another answer. What looks
+unimportant is tolerated. Source: Garipov et al. 2025, arXiv:2504.20039. Ours: the last hidden state of the target
+alone, with the draft's token as input, which a pass that verifies has anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from card.errors import ModelError
+from card.family.judges.judge import Mismatch
+from card.models.features import FINAL, FeatureWish
+from card.models.probe import embedding_probe, probe_difference
+from card.models.torch_runner import TorchRunner
+from card.models.trained_file import TrainedFile
+
+AUTO_WISH = FeatureWish((FINAL,), "logits")
+_FILE = TrainedFile("judge", "card-judge-1", "card train judge")
+
+
+@dataclass(frozen=True, slots=True)
+class PairFacts:
+    """The pair that a judge was made for."""
+
+    draft: str  # name of the draft model, without the folders that it lies in
+    probe: Tensor  # [8 * D] float32, see `embedding_probe`
+
+    @classmethod
+    def of(cls, target: TorchRunner, draft: str) -> PairFacts:
+        """Return the facts of a target and the draft model of this name."""
+        return cls(Path(draft).name, embedding_probe(target))
+
+    def difference(self, other: PairFacts) -> str:
+        """Return in words why the other pair is another one; empty if it is not."""
+        if difference := probe_difference(self.probe, other.probe):
+            return difference
+        if other.draft and self.draft != other.draft:
+            return f"its draft model is {self.draft}, this one {other.draft}"
+        return ""
+
+
+class AutoJudge:
+    """Tolerate a mismatch whose probability of being important is below the knob; with 0 that is none."""
+
+    def __init__(self, weights: Tensor, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
+        """Take the regression over.
+
+        Args:
+            weights: [D] float32 for the hidden states as they are.
+            usual: knob that keeps as many of the important mismatches out as the training wanted.
+            knob: in [0, 1]; None takes the usual one.
+        """
+        self.weights, self.bias, self.usual, self.pair = weights, bias, usual, pair
+        self.knob = usual if knob is None else knob
+
+    @classmethod
+    def load(cls, path: str | Path, knob: float | None = None) -> AutoJudge:
+        """Read a judge that `save` wrote. Raises: ModelError if there is none."""
+
+        def made(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> AutoJudge:
+            pair = PairFacts(facts["draft"], tensors["probe"].float())
+            return cls(
+                tensors["weights"].float(), float(facts["bias"]), usual=float(facts["usual"]), pair=pair, knob=knob
+            )
+
+        return _FILE.load(path, made)
+
+    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
+        """Write the judge as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
+        facts = {"draft": self.pair.draft, "bias": repr(self.bias), "usual": repr(self.usual)}
+        _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
+
+    def check_pair(self, target: TorchRunner, draft: str) -> None:
+        """Refuse another pair than the judge's own; ``draft`` may be empty if nobody knows it. Raises: ModelError."""
+        if difference := self.pair.difference(PairFacts.of(target, draft)):
+            raise ModelError(f"this judge is another pair's: {difference}; make one for it with card train judge")
+
+    def tolerates(self, mismatch: Mismatch) -> bool:
+        """Return whether the candidate may stay."""
+        assert mismatch.seen.features is not None, "the judge's wish was told to the target"
+        return self.importance(mismatch.seen.features[mismatch.candidate + 1]) < self.knob
+
+    def importance(self, features_row: Tensor) -> float:
+        """Return the probability that a mismatch is important, from the state [D] at the draft's token."""
+        with torch.inference_mode():
+            score = self.weights @ features_row.to(device="cpu", dtype=torch.float32) + self.bias
+            return float(score.sigmoid())

@@ -1,0 +1,211 @@
+"""Mismatches that matter, found by going on from them: the examples that AutoJudge learns from.
+
+The target answers a question greedily. At the first token that the draft model would have written otherwise, its token
+is put in, and the target goes on greedily to the end. If the answer is the same, the mismatch was unimportant and the
+new text is kept; else it was important, and the old text stays. So on to the next mismatch.
+Source: Garipov et al. 2025, arXiv:2504.20039, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from card.family.judges.auto import AUTO_WISH
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+AT_ONCE = 16  # prompts whose texts share a pass
+_LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are read for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """The N mismatches of one prompt and what became of them; on the CPU."""
+
+    prompt_idx: int
+    features: Tensor  # [N, D] float32: the target's last hidden state at the draft's token
+    is_important: tuple[bool, ...]  # N: the answer became another one
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatches:
+    """N mismatches of several prompts; on the CPU."""
+
+    features: Tensor  # [N, D] float32, as in `Mined`
+    is_important: Tensor  # [N] bool
+    prompt_idx: Tensor  # [N] int64: which prompt it came from
+
+    def __len__(self) -> int:
+        return len(self.is_important)
+
+    @classmethod
+    def joined(cls, mined: Sequence[Mined]) -> Mismatches:
+        """Return the mismatches of all prompts, by the order of these."""
+        mined = sorted((one for one in mined if one.is_important), key=lambda one: one.prompt_idx)
+        return cls(
+            torch.cat([one.features for one in mined]) if mined else torch.zeros((0, 0)),
+            torch.tensor([label for one in mined for label in one.is_important], dtype=torch.bool),
+            torch.tensor([one.prompt_idx for one in mined for _ in one.is_important], dtype=torch.int64),
+        )
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text as the target writes it; its last token may have no row."""
+
+    token_ids: list[int]
+    slot: int
+    state: Tensor | None = None  # [D] at the first token that it was given after its rows
+
+
+@dataclass(slots=True)
+class _Question:
+    """A prompt with its present answer, and the text that the target is writing for it."""
+
+    prompt_idx: int
+    num_prompt: int
+    written: _Text  # at first the answer itself, then what follows from a mismatch
+    draft_slot: int  # of the draft model, which reads the answer
+    place: int  # mismatches before it are labelled
+    text: _Text | None = None  # the present answer, once it is written
+    answer: Hashable = None
+    guesses: list[int] = field(default_factory=list)  # the draft model's token at places from the prompt's end on
+    states: list[Tensor] = field(default_factory=list)
+    labels: list[bool] = field(default_factory=list)
+
+    def mined(self) -> Mined:
+        """Return what was found so far."""
+        features = torch.stack(self.states) if self.states else torch.zeros((0, 0))
+        return Mined(self.prompt_idx, features, tuple(self.labels))
+
+
+class Miner:
+    """Lets a pair answer prompts, and finds out which mismatches of it matter."""
+
+    def __init__(
+        self,
+        target: TorchRunner,
+        draft: TorchRunner,
+        *,
+        answer_of: Callable[[Sequence[int]], Hashable],
+        max_tokens: int,
+        end_ids: frozenset[int],
+    ) -> None:
+        """Take both models; the target keeps its last hidden states from now on.
+
+        Args:
+            answer_of: what is asked of an answer, from its tokens; two answers that give equal values are the same.
+            max_tokens: new tokens after which a text is broken off.
+        """
+        target.features.wish([AUTO_WISH])
+        self._target, self._draft = target, draft
+        self._answer_of, self._max_tokens, self._end_ids = answer_of, max_tokens, end_ids
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Length of the longest prompt that leaves room for an answer."""
+        return min(self._target.max_model_len, self._draft.max_model_len) - self._max_tokens
+
+    def mine(
+        self, prompts: Sequence[tuple[int, Sequence[int]]], is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Mined]:
+        """Yield the mismatches of each prompt when all of them are tried. Prompts share passes, `AT_ONCE` at most.
+
+        Args:
+            prompts: index and token ids of each; 1 to `max_prompt_tokens` of them.
+            is_over: asked after each pass. Once it says so, prompts that are under way are yielded with the mismatches
+                that were tried; one whose first answer is not written yet is left out, as are those that wait.
+        """
+        waiting, running = deque(prompts), list[_Question]()
+        try:
+            while (waiting or running) and not is_over():
+                while waiting and len(running) < AT_ONCE:
+                    running.append(self._begin(*waiting.popleft()))
+                self._write(running)
+                for one in [one for one in running if self._is_done(one)]:
+                    self._label(one)
+                    if not self._try_next(one):
+                        running.remove(one)
+                        self._close(one)
+                        yield one.mined()
+            for one in running:
+                if one.text is not None:
+                    yield one.mined()
+        finally:
+            for one in running:
+                self._close(one)
+
+    def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Question:
+        most = len(prompt) + self._max_tokens
+        written = _Text(list(prompt), self._target.open(most))
+        return _Question(prompt_idx, len(prompt), written, self._draft.open(most), len(prompt))
+
+    def _close(self, question: _Question) -> None:
+        texts = (question.text, question.written)
+        for slot in {text.slot for text in texts if text is not None}:
+            self._target.close(slot)
+        self._draft.close(question.draft_slot)
+
+    def _write(self, questions: Sequence[_Question]) -> None:
+        """Let the target write a token of each text; each keeps the state at the first token that had no row."""
+        texts = [one.written for one in questions]
+        extensions = [Extension.of_text(one.slot, one.token_ids, self._target.num_rows(one.slot)) for one in texts]
+        for idx, logits in enumerate(self._target.forward(extensions)):
+            text = questions[idx].written
+            if text.state is None:
+                text.state = self._target.features.of(idx, AUTO_WISH)[0].float().cpu().clone()
+            if not self._is_done(questions[idx]):
+                text.token_ids.append(int(logits[0].argmax()))
+
+    def _is_done(self, question: _Question) -> bool:
+        token_ids = question.written.token_ids
+        num_new = len(token_ids) - question.num_prompt
+        return num_new > 0 and (token_ids[-1] in self._end_ids or num_new >= self._max_tokens)
+
+    def _label(self, one: _Question) -> None:
+        """Take what was written as the first answer, or say what became of the mismatch and keep the better text."""
+        written = one.written
+        answer = self._answer_of(written.token_ids[one.num_prompt :])
+        if one.text is None:
+            one.text, one.answer = written, answer
+            return
+        assert written.state is not None
+        is_important = answer != one.answer
+        one.states.append(written.state)
+        one.labels.append(is_important)
+        if is_important:
+            self._target.close(written.slot)
+            one.written = one.text
+        else:
+            self._target.close(one.text.slot)
+            one.text = written
+            del one.guesses[one.place + 1 - one.num_prompt :]
+            self._draft.keep(one.draft_slot, one.place)
+        one.place += 1
+
+    def _try_next(self, one: _Question) -> bool:
+        """Put the draft's token in at the next place where it is another one; return whether there is such a place."""
+        assert one.text is not None
+        token_ids = one.text.token_ids
+        while one.place < len(token_ids) and self._guess(one) == token_ids[one.place]:
+            one.place += 1
+        if one.place == len(token_ids):
+            return False
+        slot = self._target.open(one.num_prompt + self._max_tokens)
+        one.written = _Text([*token_ids[: one.place], self._guess(one)], slot)
+        self._target.copy_rows(one.text.slot, slot, one.place)
+        return True
+
+    def _guess(self, one: _Question) -> int:
+        """Return what the draft model would write at the place that a question has come to."""
+        if one.place - one.num_prompt == len(one.guesses):
+            assert one.text is not None
+            token_ids, held = one.text.token_ids[: one.place + _LOOKAHEAD], self._draft.num_rows(one.draft_slot)
+            (logits,) = self._draft.forward([Extension.of_text(one.draft_slot, token_ids, held, one.place - 1)])
+            one.guesses += logits[:, : self._target.vocab_size].argmax(-1).tolist()
+        return one.guesses[one.place - one.num_prompt]

@@ -1,0 +1,190 @@
+"""Folders that a training begins with and ends in: the draft model with a row for the mask token, the adapted one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from card.errors import ModelError, PromptError
+from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
+from card.models.facts import context_limit, vocab_size
+from card.models.layer_kinds import has_state
+from card.models.loading import load_model, load_tokenizer
+from card.models.names import model_name
+from card.models.parallel_draft import MASK_KEY, STATES_FILE, ParallelDraft, parallel_draft_of
+from card.models.sources import quiet
+from card.models.state_input import StateInput
+from card.text.chat_template import render_chat
+from card.text.lines import numbered_lines
+from card.text.prompts import encode_chat, encode_prompt, encode_rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MOST_TOKENS = 1024  # of a text that is learnt from; the rest of a longer one is left out
+_CHECKED_TOKENS, _CHECKED_LOGITS = 9, 1e-2  # of a trial text; most difference in logits, relative to their spread
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """A draft model that can be adapted."""
+
+    model: PreTrainedModel  # in float32
+    tokenizer: PreTrainedTokenizerBase
+    mask_id: int
+    dtype: torch.dtype  # as it was stored, and will be
+
+    def save(
+        self,
+        folder: Path,
+        num_tokens: int,
+        temperatures: tuple[float, ...],
+        figures: Mapping[str, Any],
+        state_input: StateInput | None = None,
+    ) -> None:
+        """Write the adapted model as an ordinary model folder, and what makes it a drafter last.
+
+        Args:
+            state_input: reads the states of one target for it; None: it is for any target of its vocabulary.
+        """
+        model: Any = self.model
+        setattr(model.config, MASK_KEY, self.mask_id)  # where other engines look for it
+        with quiet():
+            model.to(self.dtype).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        if state_input is not None:
+            state_input.save(folder / STATES_FILE)
+        facts = ParallelDraft(
+            mask_id=self.mask_id,
+            num_tokens=num_tokens,
+            temperatures=temperatures,
+            vocab_size=vocab_size(self.model),
+            states_file=None if state_input is None else folder / STATES_FILE,
+        )
+        facts.save(folder, figures)
+
+
+def load_adaptable(name: str, *, device: str = "cpu") -> Adaptable:
+    """Load a draft model and give it a mask token: the first row that its tokenizer leaves unused, else a new one.
+
+    One that is adapted already keeps its own, and what it has learnt.
+
+    Raises: ModelError if it cannot be loaded, or does not keep masks of different guesses apart.
+    """
+    model: Any = load_model(name, device=device)
+    tokenizer = load_tokenizer(name)
+    if has_state(model):
+        raise ModelError(f"{model_name(model)} keeps a recurrent state, so that masks cannot share a row; give another")
+    dtype = model.dtype
+    model.float()
+    known = parallel_draft_of(model)
+    mask_id = known.mask_id if known is not None else _new_token(model, max(tokenizer.get_vocab().values()) + 1)
+    _check_masks_are_apart(model, mask_id)
+    return Adaptable(model, tokenizer, mask_id, dtype)
+
+
+def _new_token(model: Any, token_id: int) -> int:
+    """Give the model a token of this id, which begins as the mean of those before it; return the id."""
+    if token_id == vocab_size(model):
+        model.resize_token_embeddings(token_id + 1, mean_resizing=False)
+    with torch.no_grad():
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.weight[token_id] = table.weight[:token_id].mean(0)
+    return token_id
+
+
+def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
+    """Compare masks in one row with the same ones alone. Raises: ModelError if the model lets them see each other."""
+    document = Document(range(_CHECKED_TOKENS))
+    origins = kept_origins(document, Drop(num_tokens=3, retention=1.0), torch.Generator())
+    batch = batch_of([packed_row(document, origins, mask_id)])
+    try:
+        with torch.no_grad():
+            place = model.device
+            packed = model(
+                input_ids=batch.token_ids.to(place),
+                attention_mask=batch.attention.to(place),
+                position_ids=batch.positions.to(place),
+            ).logits[0]
+            alone = model(torch.tensor([[*range(_CHECKED_TOKENS - 4), mask_id, mask_id]], device=place)).logits[0]
+    except Exception as error:  # whatever the code of one of many architectures raises
+        raise ModelError(f"{model_name(model)} cannot be adapted: it takes no attention mask of ours") from error
+    origin = _CHECKED_TOKENS - 5
+    own = (batch.origins[0] == origin).nonzero()[:, 0]
+    difference = (packed[own] - alone[-len(own) :]).abs().max() / alone.std()
+    if not difference <= _CHECKED_LOGITS:
+        raise ModelError(f"{model_name(model)} cannot be adapted: its attention does not follow a mask of ours")
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text to learn."""
+
+    text: str
+    question: str | None = None  # that it answers; None: all of the text is learnt
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> Document:
+        """Return its tokens. Raises: PromptError."""
+        if self.question is None:
+            return Document(encode_prompt(tokenizer, self.text))
+        return _answered(tokenizer, self.question, self.text)
+
+
+def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Document]:
+    """Return the tokens of the texts of a file. Raises: PromptError that names the line."""
+    return [text.encode(tokenizer) for text in read_texts(path)]
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Return the texts of a UTF-8 file: of JSON lines with "question" and "answer" or with "text", else plain lines.
+
+    Raises: PromptError that names the line.
+    """
+    numbered = numbered_lines(path, "texts")
+    is_json = path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
+    if not is_json:
+        return [Text(line) for _, line in numbered]
+    return [_of_json(path, number, line) for number, line in numbered]
+
+
+def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]:
+    """Return the texts without what the model's context, or a sensible row, has no room for."""
+    most = min(_MOST_TOKENS, context_limit(model))
+    return [Document(document.token_ids[:most], document.first) for document in documents]
+
+
+def _of_json(path: Path, number: int, line: str) -> Text:
+    try:
+        row = json.loads(line)
+        question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
+    except (ValueError, AttributeError, RecursionError):
+        question = answer = text = None
+    if isinstance(question, str) and isinstance(answer, str) and question.strip():
+        return Text(answer, question)
+    if isinstance(text, str) and text:
+        return Text(text)
+    raise PromptError(
+        f'{path}, line {number}: must be a JSON object with "question" and "answer", or with "text"; got {line[:60]!r}'
+    )
+
+
+def _answered(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> Document:
+    """Return a question and its answer, of which the answer is learnt; in the chat template where there is one."""
+    if not tokenizer.chat_template:
+        asked = encode_prompt(tokenizer, question + "\n")
+        return Document(encode_prompt(tokenizer, f"{question}\n{answer}"), len(asked))
+    turns = [{"role": "user", "content": question}]
+    asked = encode_chat(tokenizer, turns)
+    whole = render_chat(tokenizer, [*turns, {"role": "assistant", "content": answer}])
+    token_ids = encode_rendered(tokenizer, whole)
+    pairs = enumerate(zip(asked, token_ids, strict=False))
+    return Document(token_ids, max(1, next((i for i, (one, other) in pairs if one != other), len(asked))))

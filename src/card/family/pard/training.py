@@ -1,0 +1,330 @@
+"""Adapt a causal language model into one that drafts K tokens in one pass, and measure how true its guesses are.
+
+Every batch and every draw of a run follows from the settings and the data. So a run that goes on from a checkpoint ends
+with the weights of one that was never cut off.
+
+Sources: PARD, arXiv:2504.18583, for rows and drop; calibration by temperature, Guo et al. 2017, arXiv:1706.04599.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.errors import PromptError, SettingsError
+from card.family.learning.checkpoint import Checkpoint, rate_share
+from card.family.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
+from card.family.pard.teacher import Lesson, Teacher
+from card.machine.processor import computes_bfloat16
+from card.models.parallel_draft import MOST_TOKENS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # documents that it does not learn from
+_CLIPPED_NORM = 1.0
+TINY_SIZE = 100_000_000  # parameters of models that learn at the first of these rates, and not at the published one
+_TINY_RATE, _PUBLISHED_RATE = 1e-3, 1e-5
+_BLOCK_ROWS = 1024  # of logits at once
+_TEMPERATURES = tuple(1.1**power for power in range(-6, 13))  # tried in calibration: 0.56 to 3.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Settings of the training."""
+
+    num_tokens: int = 8  # K
+    retention: float = 0.7  # share of an offset's masks that the next offset keeps; 1 is without conditional drop
+    least_retention: float = 0.2  # share of the masks that every offset keeps
+    state_drop: float = 0.15  # share of the texts that are read without the target's states, where there are some
+    epochs: int = 1
+    tokens_per_step: int = 4096  # masks and padding included
+    learning_rate: float | None = None  # at its peak; None: the usual one for a model of that size
+    seed: int = 0
+    checkpoint_steps: int = 25  # from one checkpoint to the next
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name, least, most in (("num_tokens", 2, MOST_TOKENS), ("epochs", 1, 1000), ("checkpoint_steps", 1, None)):
+            value = getattr(self, name)
+            if value < least or (most is not None and value > most):
+                raise SettingsError(f"{name} must be {least} to {most or 'any number'}, got {value}")
+        for name in ("retention", "least_retention", "state_drop"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise SettingsError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
+        if self.learning_rate is not None and not 0.0 < self.learning_rate < 1.0:
+            raise SettingsError(f"learning_rate must be above 0 and below 1, got {self.learning_rate}")
+
+    @property
+    def drop(self) -> Drop:
+        """Conditional drop as it is set."""
+        return Drop(num_tokens=self.num_tokens, retention=self.retention, least=self.least_retention)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Figures of a training; guesses are counted on texts that it did not learn from, see `measured`."""
+
+    temperatures: tuple[float, ...]  # [K]
+    hit_rates: tuple[float, ...]  # [K] share of origins behind which this guess and all before it are the text
+    losses: tuple[float, ...]  # [K] nats a guess, at these temperatures
+    num_trained: int  # positions run and learnt from, of the text and of masks
+    num_without_drop: int  # positions that the same run would have trained if it dropped none
+    num_steps: int
+
+    @property
+    def mean_guesses(self) -> float:
+        """Tokens that a pass guesses right before its first error, of K."""
+        return sum(self.hit_rates)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is worth keeping beside the model, by name."""
+        rounded = {name: [round(one, 4) for one in getattr(self, name)] for name in ("hit_rates", "losses")}
+        counts = {"trained_positions": self.num_trained, "positions_without_drop": self.num_without_drop}
+        return {**rounded, **counts, "steps": self.num_steps}
+
+
+def train_pard(
+    model: PreTrainedModel,
+    documents: Sequence[Document],
+    mask_id: int,
+    settings: TrainSettings,
+    *,
+    checkpoint: Checkpoint,
+    teacher: Teacher | None = None,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> Trained:
+    """Adapt ``model`` in place, from the last checkpoint on if there is one.
+
+    Args:
+        model: float32 weights, whose embedding has a row for ``mask_id``.
+        checkpoint: keeps the state every few steps, and refuses one of another run.
+        teacher: weighs the guesses and has the distributions that they learn (PARD-2); None learns the texts alone.
+            The layer that reads its states, if there is one, learns too.
+        on_step: called at the start and after each step with the steps done and their number.
+    Raises: PromptError for fewer than two documents; ModelError for a checkpoint that is damaged or of another run.
+    """
+    learnt, held_out = split(documents, settings.seed)
+    steps = planned(learnt, settings)
+    whole = _with_state_input(model, teacher)
+    rate = settings.learning_rate or _usual_rate(model)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    facts = run_facts(learnt, mask_id, settings, teacher)
+    state = checkpoint.load(whole, optimizer, facts)
+    model.train(True)
+    whole.requires_grad_(True)
+    on_step(state.step, len(steps))
+    for step in range(state.step, len(steps)):
+        rows = rows_of_step(steps[step], step, mask_id, settings)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * rate_share(step, len(steps))
+        shown = shown_in_step(len(rows), step, settings)
+        loss_of(model, batch_of(rows), teacher, shown).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(whole.parameters(), _CLIPPED_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step, state.num_trained = step + 1, state.num_trained + sum(row.num_trained for row in rows)
+        state.num_without_drop += sum(num_without_drop(document, settings) for document in steps[step])
+        if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
+            checkpoint.save(whole, optimizer, facts, state)
+        on_step(state.step, len(steps))
+    whole.requires_grad_(False)
+    model.train(False)
+    guesses = measured(model, held_out, mask_id, settings, teacher)
+    return Trained(*guesses, state.num_trained, state.num_without_drop, len(steps))
+
+
+def _usual_rate(model: PreTrainedModel) -> float:
+    """Return the published rate, which suits models of 0.5 B parameters and more, or a larger one for a tiny model."""
+    return _TINY_RATE if sum(one.numel() for one in model.parameters()) < TINY_SIZE else _PUBLISHED_RATE
+
+
+def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.nn.Module:
+    """Return all that learns."""
+    state_input = None if teacher is None else teacher.state_input
+    return model if state_input is None else torch.nn.ModuleList([model, state_input])
+
+
+# ---- what is learnt when --------------------------------------------------------------------------------------------
+
+
+def split(documents: Sequence[Document], seed: int) -> tuple[list[Document], list[Document]]:
+    """Return documents to learn from and a few to measure by. Raises: PromptError for fewer than two."""
+    usable = [document for document in documents if len(document.token_ids) > document.first]
+    if len(usable) < 2:
+        raise PromptError(f"{len(usable)} texts have two tokens or more; give at least 2, one of them to measure by")
+    shuffled = random.Random(f"{seed}/split").sample(usable, len(usable))
+    num_held_out = max(1, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(usable))))
+    return shuffled[num_held_out:], shuffled[:num_held_out]
+
+
+def planned(documents: Sequence[Document], settings: TrainSettings) -> list[list[Document]]:
+    """Return the documents of every step: those of similar length together, in random order."""
+    steps: list[list[Document]] = []
+    for epoch in range(settings.epochs):
+        rng = random.Random(f"{settings.seed}/{epoch}")
+        by_length = sorted(documents, key=lambda document: packed_length(document, settings) + rng.random())
+        batches: list[list[Document]] = [[]]
+        for document in by_length:
+            num_tokens = packed_length(document, settings) * (len(batches[-1]) + 1)
+            if batches[-1] and num_tokens > settings.tokens_per_step:
+                batches.append([])
+            batches[-1].append(document)
+        rng.shuffle(batches)
+        steps += batches
+    return steps
+
+
+def packed_length(document: Document, settings: TrainSettings) -> int:
+    """Return about how many tokens the row of a document has."""
+    num_origins = len(document.token_ids) - document.first
+    shares = sum(settings.drop.share(offset) for offset in range(1, settings.num_tokens))
+    return len(document.token_ids) + round(num_origins * shares)
+
+
+def num_without_drop(document: Document, settings: TrainSettings) -> int:
+    """Return how many tokens the row of a document has if no mask is dropped."""
+    num_origins = len(document.token_ids) - document.first
+    return len(document.token_ids) + sum(max(0, num_origins - offset) for offset in range(1, settings.num_tokens))
+
+
+def rows_of_step(documents: Sequence[Document], step: int, mask_id: int, settings: TrainSettings) -> list[PackedRow]:
+    """Return the rows of a step; which masks they keep depends on the seed and the step alone."""
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    return [packed_row(one, kept_origins(one, settings.drop, generator), mask_id) for one in documents]
+
+
+def shown_in_step(num_rows: int, step: int, settings: TrainSettings) -> Tensor:
+    """Return which rows of a step are read with the target's states, [B] bool; it depends on seed and step alone."""
+    generator = torch.Generator().manual_seed(-1 - settings.seed * 1_000_003 - step)
+    return torch.rand(num_rows, generator=generator) >= settings.state_drop
+
+
+def run_facts(
+    documents: Sequence[Document], mask_id: int, settings: TrainSettings, teacher: Teacher | None = None
+) -> Mapping[str, Any]:
+    """Return what a run must have in common with one that it goes on from."""
+    data = [[document.first, *document.token_ids] for document in documents]
+    state_input = None if teacher is None else teacher.state_input
+    layers = list(state_input.layers) if state_input is not None else []
+    return {**asdict(settings), "mask token": mask_id, "data": data, "layers of the target": layers}
+
+
+# ---- loss and measurement -------------------------------------------------------------------------------------------
+
+
+def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None = None) -> Tensor:
+    """Return the last hidden states behind the tokens that have a label, [M, D].
+
+    Args:
+        added: [B, S, D] to the embeddings, see `added_to`.
+    """
+    read = {"input_ids": batch.token_ids}
+    if added is not None:
+        table: Any = model.get_input_embeddings()
+        own_scale = float(getattr(table, "embed_scale", 1.0))  # of models whose table scales what it gives
+        read = {"inputs_embeds": table(batch.token_ids) + own_scale * added}
+    found = model.base_model(**read, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False)
+    hidden: Tensor = found.last_hidden_state[batch.labels != IGNORED]
+    return hidden
+
+
+def added_to(batch: PackedBatch, lesson: Lesson, teacher: Teacher, shown: Tensor | None = None) -> Tensor | None:
+    """Return what the target's states add to the embeddings of a batch, [B, S, D]; None if nobody reads them.
+
+    A token has those added that it was chosen from: the states at the place before it. The first one and masks have
+    nothing added.
+
+    Args:
+        shown: [B] bool, rows that are read with states; None: all.
+    """
+    if teacher.state_input is None or lesson.states is None:
+        return None
+    width = lesson.states.shape[1]
+    added = functional.pad(teacher.state_input(lesson.states[:, :-1]), (0, 0, 1, 0))
+    is_read = batch.offsets[:, :width] == 0
+    if shown is not None:
+        is_read = is_read & shown[:, None]
+    return functional.pad(added * is_read[..., None], (0, 0, 0, batch.token_ids.shape[1] - width))
+
+
+def loss_of(
+    model: PreTrainedModel, batch: PackedBatch, teacher: Teacher | None = None, shown: Tensor | None = None
+) -> Tensor:
+    """Return the mean loss over all kept tokens, those of the text and the masks alike, in nats.
+
+    It is the cross-entropy of the text, or what `Lesson.loss` says with a teacher; ``shown`` as of `added_to`.
+    """
+    with precision_of(model):
+        lesson = None if teacher is None else teacher.lesson(batch)
+        added = None if teacher is None or lesson is None else added_to(batch, lesson, teacher, shown)
+        hidden, labels = hidden_of(model, batch, added), batch.labels[batch.labels != IGNORED]
+        losses: list[Tensor] = []
+        for start in range(0, len(labels), _BLOCK_ROWS):
+            rows = slice(start, start + _BLOCK_ROWS)
+            logits = logits_of(model, hidden[rows])
+            if lesson is None:
+                losses.append(functional.cross_entropy(logits, labels[rows], reduction="sum"))
+            else:
+                losses.append(lesson.loss(logits, labels[rows], rows))
+    return torch.stack(losses).sum() / len(labels)
+
+
+def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Return the logits behind hidden states, [M, V] float32."""
+    head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: Tensor = head(hidden)
+    return logits.float()
+
+
+def precision_of(model: PreTrainedModel) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which passes compute in bfloat16, where the device is quick at it."""
+    if not computes_bfloat16(model.device):
+        return contextlib.nullcontext()
+    return torch.autocast(model.device.type, torch.bfloat16)
+
+
+def measured(
+    model: PreTrainedModel,
+    documents: Sequence[Document],
+    mask_id: int,
+    settings: TrainSettings,
+    teacher: Teacher | None = None,
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return temperatures, hit rates and losses of the K guesses, as `Trained` has them.
+
+    A guess is right if it is the token of the text; with a teacher, if it is the target's own choice there.
+    """
+    num_tokens, whole = settings.num_tokens, Drop(num_tokens=settings.num_tokens, retention=1.0)
+    losses = torch.zeros(num_tokens, len(_TEMPERATURES), dtype=torch.float64)
+    counts, hits = (torch.zeros(num_tokens, dtype=torch.float64) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    for document in documents:
+        batch = batch_of([packed_row(document, kept_origins(document, whole, generator), mask_id)])
+        is_learnt = batch.labels != IGNORED
+        labels, offsets, origins = (part[is_learnt] for part in (batch.labels, batch.offsets, batch.origins))
+        with torch.no_grad(), precision_of(model):
+            lesson = None if teacher is None else teacher.lesson(batch)
+            added = None if teacher is None or lesson is None else added_to(batch, lesson, teacher)
+            logits = logits_of(model, hidden_of(model, batch, added))
+            if lesson is not None:
+                labels = lesson.logits.argmax(-1)
+        for idx, temperature in enumerate(_TEMPERATURES):
+            loss = functional.cross_entropy(logits / temperature, labels, reduction="none").double()
+            losses[:, idx].index_add_(0, offsets, loss)
+        counts.index_add_(0, offsets, torch.ones(len(labels), dtype=torch.float64))
+        is_right = torch.ones(num_tokens, len(document.token_ids), dtype=torch.bool)
+        is_right[offsets, origins] = logits.argmax(-1) == labels
+        right = is_right.cumprod(0)[offsets, origins].double()
+        hits.index_add_(0, offsets, right)
+    best = losses.argmin(1)
+    least = losses.gather(1, best[:, None])[:, 0] / counts.clamp_min(1)
+    temperatures = tuple(_TEMPERATURES[idx] for idx in best.tolist())
+    return temperatures, tuple((hits / counts.clamp_min(1)).tolist()), tuple(least.tolist())

@@ -1,0 +1,311 @@
+"""Train an H-RAD predictor on recorded rounds: its network, then what its outcomes are worth.
+
+The latter is fitted on rounds that the network did not learn from: its chances are made true, and weighed against the
+drafter's own confidence. The drafter branches at tokens that it gives less than a certain probability; whatever a
+predictor says can only help where it knows more than that probability. So acceptance is regressed on the log odds of
+both, and the weight of the foreseen ones is what the regression gives them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.errors import PromptError
+from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, Layer, log_odds
+from card.family.specbranch.rounds import Rounds, outcomes
+
+LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
+_HELD_OUT_SHARE = 0.1
+_EVALUATED_ROWS = 4096  # at a time
+_LEAST_PROBABILITY = 1e-9  # before calibration
+_SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
+_LEARNING_RATE, _WEIGHT_DECAY = 3e-4, 0.5
+_DROPOUT = 0.2  # of inputs and hidden values
+_LEAST_GAIN = 2.0  # nats over all tokens, by which chance alone lowers the loss in one case of twenty
+_LEAST_SCALE = 0.05  # of the scores in calibration: one at 0 or below would turn the order of classes round
+_RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs say the same
+_MOST_FITTING_STEPS = 100  # of L-BFGS, which ends by itself before
+_ALMOST = 1e-4  # a token is never certain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Settings of the training."""
+
+    epochs: int = 20  # at most
+    patience: int = 4  # epochs without a lower loss on the stopping part, after which training ends
+    batch_size: int = 256
+    balance: float = 0.25  # a class weighs as its share to the power of minus this: 0 all rounds, 1 all classes alike
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A predictor and how it does on rounds of prompts that it never saw."""
+
+    hrad: HRad
+    confusion: tuple[tuple[int, ...], ...]  # [class that it was][class that seemed likeliest], rounds
+    confidence_loss: float  # log loss, nats a drafted token, of its acceptance as the drafter's own probability has it
+    foreseen_loss: float  # the same with what the predictor says besides
+    num_train_rounds: int
+    num_epochs: int  # that the predictor was trained for; later ones did not help
+
+    @property
+    def num_test_rounds(self) -> int:
+        """Rounds that the confusion matrix counts."""
+        return sum(map(sum, self.confusion))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of rounds whose class was predicted, in [0, 1]."""
+        return sum(row[i] for i, row in enumerate(self.confusion)) / self.num_test_rounds
+
+    @property
+    def recalls(self) -> tuple[float, ...]:
+        """For each class, the share of its rounds for which it seemed likeliest; 0 if it has none."""
+        return tuple(row[i] / max(sum(row), 1) for i, row in enumerate(self.confusion))
+
+    @property
+    def precisions(self) -> tuple[float, ...]:
+        """For each class, the share that was right of the rounds for which it seemed likeliest; 0 if there are none."""
+        columns = zip(*self.confusion, strict=True)
+        return tuple(column[i] / max(sum(column), 1) for i, column in enumerate(columns))
+
+    @property
+    def majority_share(self) -> float:
+        """Accuracy of always naming the commonest class."""
+        return max(map(sum, self.confusion)) / self.num_test_rounds
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean over the classes that occur of the share predicted right; always naming one class gives 1 / classes."""
+        occurring = [recall for recall, row in zip(self.recalls, self.confusion, strict=True) if sum(row)]
+        return sum(occurring) / len(occurring)
+
+    def figures(self) -> dict[str, str]:
+        """Return what is worth keeping with the predictor, by name."""
+        return {
+            "test_rounds": str(self.num_test_rounds),
+            "test_accuracy": f"{self.accuracy:.4f}",
+            "test_majority_share": f"{self.majority_share:.4f}",
+            "test_recalls": " ".join(f"{share:.4f}" for share in self.recalls),
+            "test_precisions": " ".join(f"{share:.4f}" for share in self.precisions),
+            "test_confidence_loss": f"{self.confidence_loss:.5f}",
+            "test_foreseen_loss": f"{self.foreseen_loss:.5f}",
+        }
+
+
+def train_hrad(
+    rounds: Rounds,
+    facts: HRadFacts,
+    settings: TrainSettings,
+    *,
+    test_rounds: Rounds | None = None,
+    on_epoch: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train a predictor; the rounds of one prompt are all learnt from, all used to stop by, or all judged by.
+
+    Those to stop by also say how true its chances are, and how heavy they are beside the drafter's own confidence.
+
+    Args:
+        test_rounds: rounds to judge by; None judges by those of a tenth of the prompts.
+        on_epoch: called after each epoch.
+    Raises: PromptError if the rounds come from too few prompts.
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    prompts = torch.tensor(sorted(set(rounds.prompt_idx.tolist())))
+    least = LEAST_PROMPTS - (test_rounds is not None)
+    if len(prompts) < least or (test_rounds is not None and not len(test_rounds)):
+        raise PromptError(
+            f"{len(prompts)} prompts have answers long enough to learn from"
+            f"{'' if test_rounds is None else f', and {len(test_rounds)} rounds to judge by'}; give at least {least},"
+            " or longer answers"
+        )
+    shuffled = prompts[torch.randperm(len(prompts), generator=generator)]
+    num_held_out = max(1, round(_HELD_OUT_SHARE * len(prompts)))
+    stop_by, judged_by = shuffled[:num_held_out], shuffled[num_held_out : 2 * num_held_out]
+    learnt_from = shuffled[2 * num_held_out :] if test_rounds is None else shuffled[num_held_out:]
+    train, stop = rounds.of_prompts(learnt_from), rounds.of_prompts(stop_by)
+    test = rounds.of_prompts(judged_by) if test_rounds is None else test_rounds
+    mean, std = _spread(train)
+    layers, num_epochs = _fit(train, stop, (mean, std), settings, generator, on_epoch)
+    scores = _probabilities(HRad(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
+    layers = calibrated(layers, scores, stop.labels)
+    foreseen = log_odds(_probabilities(HRad(facts, layers, mean, std), stop))
+    tokens = TokenOutcomes(stop, foreseen)
+    hrad = HRad(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
+    probabilities = _probabilities(hrad, test)
+    test_tokens = TokenOutcomes(test, log_odds(probabilities))
+    return Trained(
+        hrad,
+        _confusion(test.labels, probabilities.argmax(-1)),
+        confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
+        foreseen_loss=test_tokens.loss(tokens.fit(uses_foreseen=True)),
+        num_train_rounds=len(train),
+        num_epochs=num_epochs,
+    )
+
+
+def _probabilities(hrad: HRad, part: Rounds) -> Tensor:
+    """Return the chances of the classes for all rounds, [N, 3] float32."""
+    return torch.cat([hrad.probabilities(part.inputs[piece].float()) for piece in _pieces(part)])
+
+
+def _confusion(labels: Tensor, predicted: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Return how many rounds of each class, by row, were taken for each class, by column."""
+    counts = torch.bincount(labels * len(CLASSES) + predicted, minlength=len(CLASSES) ** 2)
+    return tuple(tuple(row) for row in counts.view(len(CLASSES), len(CLASSES)).tolist())
+
+
+def _pieces(part: Rounds) -> list[slice]:
+    """Return slices of few enough rounds to be run through the network at once."""
+    return [slice(start, start + _EVALUATED_ROWS) for start in range(0, len(part), _EVALUATED_ROWS)]
+
+
+def _spread(part: Rounds) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each input, [F] float32."""
+    sums = [(inputs.sum(0), inputs.square().sum(0)) for inputs in (part.inputs[p].double() for p in _pieces(part))]
+    mean = torch.stack([total for total, _ in sums]).sum(0) / len(part)
+    variance = torch.stack([squares for _, squares in sums]).sum(0) / len(part) - mean.square()
+    return mean.float(), variance.clamp_min(0).sqrt().clamp_min(_SMALLEST_STD).float()
+
+
+def _fit(
+    train: Rounds,
+    stop: Rounds,
+    spread: tuple[Tensor, Tensor],
+    settings: TrainSettings,
+    generator: torch.Generator,
+    on_epoch: Callable[[], None],
+) -> tuple[list[Layer], int]:
+    """Return the layers of the epoch that did best on the rounds to stop by, and its number, counted from 1."""
+    layers = _new_layers((len(spread[0]), *HIDDEN_WIDTHS, len(CLASSES)), generator)
+    shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
+    class_weights = shares.clamp_min(1 / len(train)) ** -settings.balance
+
+    def loss_of(part: Rounds, rows: Tensor | slice, dropout: float = 0.0) -> Tensor:
+        """Return the mean cross-entropy of some rounds, each weighed by its class."""
+        values = (part.inputs[rows].float() - spread[0]) / spread[1]
+        for i, (weight, bias) in enumerate(layers):
+            values = values.relu() if i else values
+            if dropout:  # the values that are left make up for the others
+                values = values * (torch.rand(values.shape, generator=generator) >= dropout) / (1 - dropout)
+            values = functional.linear(values, weight, bias)
+        labels = outcomes(part.num_accepted[rows], part.num_drafted)
+        return (functional.cross_entropy(values, labels, reduction="none") * class_weights[labels]).mean()
+
+    parameters = [tensor.requires_grad_(True) for layer in layers for tensor in layer]
+    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+    least_loss, best, best_epoch = math.inf, layers, 0
+    for epoch in range(1, settings.epochs + 1):
+        order = torch.randperm(len(train), generator=generator)
+        for rows in torch.split(order, settings.batch_size):
+            optimizer.zero_grad()
+            loss_of(train, rows, _DROPOUT).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            loss = sum(float(loss_of(stop, piece)) * len(stop.inputs[piece]) for piece in _pieces(stop))
+        if loss < least_loss:
+            least_loss, best_epoch = loss, epoch
+            best = [(weight.detach().clone(), bias.detach().clone()) for weight, bias in layers]
+        on_epoch()
+        if epoch - best_epoch >= settings.patience:
+            break
+    return best, best_epoch
+
+
+def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Layer]:
+    """Return linear layers with the spread that ReLU asks for (He et al. 2015, arXiv:1502.01852)."""
+    return [
+        (torch.randn((out, into), generator=generator) * math.sqrt(2 / into), torch.zeros(out))
+        for into, out in itertools.pairwise(widths)
+    ]
+
+
+# ---- what it is worth -----------------------------------------------------------------------------------------------
+
+
+def calibrated(layers: Sequence[Layer], scores: Tensor, labels: Tensor) -> list[Layer]:
+    """Return layers whose softmax gives true chances: the scores scaled, and moved class by class.
+
+    Training weighs classes and grows too sure; both are undone here. Source: Guo et al. 2017, arXiv:1706.04599; between
+    their temperature and vector scaling.
+
+    Args:
+        scores: [N, 3] float32 that the layers gave for rounds which they did not learn from.
+        labels: [N] int64, the classes of these rounds.
+    """
+    values = scores.double()
+
+    def loss(parameters: Tensor) -> Tensor:
+        return functional.cross_entropy(parameters[0] * values + parameters[1:], labels)
+
+    start = torch.tensor([1.0, *[0.0] * len(CLASSES)], dtype=torch.float64)
+    scale, *moves = _minimum(loss, start).tolist()
+    scale = max(scale, _LEAST_SCALE)
+    *hidden, (weight, bias) = layers
+    return [*hidden, (scale * weight, scale * bias + torch.tensor(moves))]
+
+
+class TokenOutcomes:
+    """Every drafted token of some rounds that was compared with the target's, and what was known of it before."""
+
+    def __init__(self, rounds: Rounds, foreseen: Tensor) -> None:
+        """Take the rounds and, for each, the foreseen log odds, [N] float."""
+        positions = torch.arange(rounds.num_drafted)
+        num_accepted = rounds.num_accepted[:, None]
+        compared = positions <= num_accepted  # those behind the first rejected one tell nothing
+        confidences = rounds.confidences.double().clamp(_ALMOST, 1.0 - _ALMOST)
+        self._was_accepted = (positions < num_accepted)[compared].double()
+        self._confidence = confidences.logit()[compared]
+        self._foreseen = foreseen.double()[:, None].expand(-1, rounds.num_drafted)[compared]
+
+    def __len__(self) -> int:
+        return len(self._was_accepted)
+
+    def fit(self, *, uses_foreseen: bool) -> Tensor:
+        """Return constant, weight of the drafter's log odds, and weight of the foreseen ones, [3] float64."""
+        used = torch.tensor([1.0, 1.0, float(uses_foreseen)], dtype=torch.float64)
+
+        def loss(weights: Tensor) -> Tensor:
+            return self._mean_loss(used * weights) + _RIDGE * weights.square().sum()
+
+        return used * _minimum(loss, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+
+    def loss(self, weights: Tensor) -> float:
+        """Return the mean log loss, in nats a token, of the acceptance that these weights foretell."""
+        return float(self._mean_loss(weights))
+
+    def _mean_loss(self, weights: Tensor) -> Tensor:
+        odds = weights[0] + weights[1] * self._confidence + weights[2] * self._foreseen
+        return functional.binary_cross_entropy_with_logits(odds, self._was_accepted)
+
+
+def evidence_of(tokens: TokenOutcomes, mean: float) -> Evidence:
+    """Return how heavy the foreseen log odds, of this mean, are beside the drafter's; 0 where chance explains it."""
+    alone, both = tokens.fit(uses_foreseen=False), tokens.fit(uses_foreseen=True)
+    gain = (tokens.loss(alone) - tokens.loss(both)) * len(tokens)
+    _, own, foreseen = both.tolist()
+    return Evidence(foreseen / own if own > 0 and foreseen > 0 and gain > _LEAST_GAIN else 0.0, mean)
+
+
+def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return where a smooth convex loss is least."""
+    parameters = start.clone().requires_grad_(True)
+    optimizer = torch.optim.LBFGS([parameters], max_iter=_MOST_FITTING_STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(parameters)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return parameters.detach()

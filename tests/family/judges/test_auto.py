@@ -1,0 +1,253 @@
+"""AutoJudge: what mining finds, what training makes of it, and that its file is taken for its own pair alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from card import LLM, SamplingParams
+from card.errors import ModelError, PromptError
+from card.family.judges import mining
+from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
+from card.family.judges.choosing import choose_verifier
+from card.family.judges.mining import Miner, Mismatches
+from card.family.judges.training import area_under_roc, fit, train_judge
+from card.models.loading import load_model
+from card.models.protocol import Extension
+from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
+from card.tree.verify import MATCH
+from tests.commands import Ran, run_command
+from tests.pair import Pair
+from tests.tiny import tiny_llama
+
+VOCAB = 40
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def runner(seed: int, noise: float = 0.0) -> TorchRunner:
+    return make_runner(tiny_llama(VOCAB, seed=seed, noise=noise), max_model_len=64)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[TorchRunner, TorchRunner]:
+    return runner(3), runner(3, noise=0.15)
+
+
+def miner(models: tuple[TorchRunner, TorchRunner], answer_of: Callable[[Sequence[int]], object]) -> Miner:
+    return Miner(*models, answer_of=answer_of, max_tokens=12, end_ids=frozenset({0}))
+
+
+PROMPTS = [[5, 9, 2], [7, 1], [11, 12, 13, 14], [30, 2, 8]]
+
+
+def mine(one: Miner) -> Mismatches:
+    return Mismatches.joined(list(one.mine(list(enumerate(PROMPTS)))))
+
+
+def greedy(target: TorchRunner, token_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """Return a text and what plain decoding adds to it: up to token 0, or so many tokens."""
+    ids, slot = list(token_ids), target.open(64)
+    while num_tokens and not (len(ids) > len(token_ids) and ids[-1] == 0):
+        first = target.num_rows(slot)
+        (logits,) = target.forward([Extension(slot, ids[first:], range(first - 1, len(ids) - 1), len(ids) - first - 1)])
+        ids.append(int(logits[0].argmax()))
+        num_tokens -= 1
+    target.close(slot)
+    return ids
+
+
+def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
+    models: tuple[TorchRunner, TorchRunner],
+) -> None:
+    target, draft = models
+    mined = mine(miner(models, lambda ids: ids[-1] % 2))
+    expected = []
+    for idx, prompt in enumerate(PROMPTS):  # the same, slowly: every text is written from its beginning
+        text, place = greedy(target, prompt, 12), len(prompt)
+        answer = text[-1] % 2
+        while place < len(text):
+            guess = greedy(draft, text[:place], 1)[-1]
+            if guess != text[place]:
+                head = [*text[:place], guess]
+                trial = head if guess == 0 else greedy(target, head, 12 - (len(head) - len(prompt)))
+                expected.append((idx, trial[-1] % 2 != answer))
+                text = text if expected[-1][1] else trial
+            place += 1
+    found = sorted(zip(mined.prompt_idx.tolist(), mined.is_important.tolist(), strict=True))
+    assert found == sorted(expected) and 0 < sum(label for _, label in found) < len(found)
+    assert mined.features.shape == (len(mined), 32)
+
+
+def test_prompts_that_wait_for_others_have_the_same_mismatches(
+    models: tuple[TorchRunner, TorchRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = mine(miner(models, lambda ids: ids[-1] % 2))
+    monkeypatch.setattr(mining, "AT_ONCE", 1)
+    alone = mine(miner(models, lambda ids: ids[-1] % 2))
+    assert torch.equal(alone.is_important, together.is_important) and torch.equal(alone.prompt_idx, together.prompt_idx)
+    torch.testing.assert_close(alone.features, together.features)
+
+
+@pytest.mark.parametrize("num_passes", [1, 12, 40])
+def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
+    models: tuple[TorchRunner, TorchRunner], num_passes: int
+) -> None:
+    one = miner(models, lambda ids: ids[-1] % 2)
+    whole = {found.prompt_idx: found for found in one.mine(list(enumerate(PROMPTS)))}
+    passes = iter(range(num_passes))
+    part = list(one.mine(list(enumerate(PROMPTS)), lambda: next(passes, None) is None))
+    tried = sum(len(found.is_important) for found in part)
+    assert (tried > 0) == (num_passes > 12) and tried < sum(len(found.is_important) for found in whole.values())
+    for found in part:
+        assert found.is_important == whole[found.prompt_idx].is_important[: len(found.is_important)]
+    assert len(list(one.mine(list(enumerate(PROMPTS))))) == len(PROMPTS)  # nothing was left open
+
+
+def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[TorchRunner, TorchRunner]) -> None:
+    mined = mine(miner(models, lambda _: None))
+    assert len(mined) and not mined.is_important.any()
+    with pytest.raises(PromptError, match=r"0 of .* mismatches changed the answer, and a judge needs 5 that do"):
+        train_judge(mined, PairFacts.of(models[0], "draft"))
+
+
+def separable(count: int = 200) -> Mismatches:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn((count, 8), generator=generator) * 3 + 1
+    return Mismatches(states, states[:, 2] + 0.1 * states[:, 5] > 1, torch.arange(count) // 4)
+
+
+def test_training_learns_what_the_states_tell_and_nothing_where_they_tell_nothing() -> None:
+    mined, pair = separable(), PairFacts("draft", torch.ones(64))
+    trained = train_judge(mined, pair)
+    assert trained.area > 0.95 and 0.0 < trained.judge.usual < 1.0 and trained.kept_share > 0.8
+    shuffled = mined.is_important[torch.randperm(200, generator=torch.Generator().manual_seed(1))]
+    noise = train_judge(Mismatches(mined.features, shuffled, mined.prompt_idx), pair)
+    assert 0.35 < noise.area < 0.7 and noise.kept_share < 0.5
+
+
+def test_the_fit_has_no_slope_left() -> None:
+    mined = separable()
+    weights, bias = fit(mined.features.double(), mined.is_important, 1.0)
+    chances = (mined.features.double() @ weights + bias).sigmoid()
+    assert abs(float((chances - mined.is_important.double()).sum())) < 1e-3  # the bias is free
+
+
+def test_a_fit_of_fewer_examples_than_inputs_has_no_slope_left_either() -> None:
+    states = torch.randn((20, 50), generator=torch.Generator().manual_seed(0)).double() * 3 + 1
+    labels = states[:, 2] > 1
+    weights, bias = fit(states, labels, 2.0)
+    std = states.std(0, correction=0)
+    wrong = (states @ weights + bias).sigmoid() - labels.double()
+    slope = ((states - states.mean(0)) / std).T @ wrong + 2.0 * weights * std  # the weights of standardised inputs
+    assert float(slope.abs().max()) < 1e-6 and float(weights.abs().max()) > 0.01
+
+
+def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
+    labels = torch.tensor([True, False, True, False])
+    assert area_under_roc(torch.tensor([3.0, 2.0, 1.0, 1.0]), labels) == 0.625
+
+
+@pytest.fixture(scope="module")
+def judge_file(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A judge of the tiny pair, whose weights are random: what it tolerates is a matter of chance."""
+    target = make_runner(load_model(pair.target, dtype="float32"), max_model_len=64)
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(2))
+    path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
+    AutoJudge(weights, 0.0, usual=0.6, pair=PairFacts.of(target, pair.draft), knob=None).save(path)
+    return str(path)
+
+
+def test_a_saved_judge_is_the_same_one(judge_file: str) -> None:
+    judge = AutoJudge.load(judge_file)
+    assert (judge.knob, AutoJudge.load(judge_file, 0.2).knob, judge.pair.draft) == (0.6, 0.2, "draft")
+    again = Path(judge_file).with_name("again.safetensors")
+    judge.save(again, {"area_under_roc": "0.7"})
+    state = torch.arange(32.0) / 32
+    assert AutoJudge.load(again).importance(state) == judge.importance(state)
+
+
+def test_a_judge_keeps_candidates_by_the_state_at_the_drafts_token(pair: Pair, judge_file: str) -> None:
+    models = {"target": pair.target, "draft": pair.draft, "method": "sps", "dtype": "float32", "policy": "fixed"}
+    prompts = ["the cat sat", "one two three"]
+    with LLM(**models) as llm:
+        exact = [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
+        assert not llm.host.runner.features.layers  # without a judge a pass keeps no states
+    with LLM(**models, judge=judge_file) as llm:
+        outputs = llm.generate(prompts, GREEDY)
+        assert llm.host.runner.features.layers == {AUTO_WISH.layers[0]}
+    assert sum(output.stats.lenient_tokens for output in outputs) > 0
+    assert not any(output.exact for output in outputs)
+    for params in (GREEDY, GREEDY.replace(temperature=1.0, seed=3)):
+        texts = []
+        for judge in (f"{judge_file}:0", None):
+            with LLM(**models, judge=judge) as llm:
+                texts.append([tuple(o.outputs[0].token_ids) for o in llm.generate(prompts, params)])
+                assert llm.is_exact
+        assert texts[0] == texts[1]
+        assert params is not GREEDY or texts[0] == exact
+
+
+def test_a_judge_of_another_pair_is_refused(pair: Pair, judge_file: str) -> None:
+    with pytest.raises(ModelError, match="another pair's: its draft model is draft, this one target; make one"):
+        LLM(pair.target, pair.target, method="sps", judge=judge_file)
+    with pytest.raises(ModelError, match="another pair's: its target has width 32, this one 384"):
+        LLM("demo-target", "demo-draft", method="sps", judge=judge_file)
+    mine, theirs = PairFacts.of(runner(3), "draft"), PairFacts.of(runner(4), "draft")
+    assert mine.difference(theirs) == "the embeddings of its target are others"
+    assert mine.difference(PairFacts("", mine.probe)) == ""  # a draft model elsewhere, whose name nobody knows
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "there is no file .*; train a judge with card train judge"), (b"x", "is cut off")]
+)
+def test_a_file_that_is_no_judge_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "judge.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=reason):
+        choose_verifier(str(path), MATCH)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    return partial(run_command, capfd, "train", "judge")
+
+
+def test_the_command_says_in_one_line_what_it_lacks(run: Callable[..., Ran], pair: Pair, tmp_path: Path) -> None:
+    models = ("--target", pair.target, "--draft", pair.draft, "--max-tokens", "8", "--max-prompts", "2")
+    for out, reason in (
+        (tmp_path / "judge.txt", "must end in .safetensors"),
+        (tmp_path / "no" / "judge.safetensors", "there is no folder"),
+        (tmp_path / "judge.safetensors", "mismatches changed the answer, and a judge needs 5 that do"),
+    ):
+        ran = run(*models, "--out", str(out))
+        assert ran.status == 2 and reason in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_a_training_that_was_cut_off_goes_on(run: Callable[..., Ran], pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat sat\none two three\nthe mat there\nthree two one\nother cat\n")
+    out, kept = tmp_path / "judge.safetensors", tmp_path / "judge.mined.jsonl"
+    command = ["--target", pair.target, "--draft", pair.draft, "--prompts", str(tmp_path / "prompts.txt")]
+    command += ["--out", str(out), "--max-tokens"]
+    assert "a judge needs 5 that do" in run(*command, "8", "--max-prompts", "3").err  # the tiny pair writes no numbers
+    facts, *found = kept.read_text().splitlines()
+    assert len(found) == 3
+    relabelled = []
+    for line in found:
+        key, (labels, states) = json.loads(line)
+        relabelled.append(json.dumps([key, [[idx % 2 == 0 for idx in range(len(labels))], states]]))
+    kept.write_text("\n".join([facts, *relabelled, '["cut o']))
+    for tokens, reason in (("9", "of another run: its max_tokens differs"), ("8", "")):
+        ran = run(*command, tokens)
+        assert (ran.status == 2) == bool(reason) and reason in ran.err and len(ran.err.splitlines()) <= 1
+    assert "in 5 of 5 prompts changed the final number" in ran.out and out.is_file()  # those that were kept, too
+    assert not kept.exists()
+    kept.write_text("\n".join([facts, json.dumps([json.loads(found[0])[0], 3])]) + "\n")
+    ran = run(*command, "8")
+    assert ran.status == 2 and "is damaged" in ran.err and len(ran.err.splitlines()) == 1
