@@ -39,7 +39,7 @@ test-attacks: $(STAMP) ## set up, then send what a client may send that would en
 	$(BIN)/python -m pytest -m attacks tests/attacks
 
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+	$(BIN)/python -m pytest -m gpu -rs tests/theirs/cuda/gpu
 
 test-models: $(STAMP) ## set up, then try every causal architecture of transformers, write docs/models.md and test the texts of all that run (an hour on two cores)
 	$(BIN)/python scripts/make_models_page.py

@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from card.errors import ModelError
 from card.models.protocol import Recurrent
-from card.models.row_check import check_rows, rows_that_differ
 from card.models.runners import plain_runner
+from card.theirs.transformers.row_check import check_rows, rows_that_differ
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 _LIMIT_S = 60  # of processor time, for one family

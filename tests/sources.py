@@ -16,7 +16,7 @@ PACKAGE = Path(card.__file__).parent
 DOORS = frozenset({"cascade", "hf", "onnx", "ray", "series", "steps", "vllm"})
 
 # Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
-SATELLITES = DOORS | {"family", "inside", "labs", "tools"}
+SATELLITES = DOORS | {"family", "inside", "labs", "theirs", "tools"}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from card.models.cuda.bucketed import BucketedRunner
 from card.models.torch_runner import TorchRunner
+from card.theirs.cuda.bucketed import BucketedRunner
 from tests.tiny import tiny_llama
 
 VOCAB_SIZE = 61

@@ -1,3 +1,5 @@
-"""`card.onnx.SpeculativeEngine`: the public door of `card.inside.onnx`."""
+"""CARD around an engine of ONNX Runtime GenAI: the public door of `card.inside.onnx`."""
 
-from card.inside.onnx import *  # noqa: F403
+from card.inside.onnx.engine import SpeculativeEngine
+
+__all__ = ["SpeculativeEngine"]

@@ -1,3 +1,22 @@
 """Answers written step by step by two models: the public door of `card.labs.steps`."""
 
-from card.labs.steps import *  # noqa: F403
+from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, WrittenStep
+from card.labs.steps.names import parse_router
+from card.labs.steps.rewards import SolutionReward, equations_hold
+from card.labs.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Step
+from card.labs.steps.trained import TrainedRouter
+
+__all__ = [
+    "Arbitrage",
+    "EntropyRouter",
+    "OracleRouter",
+    "RandomRouter",
+    "RewardRouter",
+    "SolutionReward",
+    "Step",
+    "SteppedOutput",
+    "TrainedRouter",
+    "WrittenStep",
+    "equations_hold",
+    "parse_router",
+]

@@ -1,3 +1,5 @@
-"""`card.vllm.CardProposer`: the public door of `card.inside.vllm`."""
+"""CARD as a proposer of vLLM: method `custom_class`, model `card.vllm.CardProposer` (`card.inside.vllm`)."""
 
-from card.inside.vllm import *  # noqa: F403
+from card.inside.vllm.proposer import CardProposer
+
+__all__ = ["CardProposer"]

@@ -13,7 +13,7 @@ from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [
-    *(PACKAGE / f"{name}.py" for name in ("decoder_model", "own_pass", "int8", "cuda/fused")),
+    *(PACKAGE / f"{name}.py" for name in ("decoder_model", "own_pass", "int8", "../theirs/cuda/fused")),
     *sorted(PACKAGE.glob("gguf/*.py")),
 ]
 TABLE = PACKAGE / "architectures" / "architecture.py"

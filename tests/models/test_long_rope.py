@@ -16,14 +16,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import card.inside.hf
+import card.hf
 from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.models.generic import GenericDecoder
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.generic import GenericDecoder
 from tests.models.test_torch_runner import CASES, SIZES, assert_same, make_model, runner_of, tokens_of
 from tests.pair import make_tokenizer
 from tests.server.running import serving

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
-from card.models.cuda.bucketed import BucketedRunner
 from card.models.protocol import NO_PARENT, Extension
 from card.models.row_tree import Chunk, RowTree, Window
 from card.models.torch_runner import TorchRunner
+from card.theirs.cuda.bucketed import BucketedRunner
 from tests.reaching_in import cache_of, num_ancestors
 from tests.tiny import NO_ENDS, tiny
 
@@ -375,7 +375,7 @@ def test_a_refused_pass_changes_nothing(way: str) -> None:
 
 @pytest.mark.parametrize("max_packed_rows", [128, 8])
 def test_a_long_prompt_runs_at_once_and_in_chunks(max_packed_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.models.attention.MAX_PACKED_ROWS", max_packed_rows)
+    monkeypatch.setattr("card.theirs.transformers.attention.MAX_PACKED_ROWS", max_packed_rows)
     for name, way in (*FEW, ("mistral-sliding", "own pass"), ("mistral-sliding", "walked by torch")):
         model = make_model(name)
         runner = runner_of(copy.deepcopy(model), way, max_model_len=64)

@@ -17,9 +17,9 @@ from card.machine.folders import cache_folder
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
-from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
 from card.policy.rounds import ScheduleCost
+from card.theirs.transformers.row_check import check_rows
 
 
 class MeasuredLatencies:

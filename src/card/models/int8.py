@@ -43,12 +43,12 @@ from card.models.exact_layers import (
 )
 from card.models.exact_rows import IntArray, NewRows, row_tables
 from card.models.features import FINAL, PassStates
-from card.models.generic import layer_windows
 from card.models.images import ImageRows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
 from card.models.row_tree import FloatArray
 from card.models.selection import bound_scores
+from card.theirs.transformers.generic import layer_windows
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -25,10 +25,10 @@ from card.models.places import local_model
 from card.models.sources import Source, explained, find_source, quiet
 from card.models.states import least_state_bytes
 from card.models.stray_tensors import check_taken
-from card.models.transformers_models import check_folder, read_model, read_transformers_config
-from card.models.vision import VisionTower, read_tower
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id
+from card.theirs.transformers.opening import check_folder, read_model, read_transformers_config
+from card.theirs.vision.tower import VisionTower, read_tower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from card.config import INT8
-from card.models.hybrid import HybridRunner
 from card.models.layer_kinds import has_state
 from card.models.protocol import Recurrent
 from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.hybrid import HybridRunner
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -31,7 +31,7 @@ def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 
     """
     if model.device.type != "cuda" or has_state(model):
         return plain_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
-    from card.models.cuda.bucketed import BucketedRunner
+    from card.theirs.cuda.bucketed import BucketedRunner
 
     return BucketedRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
 

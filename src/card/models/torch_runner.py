@@ -17,7 +17,6 @@ from card.models.decoder import Decoder
 from card.models.decoder_model import is_int8
 from card.models.extension_rows import added_rows, logits_rows_of, require_selectable, require_well_formed, token_ids_of
 from card.models.features import Features
-from card.models.generic import GenericDecoder, require_causal
 from card.models.images import PlacedImages, ShownImages, Tower
 from card.models.inflation import original_size
 from card.models.int8 import ExactDecoder
@@ -30,6 +29,7 @@ from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.row_tree import BoolArray, IntArray, window_size
 from card.models.selection import AttentionScores, ChosenRows
+from card.theirs.transformers.generic import GenericDecoder, require_causal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -127,7 +127,7 @@ class TorchRunner:
     def _own_decoder(self, model: LoadedModel, max_model_len: int) -> Decoder:
         if model.device.type == "cpu":
             return ExactDecoder(model, max_model_len)
-        from card.models.cuda.fused import FusedDecoder
+        from card.theirs.cuda.fused import FusedDecoder
 
         return FusedDecoder(model, max_model_len)
 

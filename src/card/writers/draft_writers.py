@@ -38,8 +38,8 @@ def make_writer(
         return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=find_grammar, state_input=state_input)
     if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
         return PhraseDraftWriter(model, kv_cache_bytes, find_grammar=find_grammar)
-    from card.models.cuda.bucketed import BucketedRunner
-    from card.writers.cuda.device_beam import DeviceBeamWriter
+    from card.theirs.cuda.bucketed import BucketedRunner
+    from card.theirs.cuda.device_beam import DeviceBeamWriter
 
     assert isinstance(model, BucketedRunner)
     return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)

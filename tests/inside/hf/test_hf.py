@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import card.inside.hf
+import card.hf
 import card.inside.hf.session
 from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
@@ -49,7 +49,7 @@ NUM_NEW = 24
 def target() -> Iterator[LlamaForCausalLM]:
     model = make_model(VOCAB_SIZE)
     yield model
-    card.inside.hf.release(model)
+    card.hf.release(model)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_demo_pair_answers_as_in_transformers() -> None:
     done = ours(target, batch, assistant_model=draft, return_dict_in_generate=True, **options)
     assert torch.equal(done.sequences, expected)
     assert min(stats.mean_acceptance_length for stats in done.stats) > 1.3
-    card.inside.hf.release(target)
+    card.hf.release(target)
 
 
 def test_a_model_with_learned_positions_runs_through_its_modules() -> None:
@@ -538,8 +538,8 @@ def test_what_is_kept_goes_with_the_model_and_is_bounded(draft: LlamaForCausalLM
     assert kept[-1]
     assert sum(kept) <= 4
     for one in models:
-        card.inside.hf.release(one)
-        card.inside.hf.release(one)  # twice does no harm
+        card.hf.release(one)
+        card.hf.release(one)  # twice does no harm
     assert not any(one in sessions_of(card.inside.hf.session) for one in models)
 
 

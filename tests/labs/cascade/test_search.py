@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from card.cascade import cascade_argmin, spearman
 from card.errors import ScoreError, SettingsError
-from card.labs.cascade import cascade_argmin, spearman
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 DISTINCT = st.lists(st.integers(-1000, 1000), min_size=1, max_size=60, unique=True)

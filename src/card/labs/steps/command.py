@@ -15,8 +15,8 @@ from card.cli.options import given, remark, resolve_models
 from card.cli.starting import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError
-from card.labs.steps import Arbitrage, SteppedOutput, parse_router
-from card.labs.steps.arbitrage import check_params
+from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, check_params
+from card.labs.steps.names import parse_router
 from card.methods import STEPWISE
 from card.models.loading import load_decoder, load_tokenizer
 

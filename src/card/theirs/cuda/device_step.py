@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from card.config import SamplingRule
-from card.models.cuda.graphs import FetchedTensor, StagedTensor
-from card.models.cuda.static_cache import StaticDecoder
 from card.models.row_tree import BoolArray
+from card.theirs.cuda.graphs import FetchedTensor, StagedTensor
+from card.theirs.cuda.static_cache import StaticDecoder
 from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise, filter_logits
 
 _NO_CHILD = -1  # in an entry: this place of the next layer is empty

@@ -12,16 +12,16 @@ from torch.nn import functional
 
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim
-from card.models.attention import Scoring, SequencePass, attend, sequence_pass
-from card.models.cuda.joined import Linear, joined, share
 from card.models.decoder_model import architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
-from card.models.generic import layer_windows
 from card.models.images import ImageRows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.own_pass import rotary_table
 from card.models.protocol import Extension
+from card.theirs.cuda.joined import Linear, joined, share
+from card.theirs.transformers.attention import Scoring, SequencePass, attend, sequence_pass
+from card.theirs.transformers.generic import layer_windows
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

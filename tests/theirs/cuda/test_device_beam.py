@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
 from card.machine.lane import Lane
-from card.models.cuda import graphs
 from card.models.protocol import Extension
 from card.protocol.messages import DraftSpec
+from card.theirs.cuda import graphs
+from card.theirs.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
+from card.theirs.cuda.device_step import BeamStep, DraftStepResult
 from card.transport.in_process import InlineLink, ThreadLink
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
-from card.writers.cuda.device_step import BeamStep, DraftStepResult
 from card.writers.draft_writers import make_writer
 from card.writers.phrase_drafting import PhraseDraftWriter
 from tests.decoding import decode, plain
@@ -460,7 +460,7 @@ def test_steps_recorded_in_advance_are_the_ones_used(device: str) -> None:
 
 
 def test_recorded_steps_are_bounded_and_the_oldest_goes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.writers.cuda.device_beam._MAX_STEPS", 2)
+    monkeypatch.setattr("card.theirs.cuda.device_beam._MAX_STEPS", 2)
     writer = DeviceBeamWriter(bucketed(device))
     for branch in (2, 3, 2, 4):
         writer.warm_up(draft_spec(branch=branch), num_rows=10)

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from card.models.cuda.fused import FusedDecoder
-from card.models.cuda.graphs import StagedTensor, bucket_of
-from card.models.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 from card.models.features import PassStates
 from card.models.own_pass import why_not_walked
 from card.models.protocol import Extension
 from card.models.row_tree import BoolArray, FloatArray, IntArray
 from card.models.torch_runner import TorchRunner
+from card.theirs.cuda.fused import FusedDecoder
+from card.theirs.cuda.graphs import StagedTensor, bucket_of
+from card.theirs.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -19,15 +19,15 @@ import transformers
 from torch import Tensor
 
 from card.errors import ModelError
-from card.models.attention import SequencePass
 from card.models.features import PassStates
-from card.models.generic import GenericDecoder, require_causal
 from card.models.images import ImageRows
-from card.models.mixers import Mixer, find_mixers
 from card.models.protocol import Extension
 from card.models.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
-from card.models.taken_attention import own_attention
 from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.attention import SequencePass
+from card.theirs.transformers.generic import GenericDecoder, require_causal
+from card.theirs.transformers.mixers import Mixer, find_mixers
+from card.theirs.transformers.taken_attention import own_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

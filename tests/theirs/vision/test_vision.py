@@ -16,7 +16,7 @@ from card.models.images import PlacedImages, PromptImage
 from card.models.loading import load_decoder, load_vision_tower
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.models.vision import VisionTower
+from card.theirs.vision.tower import VisionTower
 from tests.seeing import picture, save_seeing
 
 IMAGE_ID = 3

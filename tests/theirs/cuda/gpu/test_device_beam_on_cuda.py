@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from card.writers.cuda.device_beam import DeviceBeamWriter
+from card.theirs.cuda.device_beam import DeviceBeamWriter
 from tests.drafts import draft_spec
 from tests.static import bucketed
-from tests.writers.test_device_beam import *  # noqa: F403 - the same tests, on the device below
-from tests.writers.test_device_beam import LAWS, TEXT
+from tests.theirs.cuda.test_device_beam import *  # noqa: F403 - the same tests, on the device below
+from tests.theirs.cuda.test_device_beam import LAWS, TEXT
 
 pytestmark = [
     pytest.mark.gpu,

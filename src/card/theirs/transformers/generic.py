@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError, in_few_words
-from card.models.attention import SequencePass, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.features import PassStates
 from card.models.images import ImageRows
@@ -20,10 +19,11 @@ from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION,
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
-from card.models.query_scales import QueryScales
 from card.models.row_tree import BoolArray, Chunk, Window
-from card.models.shared_attention import SharedAttention
-from card.models.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
+from card.theirs.transformers.attention import SequencePass, sequence_pass
+from card.theirs.transformers.query_scales import QueryScales
+from card.theirs.transformers.shared_attention import SharedAttention
+from card.theirs.transformers.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,8 +7,8 @@ import torch
 
 from card.machine.lane import Lane
 from card.models.protocol import Extension
-from tests.models.test_bucketed import *  # noqa: F403 - the same tests, on the device below
 from tests.static import bucketed, ordinary
+from tests.theirs.cuda.test_bucketed import *  # noqa: F403 - the same tests, on the device below
 
 pytestmark = [
     pytest.mark.gpu,

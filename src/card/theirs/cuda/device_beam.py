@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from card.errors import CardError, ProtocolError
-from card.models.cuda.bucketed import BucketedRunner
-from card.models.cuda.graphs import FetchedTensor, bucket_of
-from card.models.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
 from card.protocol.messages import DraftSpec
+from card.theirs.cuda.bucketed import BucketedRunner
+from card.theirs.cuda.device_step import BeamStep, DraftStepResult, NewestLayer, StepShape
+from card.theirs.cuda.graphs import FetchedTensor, bucket_of
+from card.theirs.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
 from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.cuda.device_step import BeamStep, DraftStepResult, NewestLayer, StepShape
 from card.writers.draft_shaping import FindGrammar
 
 _MAX_STEPS = 16  # recorded ones; the one not used for longest makes place

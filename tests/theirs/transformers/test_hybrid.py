@@ -17,21 +17,21 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import card.inside.hf
+import card.hf
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import CapacityError, ModelError, SettingsError
 from card.methods import METHODS
 from card.models.features import FeatureWish
-from card.models.hybrid import HybridRunner
 from card.models.loading import load_model
 from card.models.pool import SequencePool, sequence_bytes
 from card.models.protocol import Extension, LanguageModel, Recurrent
-from card.models.row_check import differing_rows
 from card.models.runners import how_it_runs, plain_runner
 from card.models.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.hybrid import HybridRunner
+from card.theirs.transformers.row_check import differing_rows
 from card.tree.nodes import Nodes
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.models.test_torch_runner import assert_same

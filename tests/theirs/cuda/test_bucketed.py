@@ -15,14 +15,14 @@ from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralFo
 
 from card.errors import CapacityError, ModelError
 from card.machine.lane import Lane
-from card.models.cuda import graphs
-from card.models.cuda.bucketed import BucketedRunner
-from card.models.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
-from card.models.cuda.joined import as_shared
-from card.models.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
 from card.models.protocol import Extension
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
+from card.theirs.cuda import graphs
+from card.theirs.cuda.bucketed import BucketedRunner
+from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
+from card.theirs.cuda.joined import as_shared
+from card.theirs.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, make_model, operations_of, ordinary, synchronising
 from tests.tiny import NO_ENDS, tiny
 

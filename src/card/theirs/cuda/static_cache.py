@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from card.models.attention import MAX_PACKED_ROWS
-from card.models.cuda.fused import FusedDecoder, StaticPass
-from card.models.cuda.graphs import Recorder, Step, bucket_of
 from card.models.features import PassStates
 from card.models.row_tree import BIAS_ALIGNMENT
+from card.theirs.cuda.fused import FusedDecoder, StaticPass
+from card.theirs.cuda.graphs import Recorder, Step, bucket_of
+from card.theirs.transformers.attention import MAX_PACKED_ROWS
 
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # sizes of recorded passes
 MAX_STATIC_TOKENS = TOKEN_BUCKETS[-1]

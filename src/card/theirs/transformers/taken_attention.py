@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError
-from card.models.attention import Scoring, SequencePass, attend
 from card.models.kv_cache import KVLayout
 from card.models.row_tree import Window
+from card.theirs.transformers.attention import Scoring, SequencePass, attend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

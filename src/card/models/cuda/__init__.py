@@ -1,1 +1,0 @@
-"""Passes recorded as CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Models that run as the modules of others, on devices of theirs."""

@@ -1,0 +1,1 @@
+"""Models that run through transformers' own modules."""
