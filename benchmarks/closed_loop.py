@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from card.api.host import Host, PreparedRequest
 from card.config import SamplingParams
 from card.engine.engine import Update
-from card.workers.metrics import RequestStats
+from card.engine.metrics import RequestStats
 
 
 @dataclass(frozen=True, slots=True)

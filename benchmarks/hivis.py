@@ -26,8 +26,8 @@ from rich.table import Table
 from card.api.llm import LLM
 from card.api.outputs import RequestOutput
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.errors import BenchError
-from card.workers.metrics import RequestStats
 
 HELD_OUT_SEED = 77
 ROWS: dict[str, tuple[str, str | None, bool]] = {  # method, draft, whether places are hidden

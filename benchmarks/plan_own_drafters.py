@@ -23,7 +23,8 @@ import torch
 from options import append_lines, describe_run
 
 from card import LLM, SamplingParams
-from card.latency.timing import measure_pass_cost
+from card.assembly.latency.timing import measure_pass_cost
+from card.engine.metrics import RequestStats
 from card.machine.pass_cost import PassCost
 from card.methods import find_method
 from card.models.inflation import inflate, parse_parameter_count
@@ -35,7 +36,6 @@ from card.tools.planner.profile import PassTable, Profile, Setup
 from card.tools.planner.recorder import RecordRequest, record
 from card.tools.planner.scene import Scene
 from card.tools.planner.simulate import Simulator
-from card.workers.metrics import RequestStats
 
 METHODS = ("vanilla", "pard", "ctc", "sparsespec", "specpv")
 _MEASURING_S = 0.8

@@ -31,10 +31,10 @@ from table import validation_tables
 from validation_report import Rates, compared, parts_of
 
 from card.assembly.drafters import DraftSource
+from card.assembly.latency.timing import measure_pass_cost
 from card.assembly.plan import Facts, resolve
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError
-from card.latency.timing import measure_pass_cost
 from card.machine.threads import pinned
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel

@@ -32,15 +32,15 @@ from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, Schedule
+from card.drafting.draft_writers import make_writer
+from card.engine.policy.cost import PassCost
+from card.engine.request import Request
 from card.machine.threads import CorePlan
 from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
-from card.policy.cost import PassCost
 from card.tools.planner.profile import Overheads
 from card.tools.planner.virtual_time import VirtualClock
-from card.workers.request import Request
-from card.writers.draft_writers import make_writer
 
 RESULTS = Path(__file__).parent / "results" / "round_overheads.jsonl"
 LENGTHS = (1, 4, 8)  # of `sps`, which tell a round and a layer apart

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from card.engine.metrics import RequestStats
 from card.tools.bench.names import BASELINE
 from card.tools.bench.tables import shown
-from card.workers.metrics import RequestStats
 
 Lines = Sequence[dict[str, Any]]
 

@@ -76,8 +76,8 @@ def pytest_collection_finish() -> None:
 def measures_in_haste() -> Iterator[None]:
     """Let engines in this process start on one thread and measure in milliseconds, and take each moment for quiet."""
     from card.assembly import drafters
-    from card.latency import measuring, threads
-    from card.latency.threads import FoundThreads
+    from card.assembly.latency import measuring, threads
+    from card.assembly.latency.threads import FoundThreads
     from tests.moments import QuietMoment
 
     def one_thread(_: object, core_set: CoreSet, **__: object) -> FoundThreads:

@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
+from card.drafting.beam import BeamWriter
+from card.drafting.drafter import DrafterWorker
+from card.drafting.local import find_writer
 from card.engine.engine import Engine
+from card.engine.metrics import RequestStats
 from card.engine.queue import Limits
+from card.engine.request import Request
+from card.engine.target import TargetWorker
+from card.links.in_process import InlineLink
+from card.links.link import DrafterLink
 from card.methods import find_method
 from card.models.protocol import LanguageModel
-from card.transport.in_process import InlineLink
-from card.transport.link import DrafterLink
 from card.tree.masks import GrammarState
-from card.workers.drafter import DrafterWorker
-from card.workers.metrics import RequestStats
-from card.workers.request import Request
-from card.workers.target import TargetWorker
-from card.writers.beam import BeamWriter
-from card.writers.local import find_writer
 from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from card.config import SamplingRule, TreeShape
+from card.drafting.beam import BeamSequence
+from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import CardError
 from card.models.protocol import NO_PARENT
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
-from card.writers.beam import BeamSequence
-from card.writers.protocol import DraftSequence, DraftWriter
 from tests.toy import TableModel
 
 _SAMPLING = SamplingRule(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)

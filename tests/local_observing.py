@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from card.drafting.local.protocol import Observation, WriterSequence
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import match
-from card.writers.local.protocol import Observation, WriterSequence
 from tests.local_writing import Target, TopTokens, assert_well_formed, hung
 
 

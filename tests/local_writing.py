@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from card.drafting.local.protocol import Observation, WriterSequence
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from card.tree.verify import match
-from card.writers.local.protocol import Observation, WriterSequence
 
 Target = Callable[[Sequence[int]], int]
 """The token that follows a text."""

@@ -13,26 +13,26 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
+    from card.drafting.drafter import DrafterWorker
+    from card.drafting.local.store import StoreWriter
     from card.engine.engine import Engine
+    from card.engine.policy.rounds import Schedule
+    from card.engine.policy.tuned import TunedPolicy
     from card.engine.queue import RequestQueue
+    from card.engine.replica import Replica
+    from card.engine.sequence import Sequence
+    from card.engine.target import TargetWorker
+    from card.links.child import DrafterChild
+    from card.links.server import DraftServer
+    from card.links.zmq_link import Watch, ZmqLink
     from card.models.kv_cache import KVCache
     from card.models.pool import SequencePool
     from card.models.row_tree import RowTree
     from card.models.torch_runner import TorchRunner
-    from card.policy.rounds import Schedule
-    from card.policy.tuned import TunedPolicy
     from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer
-    from card.transport.child import DrafterChild
-    from card.transport.server import DraftServer
-    from card.transport.zmq_link import Watch, ZmqLink
     from card.tree.sampling import GumbelNoise
-    from card.workers.drafter import DrafterWorker
-    from card.workers.replica import Replica
-    from card.workers.sequence import Sequence
-    from card.workers.target import TargetWorker
-    from card.writers.local.store import StoreWriter
 
 
 def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:

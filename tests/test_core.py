@@ -39,6 +39,12 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ("card.cli.commands.text", "card.labs.steps.command.run"),
         ("card.cli.main", "card.labs.series.options"),
         ("card.cli.options", "card.tools.bench.names"),
+        ("card.drafting.draft_writers", "card.theirs.cuda.bucketed"),
+        ("card.drafting.draft_writers", "card.theirs.cuda.device_beam"),
+        ("card.drafting.local.ctc", "card.family.ctc.candidates"),
+        ("card.drafting.local.ctc", "card.family.ctc.head"),
+        ("card.drafting.local.hivis", "card.family.hivis.drafting"),
+        ("card.drafting.local.hivis", "card.family.hivis.head"),
         ("card.models.int8", "card.theirs.transformers.generic"),
         ("card.models.loading", "card.theirs.transformers.opening"),
         ("card.models.loading", "card.theirs.vision.tower"),
@@ -46,12 +52,6 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ("card.models.runners", "card.theirs.transformers.hybrid"),
         ("card.models.torch_runner", "card.theirs.cuda.fused"),
         ("card.models.torch_runner", "card.theirs.transformers.generic"),
-        ("card.writers.draft_writers", "card.theirs.cuda.bucketed"),
-        ("card.writers.draft_writers", "card.theirs.cuda.device_beam"),
-        ("card.writers.local.ctc", "card.family.ctc.candidates"),
-        ("card.writers.local.ctc", "card.family.ctc.head"),
-        ("card.writers.local.hivis", "card.family.hivis.drafting"),
-        ("card.writers.local.hivis", "card.family.hivis.head"),
     }
 )
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+import card.drafting.local
 import card.methods
 import card.models.architectures
-import card.writers.local
 from card.cli.main import cli
+from card.drafting.local import find_writer, writer_names
 from card.methods import Method
 from card.models.architectures import find_architecture
 from card.models.decoder_model import read_decoder
-from card.writers.local import find_writer, writer_names
 from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -228,7 +228,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(block, "utf-8")
     monkeypatch.setattr(
-        card.writers.local, "__path__", [*card.writers.local.__path__, str(tmp_path / "writers" / "local")]
+        card.drafting.local, "__path__", [*card.drafting.local.__path__, str(tmp_path / "drafting" / "local")]
     )
     monkeypatch.setattr(card.methods, "__path__", [*card.methods.__path__, str(tmp_path / "methods")])
     monkeypatch.setattr(
@@ -238,7 +238,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     )
     assert "last_seen" in writer_names()
     assert find_writer("last_seen").top_k == 0
-    assert runpy.run_path(str(tmp_path / "writers" / "table.py"))["TableWriter"].layers_per_pass == 3
+    assert runpy.run_path(str(tmp_path / "drafting" / "table.py"))["TableWriter"].layers_per_pass == 3
     methods = card.methods.all_methods()
     assert all(isinstance(methods[name], Method) for name in ("last_seen", "pairs"))
     assert methods["last_seen"].writers == ("last_seen",)

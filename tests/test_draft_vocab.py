@@ -11,6 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from card.api.llm import LLM
 from card.config import SamplingParams
+from card.drafting.beam import BeamSequence
+from card.drafting.phrase_drafting import PhraseDraftSequence
 from card.errors import SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.methods import METHODS
@@ -20,8 +22,6 @@ from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import NewNodes
-from card.writers.beam import BeamSequence
-from card.writers.phrase_drafting import PhraseDraftSequence
 from tests.pair import Pair
 
 pytestmark = pytest.mark.timeout(240)

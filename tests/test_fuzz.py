@@ -21,10 +21,10 @@ from card.protocol.messages import Close, Hello, Open, Ping, Pong, TargetMessage
 from tests.drafts import draft_spec
 from tests.fuzzing import NUM_CASES, altered, as_json, changed_bytes, changed_documents, ends_well, share
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
+from tests.links.serving import RawClient, correction, make_server
 from tests.pair import make_tokenizer
 from tests.tiny import LLAMA3, NO_ENDS, SIZES
 from tests.toy import TableModel
-from tests.transport.serving import RawClient, correction, make_server
 
 pytestmark = pytest.mark.timeout(0 if NUM_CASES else 240)
 

@@ -24,12 +24,10 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
     ("tree", "methods", "machine"),
-    ("protocol", "text", "pictures", "kernels"),
+    ("protocol", "text", "kernels"),
     ("models",),
-    ("writers",),
-    ("workers",),
-    ("policy",),
-    ("transport", "latency"),
+    ("drafting",),
+    ("links",),
     ("engine",),
     ("assembly",),
     ("api",),
@@ -152,7 +150,7 @@ def test_modules_and_functions_are_short_enough_to_read() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("card.tree.sampling", "from card.workers.target import TargetWorker"),
+        ("card.tree.sampling", "from card.engine.target import TargetWorker"),
         ("card.tree.sampling", "import card.api.llm"),
         ("card.engine.loop", "from card import api"),
         ("card.engine.loop", "from ..api.llm import LLM"),
@@ -165,7 +163,7 @@ def test_modules_and_functions_are_short_enough_to_read() -> None:
         ("card.surprise", "import ast"),
         ("card.errors", "from card.config import DraftSettings"),
         ("card.tree.sampling", "from card.methods import Method"),
-        ("card.writers.beam", "from card.theirs.cuda.bucketed import BucketedRunner"),
+        ("card.drafting.beam", "from card.theirs.cuda.bucketed import BucketedRunner"),
     ],
 )
 def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
@@ -176,7 +174,7 @@ def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
     ("name", "source"),
     [
         ("card.config", "from card.errors import SettingsError"),
-        ("card.writers.beam", "def make():\n    from card.theirs.cuda.bucketed import BucketedRunner"),
+        ("card.drafting.beam", "def make():\n    from card.theirs.cuda.bucketed import BucketedRunner"),
         ("card.theirs.cuda.beam", "from card.theirs.cuda.bucketed import BucketedRunner"),
         ("card.engine.loop", "from . import policy\nfrom .policy import Policy\nfrom ..errors import CardError"),
         ("card.engine.loop", "import card\nversion = card.__version__"),
@@ -276,20 +274,22 @@ def test_only_the_assembly_makes_engines() -> None:
 
 # ---- one contract for drafters --------------------------------------------------------------------------------------
 
-CONTRACT_OF_DRAFTERS = frozenset({"draft_shaping", "draft_writers", "local", "protocol"})  # of card.writers
+CONTRACT_OF_DRAFTERS = frozenset(
+    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "protocol"}
+)  # of card.drafting
 
 
 def _drafter_faults(source: str, name: str) -> list[str]:
-    """Return where a module outside `card.writers` knows how a drafter drafts, one line of text each."""
-    if name.startswith(("card.writers", "card.theirs.cuda")):
+    """Return where a module outside `card.drafting` knows how a drafter drafts, one line of text each."""
+    if name.startswith(("card.drafting", "card.theirs.cuda")):
         return []
     faults = []
     for found in imports(source, name.rpartition(".")[0]):
-        inner = found.module.removeprefix("card.writers.").split(".")[0]
-        if found.module.startswith("card.writers") and inner not in CONTRACT_OF_DRAFTERS:
+        inner = found.module.removeprefix("card.drafting.").split(".")[0]
+        if found.module.startswith("card.drafting") and inner not in CONTRACT_OF_DRAFTERS:
             faults.append(
-                f"{name}:{found.line}: imports {found.module}; ask make_writer in card.writers.draft_writers for a "
-                "drafter, and use what DraftWriter in card.writers.protocol declares"
+                f"{name}:{found.line}: imports {found.module}; ask make_writer in card.drafting.draft_writers for a "
+                "drafter, and use what DraftWriter in card.drafting.protocol declares"
             )
     return faults
 
@@ -301,16 +301,16 @@ def test_only_the_writers_know_how_a_drafter_drafts() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from card.writers.beam import BeamWriter",
-        "from card.writers import beam",
-        "if TYPE_CHECKING:\n    from card.writers.growth import RULES",
+        "from card.drafting.beam import BeamWriter",
+        "from card.drafting import beam",
+        "if TYPE_CHECKING:\n    from card.drafting.growth import RULES",
     ],
 )
 def test_a_module_that_knows_how_a_drafter_drafts_is_found(line: str) -> None:
     (fault,) = _drafter_faults(line, "card.tools.planner.another")
     assert "make_writer" in fault
-    assert _drafter_faults(line, "card.writers.another") == []
-    assert _drafter_faults("from card.writers.protocol import DraftWriter", "card.tools.planner.another") == []
+    assert _drafter_faults(line, "card.drafting.another") == []
+    assert _drafter_faults("from card.drafting.protocol import DraftWriter", "card.tools.planner.another") == []
 
 
 @pytest.mark.parametrize("made", sorted(MADE_IN_ASSEMBLY))
@@ -372,9 +372,9 @@ def test_few_files_of_tests_touch_what_is_private_to_the_package() -> None:
     [
         "worker._open.clear()",
         "self.worker._open = {}",
-        "from card.workers.drafter import _open",
+        "from card.drafting.drafter import _open",
         "monkeypatch.setattr(drafter, '_open', None)",
-        "monkeypatch.setattr('card.workers.drafter._open', None)",
+        "monkeypatch.setattr('card.drafting.drafter._open', None)",
     ],
 )
 def test_a_test_that_touches_what_is_private_is_found(line: str) -> None:

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.engine.metrics import RequestStats
 from card.errors import ProtocolError
+from card.links.link import DrafterLink, LinkStatus
 from card.protocol.messages import (
     Declined,
     DrafterMessage,
@@ -22,10 +25,7 @@ from card.protocol.messages import (
     decode,
     encode,
 )
-from card.transport.link import DrafterLink, LinkStatus
 from card.tree.nodes import NewNodes
-from card.workers.drafter_pass import NO_END, TurnEnd
-from card.workers.metrics import RequestStats
 from tests.decoding import decode as run
 from tests.decoding import fake, plain, toy_draft, toy_target
 from tests.unreliable_link import Faults

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from card.drafting.draft_tree import DraftTree
 from card.tree.candidates import CandidateCache
 from card.tree.nodes import NewNodes, Nodes
-from card.writers.draft_tree import DraftTree
 
 NO_FLOOR = -1e9
 Row = list[tuple[int, float]]  # (token, logprob) of each child

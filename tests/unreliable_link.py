@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from card.drafting.drafter import DrafterWorker
+from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.links.link import DrafterLink, LinkStatus
 from card.protocol.messages import DrafterMessage, Ready, TargetMessage, decode, encode
-from card.transport.link import DrafterLink, LinkStatus
-from card.workers.drafter import DrafterWorker
-from card.workers.drafter_pass import NO_END, TurnEnd
 
 M = TypeVar("M", TargetMessage, DrafterMessage)
 

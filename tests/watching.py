@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from card.engine.watchers import Watchers
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.protocol import Extension
-from card.workers.watchers import Watchers
 from tests.toy import TableModel
 
 

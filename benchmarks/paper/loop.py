@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from card.config import DraftSettings, SamplingParams, Schedule
+from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.drafter import DrafterWorker
 from card.engine.engine import Engine
+from card.engine.metrics import RequestStats
+from card.engine.policy.rounds import Draft, Outcome, RoundView
+from card.engine.request import Request, StopCheck
+from card.engine.target import TargetWorker
 from card.errors import SettingsError
+from card.links.in_process import InlineLink
 from card.machine.threads import CoreSet
 from card.models.protocol import LanguageModel
-from card.policy.rounds import Draft, Outcome, RoundView
 from card.protocol.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
-from card.transport.in_process import InlineLink
 from card.tree.nodes import NewNodes, Nodes
-from card.workers.drafter import DrafterWorker
-from card.workers.metrics import RequestStats
-from card.workers.request import Request, StopCheck
-from card.workers.target import TargetWorker
-from card.writers.beam import BeamSequence, BeamWriter
 
 LAYERS_PER_ROUND = 7  # of the 1B drafter beside the 70B target
 MOST_CHILDREN = 32  # kept of a node in both tiers; the publication keeps K

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from tables import table
 
+from card.engine.metrics import RequestStats
 from card.tools.bench.names import BASELINE
 from card.tools.bench.records import Sample
 from card.tools.bench.results import load
-from card.workers.metrics import RequestStats
 
 DRAWS = 1000
 TITLES = {

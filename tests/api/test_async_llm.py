@@ -18,9 +18,9 @@ from card.api.llm import LLM
 from card.api.outputs import StreamChunk
 from card.api.text_stream import TextStream
 from card.config import SamplingParams
+from card.engine.metrics import EngineStats
 from card.errors import PromptError, SettingsError, TargetError, WorkerError
 from card.models.loading import load_tokenizer
-from card.workers.metrics import EngineStats
 from tests.pair import Pair
 
 TIMEOUT_S = 60.0

@@ -11,12 +11,12 @@ import pytest
 
 from card.api import host
 from card.api.llm import LLM
+from card.assembly.latency import measuring
+from card.assembly.latency.threads import Comparison, FoundThreads
 from card.config import SamplingParams, Schedule
-from card.latency import measuring
-from card.latency.threads import Comparison, FoundThreads
+from card.engine.policy.rounds import Policy, ScheduleCost
 from card.machine.threads import CoreSet
-from card.policy.rounds import Policy, ScheduleCost
-from tests.latency.kept import kept_names
+from tests.assembly.latency.kept import kept_names
 from tests.moments import DisturbedMoment, QuietMoment
 from tests.pair import Pair
 

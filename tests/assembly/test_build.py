@@ -11,10 +11,10 @@ import card.assembly.build as building
 from card.assembly.build import Models, Parts, build, make_writers, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.config import Schedule
+from card.engine.policy.rounds import Policy
+from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
-from card.policy.rounds import Policy
-from card.policy.tuned import TunedPolicy
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
 from tests.gguf_files import demo_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from card.assembly.drafters import load_drafter
-from card.transport.process import DraftModel
+from card.links.process import DraftModel
 from tests.pair import Pair
 
 

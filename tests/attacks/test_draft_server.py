@@ -19,12 +19,12 @@ import zmq
 
 from card.api.llm import LLM
 from card.config import Grammar, SamplingParams, ShapingRule
+from card.links.keys import load_client_keys, make_keys
 from card.protocol.messages import Correction, DrafterMessage, Fault, Hello, Open, Ping, Ready, TargetMessage, encode
-from card.transport.keys import load_client_keys, make_keys
 from tests.attacks.conftest import Book
 from tests.drafts import draft_spec
-from tests.transport.hostile import MORE, connect, frame, shake_hands
-from tests.transport.serving import RawClient, correction
+from tests.links.hostile import MORE, connect, frame, shake_hands
+from tests.links.serving import RawClient, correction
 from tests.waiting import until
 
 pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
@@ -129,7 +129,7 @@ def test_a_message_of_frames_without_end(expected: tuple[int, ...], book: Book, 
 _WITH_A_KEY = """
 import sys, time, zmq
 from pathlib import Path
-from card.transport.keys import load_client_keys
+from card.links.keys import load_client_keys
 from card.protocol.messages import Hello, encode
 keys = load_client_keys(Path(sys.argv[2]))
 context = zmq.Context()

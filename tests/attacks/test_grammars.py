@@ -20,9 +20,9 @@ from card.protocol.messages import Close, Hello, Layer, Open
 from tests.attacks.conftest import Book
 from tests.cli.test_draft_server import draft_server
 from tests.drafts import draft_spec
+from tests.links.serving import RawClient
 from tests.pair import Pair
 from tests.server.running import PATIENCE_S, PROMPT, Command, command
-from tests.transport.serving import RawClient
 from tests.waiting import until
 
 pytest.importorskip("llguidance")

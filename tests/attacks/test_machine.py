@@ -83,7 +83,7 @@ _DAMAGING = """
 import os, random, sys
 from pathlib import Path
 import numpy as np, torch
-from card.latency.store import LatencyKey, LatencyStore
+from card.assembly.latency.store import LatencyKey, LatencyStore
 from card.machine.threads import CoreSet
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
+from card.engine.request import Update
 from card.errors import SettingsError, TargetError
-from card.workers.metrics import RequestStats
-from card.workers.request import Update
 from tests.benchmarks.scripts import lines_of
 from tests.pair import Pair
 

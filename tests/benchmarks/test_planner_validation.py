@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.tools.bench.lineup import LineupSettings
 from card.tools.bench.names import BASELINE
-from card.workers.metrics import RequestStats
 from tests.benchmarks.scripts import lines_of
 from tests.pair import Pair
 

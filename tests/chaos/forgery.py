@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from card.engine.target import TargetWorker
 from card.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -26,7 +27,6 @@ from card.protocol.messages import (
     encode,
 )
 from card.tree.nodes import NewNodes
-from card.workers.target import TargetWorker
 from tests.drafts import draft_spec
 from tests.reaching_in import expected_of_drafter, running
 

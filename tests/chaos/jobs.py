@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
+from card.engine.request import Request
+from card.engine.target import TargetWorker
 from card.errors import CardError
 from card.models.protocol import LanguageModel
-from card.workers.request import Request
-from card.workers.target import TargetWorker
 
 LONGEST_PROMPT = 80
 LONGEST_ANSWER = 24

@@ -16,19 +16,19 @@ import msgspec
 import zmq
 
 from card.api.host import Host
+from card.drafting.beam import BeamWriter
+from card.links.process import ProcessLink
+from card.links.remote import RemoteLink
+from card.links.server import DraftServer
+from card.links.switch import SwitchLink
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
 from card.protocol.messages import Fault, Layer, Resync, encode
-from card.transport.process import ProcessLink
-from card.transport.remote import RemoteLink
-from card.transport.server import DraftServer
-from card.transport.switch import SwitchLink
-from card.writers.beam import BeamWriter
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S
+from tests.links.serving import LOOPBACK, RawClient, make_server
 from tests.pair import Pair
 from tests.reaching_in import workers_of
-from tests.transport.serving import LOOPBACK, RawClient, make_server
 from tests.waiting import until
 
 MAX_MODEL_LEN = 128

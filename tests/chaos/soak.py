@@ -12,11 +12,11 @@ from typing import Protocol
 import psutil
 import torch
 
+from card.drafting.draft_tree import DraftTree
 from card.engine.engine import Engine
+from card.engine.request import Update
 from card.errors import TargetError
 from card.tree.candidates import CandidateCache
-from card.workers.request import Update
-from card.writers.draft_tree import DraftTree
 from tests.chaos.jobs import Jobs, Outcome
 from tests.waiting import until
 

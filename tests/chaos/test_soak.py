@@ -19,10 +19,10 @@ import pytest
 import zmq
 
 from card.api.async_llm import AsyncLLM
+from card.links import zmq_link
+from card.links.process import ProcessLink
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
-from card.transport import zmq_link
-from card.transport.process import ProcessLink
 from tests.chaos.crowd import MANNERS, Crowd
 from tests.chaos.forgery import noise
 from tests.chaos.jobs import Alone, Jobs, Outcome
@@ -47,9 +47,9 @@ from tests.chaos.soak import (
     check_nothing_is_left,
 )
 from tests.chaos.unreliable import VOCAB_SIZE, UnreliableWorld, sound_target
+from tests.links.serving import RawClient, connected, make_server, running
 from tests.pair import Pair
 from tests.reaching_in import socket_of, sockets_of
-from tests.transport.serving import RawClient, connected, make_server, running
 from tests.unreliable_link import Faults
 from tests.waiting import until
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from card.drafting.drafter import DrafterWorker
+from card.drafting.drafter_pass import NO_END, TurnEnd
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.engine.target import TargetWorker
 from card.errors import CardError, ModelError
 from card.models.protocol import Extension
 from card.protocol.messages import DrafterMessage, Ready
-from card.workers.drafter import DrafterWorker
-from card.workers.drafter_pass import NO_END, TurnEnd
-from card.workers.target import TargetWorker
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order
 from tests.chaos.soak import MAX_NUM_SEQS
 from tests.decoding import drafter_for

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from card.cli.demo import Racer, closing_table
 from card.cli.tables import show
+from card.engine.metrics import RequestStats
 from card.tools.bench.tables import SPARE, rich_tables
-from card.workers.metrics import RequestStats
 from tests.tools.bench.bench_files import make_run
 
 

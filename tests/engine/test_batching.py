@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
+from card.engine.policy.rounds import Policy
 from card.engine.queue import Limits
+from card.engine.request import Request
+from card.engine.target import TargetWorker
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
+from card.links.link import DrafterLink
 from card.machine.threads import CoreSet
-from card.policy.rounds import Policy
-from card.transport.link import DrafterLink
-from card.workers.request import Request
-from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, fake, inline, make_request, plain, run_all, toy_draft, toy_target
 from tests.toy import TableModel
 from tests.unreliable_link import Faults

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from card.api.llm import LLM, RequestOutput
 from card.config import DraftSettings, SamplingParams
+from card.drafting.beam import BeamWriter
+from card.engine.metrics import RequestStats
+from card.engine.request import Request
+from card.links.in_process import ThreadLink
+from card.links.link import DrafterLink
 from card.models.protocol import Extension
 from card.protocol.messages import MAX_REQUEST_BYTES, Close, Declined, Open
-from card.transport.in_process import ThreadLink
-from card.transport.link import DrafterLink
-from card.workers.metrics import RequestStats
-from card.workers.request import Request
-from card.writers.beam import BeamWriter
 from tests.decoding import drafter_for, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
+from tests.links.serving import connected, make_server, running
 from tests.pair import Pair, make_model, make_tokenizer
 from tests.toy import TableModel
-from tests.transport.serving import connected, make_server, running
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, Growth, SamplingParams, VerifyShape
 from card.engine.engine import Engine
-from card.workers.target import TargetWorker
+from card.engine.target import TargetWorker
 from tests.decoding import (
     GREEDY,
     assert_plain_in_turns,

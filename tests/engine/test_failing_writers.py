@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.drafting.local import find_writer
+from card.drafting.local.protocol import Observation, WriterSequence
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.engine.request import Request
+from card.engine.target import TargetWorker
 from card.tree.nodes import PATH_END, Nodes
-from card.workers.request import Request
-from card.workers.target import TargetWorker
-from card.writers.local import find_writer
-from card.writers.local.protocol import Observation, WriterSequence
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
 
 CALLS = ("open", "propose", "observe", "close")

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.drafting.local import find_writer
+from card.engine import sequence as sequence_module
+from card.engine import target_pass
 from card.engine.engine import Engine
+from card.engine.policy.rounds import Policy
+from card.engine.request import Request, Update
+from card.engine.target import TargetWorker
 from card.errors import GrammarError, TargetError, WorkerError
-from card.policy.rounds import Policy
 from card.text.following import Threads
 from card.tree import shaping as shaping_module
 from card.tree.nodes import Nodes
-from card.workers import sequence as sequence_module
-from card.workers import target_pass
-from card.workers.request import Request, Update
-from card.workers.target import TargetWorker
-from card.writers.local import find_writer
 from tests.decoding import PROMPT, inline, make_request, plain, toy_draft, toy_target
 from tests.reaching_in import queue_of
 from tests.shaping import ToyGrammar

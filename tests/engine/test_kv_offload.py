@@ -16,12 +16,12 @@ from card.config import SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.engine.request import Request
+from card.engine.target import TargetWorker
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
 from card.models.row_store import RowStore
 from card.models.torch_runner import TorchRunner
-from card.workers.request import Request
-from card.workers.target import TargetWorker
 from tests.decoding import inline, make_request, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import pool_of

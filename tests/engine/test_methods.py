@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.drafting.local import writer_names
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.engine.sequence import Work
+from card.engine.target import TargetWorker
 from card.methods import METHODS
-from card.workers.sequence import Work
-from card.workers.target import TargetWorker
-from card.writers.local import writer_names
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults
 from tests.watching import Notes, watched

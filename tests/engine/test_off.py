@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams, Schedule
+from card.drafting.drafter import DrafterWorker
+from card.drafting.drafter_pass import TurnEnd
 from card.engine.engine import Engine
+from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView
 from card.engine.queue import Limits
-from card.policy.rounds import Draft, Outcome, Policy, RoundView
-from card.transport.in_process import InlineLink
-from card.transport.link import DrafterLink
-from card.transport.switch import SwitchLink
-from card.workers.drafter import DrafterWorker
-from card.workers.drafter_pass import TurnEnd
-from card.workers.replica import Replica
-from card.workers.request import Request
-from card.workers.target import TargetWorker
+from card.engine.replica import Replica
+from card.engine.request import Request
+from card.engine.target import TargetWorker
+from card.links.in_process import InlineLink
+from card.links.link import DrafterLink
+from card.links.switch import SwitchLink
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
 from tests.reaching_in import listen, policy_of, running, worker_of
 from tests.toy import TableModel

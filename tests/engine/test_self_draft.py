@@ -16,14 +16,14 @@ from card.config import DraftSettings, SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
 from card.engine.phases import Phases
 from card.engine.queue import Limits
+from card.engine.request import Request
+from card.engine.self_draft import looked_up
+from card.engine.target import TargetWorker
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.models.decoder_model import mark_int8
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.workers.request import Request
-from card.workers.self_draft import looked_up
-from card.workers.target import TargetWorker
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import cache_of

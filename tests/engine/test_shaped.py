@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, Grammar, SamplingParams
 from card.engine.engine import Engine
+from card.engine.request import CORRECTED, PLAIN, Request, Update
 from card.errors import SettingsError
-from card.workers.request import CORRECTED, PLAIN, Request, Update
 from tests.decoding import PROMPT, decode, fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
 from tests.shaping import ToyGrammar, shapings, slow_decode, slowly_shaped

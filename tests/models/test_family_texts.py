@@ -18,11 +18,11 @@ import torch
 from card.config import DraftSettings, SamplingParams, SamplingRule
 from card.engine.engine import Engine
 from card.engine.queue import Limits
+from card.engine.request import Request
 from card.methods import METHODS
 from card.models.runners import plain_runner
 from card.models.torch_runner import TorchRunner
 from card.tree.sampling import Sampler
-from card.workers.request import Request
 from tests.decoding import fake, inline, make_engine, make_request, run_all
 from tests.every_family import ROOT, script
 from tests.unreliable_link import Faults

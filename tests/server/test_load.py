@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from card.links.process import ProcessLink
 from card.models.demo import DEMO_PROBLEMS
-from card.transport.process import ProcessLink
 from tests.processes import has_ended
 from tests.reaching_in import watch_of
 from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, streams

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from card.engine.metrics import RequestStats
 from card.server.metrics import speculative_decoding
 from card.tree.nodes import Nodes
-from card.workers.metrics import RequestStats
 from tests.server.running import PROMPT, Running, streams
 
 pytestmark = pytest.mark.timeout(240)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from card.api.llm import LLM
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.errors import SettingsError
 from card.tree.nodes import ROOT, Nodes
 from card.tree.verify import MATCH, Verdict, Verification, match
-from card.workers.metrics import RequestStats
 from tests.pair import Pair
 
 V = 3

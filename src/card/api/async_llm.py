@@ -19,13 +19,13 @@ from card.api.outputs import StreamChunk
 from card.api.prompts import Prompt
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import LLMSettings, SamplingParams
+from card.engine.metrics import EngineStats
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
+from card.links.child import DrafterChild
+from card.links.leases import Leases
 from card.models.shortage import telling_shortage
-from card.transport.child import DrafterChild
-from card.transport.leases import Leases
 from card.tree.verify import MATCH, Verifier
-from card.workers.metrics import EngineStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from card.api.host import Host, PreparedRequest
 from card.api.mailbox import Mailbox, post
+from card.engine.metrics import EngineStats
+from card.engine.request import Request, Update
 from card.engine.scoring import ScoringJob
 from card.errors import SettingsError, WorkerError, in_words
-from card.workers.metrics import EngineStats
-from card.workers.request import Request, Update
 
 logger = logging.getLogger(__name__)
 IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed

@@ -23,10 +23,16 @@ from card.assembly.drafters import DraftSource, make_drafter, tell_ahead
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import ResolvedParams, SamplingParams
+from card.drafting.local.protocol import LocalWriter
+from card.engine.request import CheckedRequest, Request, Update
 from card.engine.scoring import Scorer
+from card.engine.watchers import Watchers
 from card.errors import SettingsError, TargetError, in_words
 from card.family.judges.choosing import attach_verifier, choose_verifier
 from card.family.specbranch.network import OFF, hrad_consumers
+from card.links.child import DrafterChild
+from card.links.leases import Leases
+from card.links.link import DrafterLink
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, pinned, usable_cores
@@ -41,13 +47,7 @@ from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
-from card.transport.child import DrafterChild
-from card.transport.leases import Leases
-from card.transport.link import DrafterLink
 from card.tree.verify import MATCH, Verifier
-from card.workers.request import CheckedRequest, Request, Update
-from card.workers.watchers import Watchers
-from card.writers.local.protocol import LocalWriter
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from card.api.host import Host
+from card.engine.trace import Trace
 from card.methods import Method
-from card.workers.trace import Trace
 
 
 class Hosted:
@@ -42,7 +42,7 @@ class Hosted:
 
     @contextmanager
     def trace(self) -> Iterator[Trace]:
-        """Record what the engine does inside a block, for `card.workers.trace.write_trace`; one recording at a time.
+        """Record what the engine does inside a block, for `card.engine.trace.write_trace`; one recording at a time.
 
         with llm.trace() as trace:
             llm.generate(prompt)

@@ -18,13 +18,13 @@ from card.api.prompts import Prompt, conversations
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import DraftSettings, EngineSettings, LLMSettings, SamplingParams
 from card.engine.engine import Engine
+from card.engine.metrics import EngineStats
+from card.engine.request import Update
 from card.errors import SettingsError
+from card.links.child import DrafterChild
 from card.models.shortage import telling_shortage
 from card.text.prompts import Messages
-from card.transport.child import DrafterChild
 from card.tree.verify import MATCH, Verifier
-from card.workers.metrics import EngineStats
-from card.workers.request import Update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 
 from card.api.outputs import StreamChunk
+from card.engine.request import Update
 from card.errors import CardError, SettingsError
-from card.workers.request import Update
 
 
 class Mailbox:

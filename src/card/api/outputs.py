@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from card.engine.metrics import RequestStats
+from card.engine.request import Alternative, FinishReason, TokenDetails, Update
 from card.errors import CardError
 from card.tree.sampling import TokenLogprobs
-from card.workers.metrics import RequestStats
-from card.workers.request import Alternative, FinishReason, TokenDetails, Update
 
 __all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
 
@@ -23,7 +23,7 @@ class CompletionOutput:
     finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if `SamplingParams.logprobs` asked for them
     # How the text came, not what came, so these do not count when outputs are compared; one for each token, see
-    # `card.workers.request.TokenDetails`.
+    # `card.engine.request.TokenDetails`.
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)  # if shows_tree
 

@@ -15,7 +15,7 @@ from card.errors import PromptError, SettingsError
 from card.models.images import ImagePrompt, Tower
 from card.models.loading import load_vision_tower
 from card.models.torch_runner import TorchRunner
-from card.pictures.reading import PictureBounds, read_pictures, require_pillow
+from card.text.pictures import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
 
 if TYPE_CHECKING:

@@ -10,21 +10,21 @@ from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Latencies, Plan
 from card.config import Schedule
+from card.drafting.local import find_writer
+from card.drafting.local.protocol import LocalWriter
 from card.engine.engine import Engine
+from card.engine.policy.rounds import Policy, ScheduleCost
+from card.engine.policy.tuned import TunedPolicy
 from card.engine.queue import Limits
+from card.engine.target import OpenWriter, TargetWorker
+from card.engine.watchers import Watchers
 from card.errors import SettingsError
+from card.links.link import DrafterLink
 from card.models.pool import sequence_bytes
 from card.models.protocol import LanguageModel, Recurrent
 from card.models.row_store import RowStore
-from card.policy.rounds import Policy, ScheduleCost
-from card.policy.tuned import TunedPolicy
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes
-from card.transport.link import DrafterLink
-from card.workers.target import OpenWriter, TargetWorker
-from card.workers.watchers import Watchers
-from card.writers.local import find_writer
-from card.writers.local.protocol import LocalWriter
 
 _FIRST_DRAFT_SHARE = 0.1  # of the target's pass that a drafter's takes, while nothing is known of it
 

@@ -1,6 +1,6 @@
 """The drafter's own process: load the draft model, connect to the target, draft until told to end.
 
-Started by `card.transport.child`; gets its settings as a line of JSON on standard input, and before them
+Started by `card.links.child`; gets its settings as a line of JSON on standard input, and before them
 perhaps another one with the model that they will name. Not for users.
 """
 
@@ -22,9 +22,9 @@ import zmq
 
 from card.assembly.drafters import load_drafter, load_likely, make_worker
 from card.errors import CardError, ProtocolError, in_words
+from card.links.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
 from card.machine.memory import give_back_memory
 from card.protocol.messages import DrafterMessage, Fault, decode, encode
-from card.transport.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

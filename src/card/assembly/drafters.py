@@ -11,10 +11,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from card.assembly.latency.timing import measure_pass_cost
 from card.assembly.plan import Plan
 from card.config import EngineSettings, Placement, SamplingParams
+from card.drafting.draft_shaping import FindGrammar
+from card.drafting.draft_writers import make_writer
+from card.drafting.drafter import MAX_REQUESTS, DrafterWorker
+from card.drafting.protocol import DraftWriter
+from card.engine.replica import draft_spec
 from card.errors import CardError
-from card.latency.timing import measure_pass_cost
+from card.links.child import DrafterChild
+from card.links.in_process import InlineLink, ThreadLink
+from card.links.leases import LeasedLink, Leases
+from card.links.link import DrafterLink
+from card.links.process import MEASURING_S, DrafterConfig, DraftModel, LikelyModel, ProcessLink
+from card.links.remote import RemoteLink
+from card.links.shown_states import ShownStates
+from card.links.switch import SwitchLink
 from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
@@ -30,19 +43,6 @@ from card.models.torch_runner import TorchRunner
 from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
-from card.transport.child import DrafterChild
-from card.transport.in_process import InlineLink, ThreadLink
-from card.transport.leases import LeasedLink, Leases
-from card.transport.link import DrafterLink
-from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, LikelyModel, ProcessLink
-from card.transport.remote import RemoteLink
-from card.transport.shown_states import ShownStates
-from card.transport.switch import SwitchLink
-from card.workers.drafter import MAX_REQUESTS, DrafterWorker
-from card.workers.replica import draft_spec
-from card.writers.draft_shaping import FindGrammar
-from card.writers.draft_writers import make_writer
-from card.writers.protocol import DraftWriter
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -9,16 +9,16 @@ from typing import Any
 import transformers
 
 from card.assembly.drafters import Drafter
+from card.assembly.latency.measuring import Measuring
+from card.assembly.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.assembly.plan import Plan
 from card.config import EngineSettings, Schedule
-from card.latency.measuring import Measuring
-from card.latency.store import LatencyKey, LatencyStore, drafter_key
+from card.engine.policy.rounds import ScheduleCost
 from card.machine.folders import cache_folder
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
 from card.models.torch_runner import TorchRunner
-from card.policy.rounds import ScheduleCost
 from card.theirs.transformers.row_check import check_rows
 
 

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size, split_settings
 from card.config.selection import SelfDrafting, parse_selection
+from card.drafting.local import find_writer
+from card.engine.offers import DRAFTER
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
 from card.tree.verify import MATCH, Verifier
-from card.workers.offers import DRAFTER
-from card.writers.local import find_writer
 
 SPARE_ROWS = 64  # KV rows of a sequence beyond its text and its tree: `num_speculative_tokens` may grow by measurement
 DEFAULT_MODEL_LEN = 4096  # tokens of a text, if nothing is said and the target allows it

@@ -15,8 +15,8 @@ from card.cli.options import demo_note, make_llm, remark, take_sampling_params
 from card.cli.starting import spin_until_first
 from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.errors import PromptError, plain_words
-from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM

@@ -19,12 +19,12 @@ from card.cli.options import DEMO_TARGET, demo_note, given, hint_at_int8, resolv
 from card.cli.starting import spinner
 from card.cli.tables import show
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.errors import SettingsError
 from card.methods import METHODS
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
-from card.workers.metrics import RequestStats
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method

@@ -14,9 +14,9 @@ from card.assembly.drafters import load_drafter, make_worker
 from card.cli.starting import spinner
 from card.config import parse_size
 from card.errors import SettingsError
-from card.transport.keys import check_may_listen, load_server_keys
-from card.transport.process import DraftModel
-from card.transport.server import DraftServer, ServerLimits
+from card.links.keys import check_may_listen, load_server_keys
+from card.links.process import DraftModel
+from card.links.server import DraftServer, ServerLimits
 
 
 def run(

@@ -15,13 +15,13 @@ from card.cli.fetching import fetch_models
 from card.cli.starting import load, spinner, start_drafter_child, tell
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
+from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.methods import METHODS, OWN_SETTINGS, STEPWISE, find_method
 from card.models.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.places import local_model
 from card.text.lines import text_of
 from card.tools.bench.names import DRAFTER
-from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs
     from card.api.llm import LLM

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from card.config import Schedule
+from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
 from card.errors import in_words
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
 from card.tree.nodes import NO_NODES, Nodes
 
 logger = logging.getLogger(__name__)

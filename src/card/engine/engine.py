@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterable
 
 from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
+from card.engine.failures import Failures
+from card.engine.metrics import EngineStats
 from card.engine.passes import TargetPasses
 from card.engine.phases import Phases
+from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
 from card.engine.queue import Limits, RequestQueue
+from card.engine.request import CheckedRequest, FinishReason, Request, StepResult, Update
 from card.engine.running import RunningRequest
+from card.engine.sequence import Sequence, Work
+from card.engine.target import TargetWorker
+from card.engine.target_pass import MASK_WAIT_S
+from card.engine.trace import Trace
 from card.engine.tracing import NoTracing, Tracing
 from card.errors import TargetError
+from card.links.link import DrafterLink, NoDrafter
 from card.machine.threads import pinned
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
-from card.transport.link import DrafterLink, NoDrafter
 from card.tree.nodes import NO_NODES, Nodes
-from card.workers.failures import Failures
-from card.workers.metrics import EngineStats
-from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update
-from card.workers.sequence import Sequence, Work
-from card.workers.target import TargetWorker
-from card.workers.target_pass import MASK_WAIT_S
-from card.workers.trace import Trace
 
 _LONG_PROMPT = 256  # tokens from which prompts are read on `Policy.reading_cores`: there shorter ones are slower
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from card.engine.request import StepResult
+from card.engine.sequence import Work
+from card.engine.target import TargetWorker
 from card.errors import CapacityError, TargetError, WorkerError, in_words
-from card.workers.request import StepResult
-from card.workers.sequence import Work
-from card.workers.target import TargetWorker
 
 logger = logging.getLogger(__name__)
 _MOST_FAILED_ROUNDS = 3  # rounds in a row in which the pass of every request failed; then the target is tried alone

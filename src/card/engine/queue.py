@@ -14,12 +14,12 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
+from card.engine.request import CheckedRequest, Request, Update
+from card.engine.row_moves import RowMoves
 from card.engine.running import RunningRequest, WaitingRequest
+from card.engine.sequence import Work
+from card.engine.target import TargetWorker
 from card.errors import CapacityError, TargetError, in_words
-from card.workers.request import CheckedRequest, Request, Update
-from card.workers.row_moves import RowMoves
-from card.workers.sequence import Work
-from card.workers.target import TargetWorker
 
 logger = logging.getLogger(__name__)
 GROWTH_TOKENS = 64  # by which a text may get longer before its room is looked at again

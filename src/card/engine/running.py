@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from card.policy.rounds import Policy
-from card.transport.link import LinkStatus
-from card.workers.request import CheckedRequest
-from card.workers.sequence import Sequence
+from card.engine.policy.rounds import Policy
+from card.engine.request import CheckedRequest
+from card.engine.sequence import Sequence
+from card.links.link import LinkStatus
 
 
 @dataclass(frozen=True, slots=True)

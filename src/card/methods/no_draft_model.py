@@ -1,4 +1,4 @@
-"""Methods without a draft model: plain decoding, and those that are one local writer (`card.writers.local`) alone."""
+"""Methods without a draft model: plain decoding, and those that are one local writer (`card.drafting.local`) alone."""
 
 from card.methods.method import Method
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from card import __version__
 from card.api.async_llm import RequestStream
 from card.api.outputs import StreamChunk
+from card.engine.request import FinishReason
 from card.errors import CardError
 from card.server.answers import event
 from card.server.errors import shutting_down
 from card.server.limits import Deadline
 from card.server.metrics import TextRecord, request_metrics
 from card.server.schemas import SamplingFields
-from card.workers.request import FinishReason
 
 if TYPE_CHECKING:
     from card.server.service import Service

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Histogram
 
 from card.api.outputs import StreamChunk
-from card.workers.metrics import RequestStats
+from card.engine.metrics import RequestStats
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)

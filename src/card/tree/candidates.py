@@ -1,7 +1,7 @@
 """The candidate cache: the tree of drafted continuations that drafter and target both hold.
 
-The drafter owns the truth and makes the node ids: its tree is a `card.writers.draft_tree.DraftTree`. The target holds a
-replica that may lag. Both apply the same operations, so that a replica which got every message is equal to the truth,
+The drafter owns the truth and makes the node ids: its tree is a `card.drafting.draft_tree.DraftTree`. The target holds
+a replica that may lag. Both apply the same operations, so that a replica which got every message is equal to the truth,
 bit for bit. Plain Python objects: at a few hundred nodes an array library spends longer on its calls than these loops
 take.
 """

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
+from card.drafting.local.ctc import CtcSequence
+from card.drafting.local.protocol import Observation
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES
@@ -23,8 +25,6 @@ from card.family.learning.target_texts import TargetTexts, write_texts
 from card.models.head_files import inputs_of
 from card.models.loading import load_decoder, load_model
 from card.models.torch_runner import TorchRunner
-from card.writers.local.ctc import CtcSequence
-from card.writers.local.protocol import Observation
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model

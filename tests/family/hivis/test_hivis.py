@@ -13,6 +13,8 @@ import torch
 from card import LLM, RequestOutput, SamplingParams
 from card.api.prompts import PromptReader
 from card.config import EngineSettings
+from card.drafting.local.hivis import HivisSequence
+from card.drafting.local.protocol import Observation
 from card.errors import ModelError, SettingsError
 from card.family.hivis.drafting import BEAM_WIDTH, TextMemory, draft
 from card.family.hivis.head import FusedHead
@@ -25,8 +27,6 @@ from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import ROOT
-from card.writers.local.hivis import HivisSequence
-from card.writers.local.protocol import Observation
 from tests.pair import Pair
 from tests.seeing import asked, picture, processor_of, save_seeing
 from tests.trainings import check_a_head_goes_on, stopping

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from card.engine.request import Verified
 from card.inside.adapters.chains import ROW_SHARE, ChainPolicy, next_budget
 from card.tree.nodes import NO_NODES, Nodes
-from card.workers.request import Verified
 
 
 def steps(policy: ChainPolicy, num_requests: int, num_rows: Sequence[int], first_s: float, row_s: float) -> None:

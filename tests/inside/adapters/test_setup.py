@@ -16,8 +16,8 @@ from card.errors import SettingsError, WorkerError
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.settings import AdapterSettings
 from card.inside.adapters.setup import make_proposer
-from card.transport.background import BackgroundLink
-from card.transport.process import ProcessLink
+from card.links.background import BackgroundLink
+from card.links.process import ProcessLink
 from tests.pair import Pair
 from tests.waiting import until
 

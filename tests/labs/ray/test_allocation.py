@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from card.labs.ray.allocation import LEASE_S, SETTLE_S, SILENCE_S, Allocation, DrafterReport, Wish
-from card.transport.leases import Lease, NoLease
+from card.links.leases import Lease, NoLease
 
 HOLDERS = ("ann", "bob", "cid", "dot", "eve")
 HOSTS = ("here", "there")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from card.transport.keys import make_keys
+from card.links.keys import make_keys
 from tests.labs.ray.clusters import (
     ALWAYS_DRAFTS,
     MODEL,

@@ -19,9 +19,9 @@ from ray.serve.schema import ServeDeploySchema
 from card.labs.ray.allocation import Wish
 from card.labs.ray.desk import as_text
 from card.labs.ray.target import DESK
+from card.links.keys import make_keys
 from card.models.loading import load_tokenizer
 from card.text.fit import tokenizer_fingerprint
-from card.transport.keys import make_keys
 from tests.labs.ray.clusters import (
     ALWAYS_DRAFTS,
     MODEL,

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.draft_writers import make_writer
+from card.drafting.drafter import DrafterWorker
+from card.drafting.phrase_drafting import PhraseDraftWriter
 from card.errors import ProtocolError
+from card.links.in_process import InlineLink, ThreadLink
 from card.machine.lane import Lane
 from card.models.protocol import Extension
 from card.protocol.messages import DraftSpec
 from card.theirs.cuda import graphs
 from card.theirs.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
 from card.theirs.cuda.device_step import BeamStep, DraftStepResult
-from card.transport.in_process import InlineLink, ThreadLink
 from card.tree.nodes import NewNodes
-from card.workers.drafter import DrafterWorker
-from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.draft_writers import make_writer
-from card.writers.phrase_drafting import PhraseDraftWriter
 from tests.decoding import decode, plain
 from tests.drafts import draft_spec
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, operations_of, ordinary, synchronising

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from card.engine.metrics import RequestStats
 from card.tools.bench.records import Check, Pair, RowFacts, Run, Sample, Sampling, Workload, planned
 from card.tools.bench.results import Writer
-from card.workers.metrics import RequestStats
 
 BASELINE = "vanilla-all-cores"
 NUM_TOKENS = 40

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from card.engine.metrics import RequestStats
 from card.tools.bench.records import Run, Sample
 from card.tools.bench.summary import (
     Percentiles,
@@ -18,7 +19,6 @@ from card.tools.bench.summary import (
     ratio,
     summarise,
 )
-from card.workers.metrics import RequestStats
 from tests.tools.bench.bench_files import make_run
 
 PAIR, WORKLOAD = "demo-90M", "gsm8k"

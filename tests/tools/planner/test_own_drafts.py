@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from card import LLM
 from card.cli.main import cli
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.errors import PlanError, SettingsError
 from card.family.ctc.training import TrainSettings, train_head
 from card.family.learning.checkpoint import Checkpoint
@@ -30,7 +31,6 @@ from card.tools.planner.scene import Scene, plan_method
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
 from card.tree.sampling import Sampler
-from card.workers.metrics import RequestStats
 from tests.pair import Pair
 from tests.tools.planner.making import NO_OVERHEADS, flat
 

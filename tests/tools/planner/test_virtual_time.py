@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.drafting.beam import BeamWriter
 from card.protocol.messages import Close, Layer, Open
 from card.tools.planner.replay import PassSize, ReplayedModel
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
-from card.writers.beam import BeamWriter
 from tests.drafts import draft_spec
 from tests.tools.planner.making import toy_recording
 from tests.tools.planner.sharing import Seat, SharedDrafter, SharedWorld

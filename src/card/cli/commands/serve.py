@@ -203,5 +203,5 @@ def keys(folder: Path, clients: tuple[str, ...]) -> None:
     With --client, a server that is there already keeps its keys and gets to know the new clients; start it again then.
     Nothing is overwritten.
     """
-    for path in load("card.transport.keys", "").make_keys(folder, clients):
+    for path in load("card.links.keys", "").make_keys(folder, clients):
         click.echo(f"{path}")

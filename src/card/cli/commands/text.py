@@ -37,7 +37,7 @@ from card.models.demo import DEMO_PROBLEMS
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
-    from card.workers.metrics import RequestStats
+    from card.engine.metrics import RequestStats
 
 
 system_option = click.option("--system", help="System prompt.")
@@ -115,7 +115,7 @@ def generate(
                     chunks = list(stream)
         if trace_file and trace:
             about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
-            load("card.workers.trace").write_trace(trace_file, {llm.method.name: trace}, about)
+            load("card.engine.trace").write_trace(trace_file, {llm.method.name: trace}, about)
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:

@@ -1,7 +1,7 @@
 """The policy for an engine that verifies chains and lets nothing be measured at start.
 
-It differs from `card.policy.tuned` in what it is told, not in its rule: what a step costs is learnt from the engine's
-own steps, and greedy and sampled texts count together, as nobody says which is which.
+It differs from `card.engine.policy.tuned` in what it is told, not in its rule: what a step costs is learnt from the
+engine's own steps, and greedy and sampled texts count together, as nobody says which is which.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from card.policy.acceptance import DEEPEST, Acceptance
-from card.policy.choice import best_chain, further_gains, is_worth_drafting
-from card.policy.cost import DISCOUNT, Ratio
-from card.policy.rounds import bucket
+from card.engine.policy.acceptance import DEEPEST, Acceptance
+from card.engine.policy.choice import best_chain, further_gains, is_worth_drafting
+from card.engine.policy.cost import DISCOUNT, Ratio
+from card.engine.policy.rounds import bucket
+from card.engine.request import Verified
 from card.tree.nodes import Nodes
-from card.workers.request import Verified
 
 # Share of a step's seconds that its rows take, one row as much as the next, until steps of different sizes were seen.
 # Evidence: 0.2 loses nothing where rows are free, and gains 2 % over 0.05 where they are not (benchmarks/LOG.md).

@@ -10,14 +10,14 @@ from itertools import count
 from msgspec.structs import replace
 
 from card.config import DraftSettings, SamplingParams
+from card.drafting.local.protocol import LocalWriter, Observation
+from card.engine.metrics import RequestStats
+from card.engine.offers import DRAFTER_BIT, Offers
+from card.engine.replica import Replica
+from card.engine.request import Verified
 from card.inside.adapters.tracking import FollowedText, Tokens
 from card.protocol.messages import Close, Layer, Open, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, ROOT, Nodes
-from card.workers.metrics import RequestStats
-from card.workers.offers import DRAFTER_BIT, Offers
-from card.workers.replica import Replica
-from card.workers.request import Verified
-from card.writers.local.protocol import LocalWriter, Observation
 
 # Tokens that a text may grow by before the drafter is asked for more memory, and its tree begins anew. Evidence: with
 # 64, answers of 128 tokens take 4 % more steps (benchmarks/LOG.md).

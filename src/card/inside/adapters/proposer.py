@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from card.config import DraftSettings
+from card.drafting.local.protocol import LocalWriter
+from card.engine.offers import DRAFTER, writer_label
 from card.errors import ProtocolError
 from card.inside.adapters.chains import ChainPolicy, next_budget
 from card.inside.adapters.drafted_text import DraftedText, DraftingFacts
 from card.inside.adapters.figures import Figures
 from card.inside.adapters.tracking import Followed, RowTracker, Tokens
+from card.links.link import DrafterLink, NoDrafter
 from card.protocol.messages import Declined, Layer, Ready, Resync, TargetMessage
-from card.transport.link import DrafterLink, NoDrafter
 from card.tree.nodes import NO_NODES
-from card.workers.offers import DRAFTER, writer_label
-from card.writers.local.protocol import LocalWriter
 
 # Seconds of a step after which no more writers without a model are asked; to ask those of one text takes about 0.1 ms,
 # and a step of 16 texts may take 2 ms. Evidence: 1.4 ms took as many steps, each 0.15 ms longer (benchmarks/LOG.md).

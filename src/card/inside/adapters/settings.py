@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 
 from card.config import DraftSettings, parse_size
 from card.config.fields import Setting, check, declared, refuse_unknown, require, setting
+from card.drafting.local import writer_names
+from card.engine.offers import DRAFTER
 from card.errors import SettingsError
 from card.protocol.messages import MAX_BEAM_WIDTH, MAX_LEAD
-from card.workers.offers import DRAFTER
-from card.writers.local import writer_names
 
 _NEEDS_TREES = frozenset({"lookahead"})  # what it learns from are candidates beside the best path
 _NEEDS_STATES = frozenset({"ctc", "hivis"})  # they draft from the target's hidden states

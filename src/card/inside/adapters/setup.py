@@ -13,8 +13,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import parse_size
 from card.inside.adapters.proposer import PARKED_TEXTS, ChainProposer
 from card.inside.adapters.settings import AdapterSettings
-from card.transport.background import BackgroundLink
-from card.transport.link import DrafterLink
+from card.links.background import BackgroundLink
+from card.links.link import DrafterLink
 
 _SHARED = (  # settings that mean the same in `EngineSettings`
     *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),

@@ -16,12 +16,12 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from card.config import DraftSettings
+from card.engine.metrics import RequestStats
 from card.errors import VocabularyError
 from card.inside.hf.batch import Batch
 from card.inside.hf.inputs import arguments_of_generate, prompts_of, refuse, requests_of, sampling_of
 from card.inside.hf.session import borrowed_session, evaluating
 from card.models.facts import context_limit, vocab_size
-from card.workers.metrics import RequestStats
 
 
 @dataclass

@@ -21,10 +21,10 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 
 from card.config import DraftSettings, SamplingParams
+from card.engine.request import Request
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.names import model_name
 from card.models.states import CACHE_NAMES
-from card.workers.request import Request
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
     (*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")

@@ -16,15 +16,15 @@ from card.assembly.build import Models, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, kv_bytes_for, resolve
 from card.config import DraftSettings
+from card.drafting.draft_writers import make_writer
+from card.engine.metrics import RequestStats
+from card.engine.request import Request
 from card.inside.hf.batch import Batch
+from card.links.link import DrafterLink
 from card.machine.memory import whole_memory
 from card.models.facts import context_limit
 from card.models.pool import sequence_bytes
 from card.models.runners import plain_runner
-from card.transport.link import DrafterLink
-from card.workers.metrics import RequestStats
-from card.workers.request import Request
-from card.writers.draft_writers import make_writer
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model
 _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls

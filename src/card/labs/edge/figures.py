@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from card.engine.metrics import RequestStats
 from card.errors import BenchError, PlanError
 from card.labs.edge.scenario import Scenario
 from card.tools.bench.records import RowFacts, Run
 from card.tools.bench.results import load
 from card.tools.bench.summary import complete_samples
-from card.workers.metrics import RequestStats
 
 DECODING = ("acceptance", "hit_rate", "kept_share")  # the fields of a scenario that a bench run can tell
 _HINT = "make it with card bench --methods sps,card-tree"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from card.transport.leases import Lease, NoLease
+from card.links.leases import Lease, NoLease
 
 LOAD = "targets"  # the figure that drafters tell Serve: how many targets each of them serves
 LEASE_S = 10.0  # without renewal, after which a lease has expired; five times as long as targets wait

@@ -1,6 +1,6 @@
 """The desk of a pool: one replica that keeps the table of leases, and the ways to it from targets and drafters.
 
-Calls carry text and whole numbers; answers are JSON of the messages of `card.transport.leases` and `allocation`.
+Calls carry text and whole numbers; answers are JSON of the messages of `card.links.leases` and `allocation`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from card.errors import WorkerError
 from card.labs.ray.allocation import Allocation, DrafterReport, Wish
-from card.transport.leases import Lease, NoLease
+from card.links.leases import Lease, NoLease
 
 logger = logging.getLogger(__name__)
 _ANSWER_S = 5.0  # for a call to be answered
@@ -87,7 +87,7 @@ class DeskLine:
 
 
 class RayLeases:
-    """The leases of one target, as `card.transport.leases.Leases` asks for them."""
+    """The leases of one target, as `card.links.leases.Leases` asks for them."""
 
     def __init__(self, desk: DeploymentHandle[Any], host: str) -> None:
         """Take the way to the desk, and the address of the target's node."""

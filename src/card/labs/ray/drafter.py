@@ -18,10 +18,10 @@ from card.errors import WorkerError
 from card.labs.ray.allocation import LOAD, DrafterReport
 from card.labs.ray.desk import DeskLine, as_text
 from card.labs.ray.settings import AppSettings, check_folder
+from card.links.keys import load_server_keys
+from card.links.process import DraftModel
+from card.links.server import DraftServer, ServerLimits
 from card.server.logs import set_up
-from card.transport.keys import load_server_keys
-from card.transport.process import DraftModel
-from card.transport.server import DraftServer, ServerLimits
 
 logger = logging.getLogger(__name__)
 _REPORT_S = 1.0  # between two reports

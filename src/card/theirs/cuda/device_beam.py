@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.draft_shaping import FindGrammar
 from card.errors import CardError, ProtocolError
 from card.protocol.messages import DraftSpec
 from card.theirs.cuda.bucketed import BucketedRunner
@@ -22,8 +24,6 @@ from card.theirs.cuda.graphs import FetchedTensor, bucket_of
 from card.theirs.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
-from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.draft_shaping import FindGrammar
 
 _MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
 _NOISE_BUCKETS = tuple(2**i for i in range(3, 14))

@@ -20,6 +20,7 @@ from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, hint_at_int8
 from card.cli.starting import Say
 from card.cli.tables import show
 from card.config import SamplingParams
+from card.engine.trace import Trace, write_trace
 from card.errors import BenchError, CardError, SettingsError
 from card.methods import OWN_SETTINGS
 from card.tools.bench.datasets import DataSpec, parse_spec, read_datasets
@@ -30,7 +31,6 @@ from card.tools.bench.records import Run
 from card.tools.bench.results import read_unchecked
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import SPARE, rich_tables
-from card.workers.trace import Trace, write_trace
 
 _BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from card.workers.metrics import RequestStats
+from card.engine.metrics import RequestStats
 
 Status = Literal["complete", "interrupted"]
 

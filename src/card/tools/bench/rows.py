@@ -21,9 +21,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from card.api.llm import LLM
 from card.config import DraftSettings, ResolvedParams
+from card.engine.metrics import RequestStats
+from card.engine.trace import Trace
 from card.machine.threads import CoreSet, pinned
-from card.workers.metrics import RequestStats
-from card.workers.trace import Trace
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
 SHOWN_DRAFT_SETTINGS = (

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedTokenizerBase
 
 from card.config import ResolvedParams
+from card.engine.trace import Trace
 from card.errors import BenchError, PromptError, SettingsError
 from card.machine.pulse import Pulse
 from card.text.answers import final_number
@@ -29,7 +30,6 @@ from card.tools.bench.lineup import BenchPlan, Lineup
 from card.tools.bench.records import Chosen, Pair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
 from card.tools.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.tools.bench.rows import Row
-from card.workers.trace import Trace
 
 _DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode
 _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product, zip_longest
 from typing import TYPE_CHECKING
 
+from card.engine.metrics import RequestStats
 from card.tools.bench.names import DRAFTER
 from card.tools.bench.records import Group, GroupKey, Run, Sample
-from card.workers.metrics import RequestStats
 
 _Z95 = 1.959964  # standard deviations that hold 95 % of a normal law
 

@@ -23,6 +23,7 @@ from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
 from card.config.fields import declared
+from card.engine.policy.tuned import TunedPolicy
 from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit
@@ -30,7 +31,6 @@ from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
-from card.policy.tuned import TunedPolicy
 from card.tools.check_pair.facts import (
     Agreement,
     Latency,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from card.config import INT8, DraftSettings, Schedule
+from card.engine.policy.rounds import ScheduleCost
+from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
 from card.models.block_layers import block_bytes
 from card.models.facts import parameter_count
 from card.models.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
-from card.policy.rounds import ScheduleCost
-from card.policy.tuned import TunedPolicy
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from card.assembly.latency.timing import measure_pass_cost
 from card.errors import PlanError
-from card.latency.timing import measure_pass_cost
 from card.machine.threads import CoreSet, pinned
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count

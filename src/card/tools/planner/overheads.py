@@ -20,24 +20,24 @@ from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
 from card.config import DraftSettings, SamplingParams, Schedule
+from card.drafting.draft_writers import make_writer
+from card.drafting.local import writer_names
+from card.drafting.local.protocol import LocalWriter
+from card.engine.policy.rounds import ScheduleCost
+from card.engine.policy.tuned import TunedPolicy
+from card.engine.replica import draft_spec
+from card.engine.request import Request
+from card.engine.watchers import Watchers
 from card.errors import SettingsError
+from card.links.in_process import InlineLink
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
-from card.policy.rounds import ScheduleCost
-from card.policy.tuned import TunedPolicy
 from card.protocol.messages import Close, DraftSpec, Open
 from card.tools.planner.own_drafts import HEAD
 from card.tools.planner.profile import Overheads
-from card.transport.in_process import InlineLink
-from card.workers.replica import draft_spec
-from card.workers.request import Request
-from card.workers.watchers import Watchers
-from card.writers.draft_writers import make_writer
-from card.writers.local import writer_names
-from card.writers.local.protocol import LocalWriter
 
 _WIDTHS = (1, 8)  # of the beams whose steps are timed
 _NUM_STEPS = 60  # layers of a beam

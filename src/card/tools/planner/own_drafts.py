@@ -15,6 +15,7 @@ import torch
 
 from card.api.llm import LLM
 from card.config import ResolvedParams
+from card.engine.request import CORRECTED, PLAIN
 from card.errors import PlanError
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
@@ -24,7 +25,6 @@ from card.models.head_files import inputs_of
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from card.tools.planner.recording import HeadRows, pack_head
-from card.workers.request import CORRECTED, PLAIN
 
 if TYPE_CHECKING:
     from card.tools.planner.recorder import TargetText

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from card.errors import PlanError
+from card.links.server import ServerLimits
 from card.machine.pass_cost import PassCost
 from card.tools.planner.profile import Overheads
 from card.tools.planner.requests import PoolRequest
 from card.tools.planner.scene import Scene, plan_method, setups_of
 from card.tools.planner.simulate import Simulator, VirtualRun, sample_texts
-from card.transport.server import ServerLimits
 
 DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)
 _SETTLED = 1e-6  # relative change of the slow-down at which it counts as found

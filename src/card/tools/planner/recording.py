@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from card.drafting.local.protocol import check_proposal
 from card.errors import CardError, PlanError
 from card.tools.planner.files import read_file, write_bytes
 from card.tree.nodes import Nodes
-from card.writers.local.protocol import check_proposal
 
 KIND, VERSION = "recording", 1
 

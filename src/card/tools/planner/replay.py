@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from card.config import EngineSettings
+from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.selection import AttentionScores, ChosenRows
 from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.sampling import CHOICE_SHARPNESS
-from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 Role = Literal["target", "draft"]
 _UNLIKELY = -50.0  # logit of a token that the target is not known to have considered

@@ -10,11 +10,18 @@ from typing import Any
 
 from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
+from card.assembly.latency.threads import AS_FAST
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, Schedule, split_settings
 from card.config.fields import check, setting
+from card.drafting.draft_writers import make_writer
+from card.drafting.local import find_writer
+from card.drafting.local.protocol import LocalWriter
+from card.drafting.protocol import DraftWriter
+from card.engine.request import Request
 from card.errors import PlanError
-from card.latency.threads import AS_FAST
+from card.links.link import DrafterLink
+from card.links.switch import SwitchLink
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
@@ -25,13 +32,6 @@ from card.tools.planner.recording import Recording
 from card.tools.planner.replay import PassSize, ReplayedHead, ReplayedModel
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
-from card.transport.link import DrafterLink
-from card.transport.switch import SwitchLink
-from card.workers.request import Request
-from card.writers.draft_writers import make_writer
-from card.writers.local import find_writer
-from card.writers.local.protocol import LocalWriter
-from card.writers.protocol import DraftWriter
 
 KNOWN_ENGINE_SETTINGS = frozenset(
     {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads", "kv_selection"}

@@ -9,11 +9,11 @@ from typing import Any
 
 from card.assembly.build import Parts
 from card.assembly.plan import Plan
+from card.engine.metrics import RequestStats
 from card.errors import PlanError
 from card.tools.planner.own_drafts import has_own_drafter
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
-from card.workers.metrics import RequestStats
 
 _SAMPLE_TOKENS = 600
 _NUM_WARM_UPS = 1  # texts decoded before, so that what a policy learns at first does not count

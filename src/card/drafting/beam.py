@@ -1,0 +1,190 @@
+"""Draft with a whole language model: one layer of candidates a pass for several requests, on its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+from torch import Tensor
+
+from card.drafting.draft_shaping import FindGrammar
+from card.drafting.protocol import DraftSequence, DraftWriter
+from card.errors import CapacityError, CardError, ModelError, in_words
+from card.models.pool import SequencePool, sequence_bytes
+from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
+from card.protocol.messages import DraftSpec
+from card.tree.nodes import NewNodes
+
+_DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes if not told how much
+
+
+class BeamSequence(DraftSequence):
+    """The beam of one request: which KV row of the draft model holds which token of the text, and which node.
+
+    Rows 0 .. num_committed_rows - 1 hold the text (without its last tokens if those were not run yet); after them come
+    the rows of expanded nodes.
+    """
+
+    def __init__(self, writer: BeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+        """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
+        super().__init__(writer, token_ids, writer.fitting(spec), epoch=epoch)
+        self._fitting = writer.fitting
+        self._pool = writer.pool
+        self._model = writer.model
+        self.num_rows = writer.rows_of(spec)
+        # What is drafted need not be exact: the rows are those of the text's end from its beginning.
+        opened = self._pool.open(self.token_ids, self.num_rows, text_len=self._text_limit)
+        self.slot, self.num_reused = opened.slot, opened.num_reused
+        self.num_committed_rows = opened.num_reused
+        self._is_shared = False  # whether others can copy the rows of the text
+        self.row_of: dict[int, int] = {}  # expanded nodes below the root
+
+    def close(self) -> None:
+        """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
+        self._pool.close(self.slot, self.token_ids[: self.num_committed_rows])
+
+    def discard(self) -> None:
+        """Give the sequence back after a failed pass; no other text is to be lent its rows."""
+        self._pool.close(self.slot)
+
+    def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
+        """Change the shape as far as the model can run it; arguments as of `DraftSequence.reshape`."""
+        super().reshape(beam_width=beam_width, branch_below=branch_below)
+        self.spec = self._fitting(self.spec)
+
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """Take committed tokens as `DraftSequence.commit` does, and keep the rows of what is left."""
+        path = self.cache.walk(token_ids)
+        made = super().commit(token_ids)
+        path_rows = [self.row_of[node] for node in path if node in self.row_of]
+        survivors = sorted(
+            (row, node)
+            for node, row in self.row_of.items()
+            if made is not None and self.cache.is_alive(node) and node not in path
+        )
+        self._model.keep(self.slot, self.num_committed_rows, path_rows + [row for row, _ in survivors])
+        self.num_committed_rows += len(path_rows)
+        self.row_of = {node: self.num_committed_rows + i for i, (_, node) in enumerate(survivors)}
+        return made
+
+    def frontier(self) -> list[int]:
+        """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
+        if self._frontier is None:
+            nodes = self._growth.frontier(self.growing)
+            room = self._model.capacity(self.slot) - self._model.num_rows(self.slot)
+            if self._num_tokens(nodes) > room:
+                is_whole = self._growth.is_run_whole or self.cache.root_id in nodes
+                nodes = [] if is_whole else nodes[:room]
+            self._frontier = nodes
+        return self._frontier
+
+    def num_tokens_to_run(self) -> int:
+        """Return how many tokens must be run to expand the whole frontier."""
+        return self._num_tokens(self.frontier())
+
+    def _num_tokens(self, frontier: Sequence[int]) -> int:
+        return len(self.token_ids) - self.num_committed_rows if self.cache.root_id in frontier else len(frontier)
+
+    def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
+        """Return at most ``max_tokens`` tokens to run: of text that was not run yet, else the first of ``frontier``.
+
+        Logits are those that `grow` takes.
+        """
+        start = self.num_committed_rows
+        if self.cache.root_id in frontier:  # a root that was not run yet has no nodes below it
+            chain = self.token_ids[start : start + max_tokens]
+            parents = [start + i - 1 if start + i else NO_PARENT for i in range(len(chain))]
+            return Extension(self.slot, chain, parents, len(chain) - 1)
+        root_row = start - 1
+        nodes = frontier[:max_tokens]
+        parent_rows = [self.row_of.get(self.cache.parent(node), root_row) for node in nodes]
+        return Extension(self.slot, [self.cache.token(node) for node in nodes], parent_rows)
+
+    def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
+        """Take the logits of one pass over the first nodes of ``frontier``, and its rows.
+
+        Returns: the new nodes; none if text is left to be run.
+        Raises: ProtocolError if the logits are no numbers under this spec.
+        """
+        self._frontier = None
+        num_rows = self._model.num_rows(self.slot)
+        if self.cache.root_id in frontier:
+            self.num_committed_rows = num_rows
+            if num_rows < len(self.token_ids):
+                return NewNodes.none()
+            if not self._is_shared:
+                self._is_shared = True
+                self._pool.note(self.slot, self.token_ids)
+        else:
+            frontier = frontier[: len(logits)]
+            first_row = num_rows - len(frontier)
+            self.row_of.update((node, first_row + i) for i, node in enumerate(frontier))
+        return super().grow(frontier, logits)
+
+
+class BeamWriter(DraftWriter):
+    """Runs one pass of the draft model for the beams of several requests: one layer for each."""
+
+    def __init__(
+        self, model: LanguageModel, kv_cache_bytes: int | None = None, *, find_grammar: FindGrammar | None = None
+    ) -> None:
+        """Take ``model``; its KV rows get at most ``kv_cache_bytes``, None: what a few sequences of full length take.
+
+        Args:
+            find_grammar: None drafts without regard to grammars.
+        Raises: SettingsError if the memory is too small for any sequence.
+        """
+        super().__init__(model.vocab_size, model.max_model_len, find_grammar=find_grammar)
+        self.model = model
+        self._drafts_chains_only = isinstance(model, Recurrent)
+        usual_bytes = _DEFAULT_NUM_SEQUENCES * sequence_bytes(model, model.max_rows)
+        self.pool = SequencePool(model, kv_cache_bytes or usual_bytes)
+
+    def fitting(self, spec: DraftSpec) -> DraftSpec:
+        """Return a spec whose tree the model can run: one that runs chains only drafts the likeliest one."""
+        if not self._drafts_chains_only:
+            return spec
+        return msgspec.structs.replace(spec, shape=replace(spec.shape, growth="layer", beam_width=1, branch=1))
+
+    def has_room(self, spec: DraftSpec) -> bool:
+        """Return whether `open` would find room for a request of this spec now."""
+        return self.pool.has_room(self.rows_of(spec))
+
+    def rows_of(self, spec: DraftSpec) -> int:
+        """Return the KV rows that a beam of this spec takes."""
+        return self.text_limit(spec) + self.model.max_rows - self.model.max_model_len
+
+    def can_ever_hold(self, spec: DraftSpec) -> bool:
+        """Return whether a request of this spec fits into the memory if it is alone."""
+        return self.pool.can_ever_hold(self.rows_of(spec))
+
+    def check(self) -> None:
+        """Run one token. Raises: what the model raises; nothing where there is no memory to try it."""
+        try:
+            slot = self.model.open(1)
+        except CapacityError:
+            return
+        try:
+            self.model.forward([Extension(slot, [0], [NO_PARENT])])
+        finally:
+            self.model.close(slot)
+
+    def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
+        """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
+        return BeamSequence(self, token_ids, spec, epoch=epoch)
+
+    def step(self, work: Sequence[tuple[BeamSequence, int]]) -> list[NewNodes | CardError]:
+        """Grow each beam below its frontier, in one pass; arguments and result as of `DraftWriter.step`."""
+        frontiers = [beam.frontier() for beam, _ in work]
+        extensions = [beam.extension(frontier, share) for (beam, share), frontier in zip(work, frontiers, strict=True)]
+        all_logits = self.model.forward(extensions)
+        grown: list[NewNodes | CardError] = []
+        for (beam, _), frontier, logits in zip(work, frontiers, all_logits, strict=True):
+            try:
+                grown.append(beam.grow(frontier, logits))
+            except CardError as error:
+                grown.append(error)
+            except Exception as error:  # of torch, or of a rule that nobody thought of: the others have grown already
+                grown.append(ModelError(in_words(error)))
+        return grown

@@ -1,0 +1,133 @@
+"""One pass of a draft model for the requests of several drafter workers, each of which gets a fair part of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from card.drafting.drafted import Drafting
+from card.drafting.protocol import DraftWriter
+from card.errors import CardError, ModelError, in_words
+from card.protocol.messages import DrafterMessage
+from card.tree.nodes import NewNodes
+
+if TYPE_CHECKING:
+    from card.drafting.drafter import DrafterWorker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
+
+    floors: tuple[float, ...] = (0.0,)  # by depth: chance below which a request is not drafted any further; the last
+    # one holds for all that is deeper
+    layer: float = 0.0  # sum of what chances are above their floors, below which no layer is made for anybody
+    trust: float = 1.0  # chance of a path over what its score says, by layer
+    resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
+
+    def chance(self, depth: int, path_logprob: float) -> float:
+        """Return the chance of a path that the draft model gives this score."""
+        return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
+
+    def spare(self, depth: int, path_logprob: float) -> float:
+        """Return how far the chance of a path is above its floor; below 0 it is not drafted any further."""
+        return self.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
+
+
+NO_END = TurnEnd()
+
+
+@dataclass(slots=True)
+class Task:
+    """The part of a request that can run in the next pass."""
+
+    worker: DrafterWorker
+    request_id: int
+    drafting: Drafting
+    num_tokens: int
+
+
+def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
+    """Make one drafter pass for all workers, which share one writer; each gets a fair part of its tokens.
+
+    Whoever wants less than its part leaves the rest to the others. Within a worker, and where there are more workers
+    than tokens, those come first that have waited for longest.
+
+    Args:
+        max_tokens: most tokens of the pass, 1 or more; None sets no limit.
+    Returns: per worker what is to be sent.
+    Raises: what the draft model raises, if it cannot run any text.
+    """
+    clock = workers[0].clock
+    started = clock()
+    results: dict[int, list[DrafterMessage]] = {id(worker): [] for worker in workers}
+    wanted = [worker.tasks(results[id(worker)]) for worker in workers]
+    active = sorted((tasks for tasks in wanted if tasks), key=lambda tasks: tasks[0].worker.served_at)
+    chosen = [task for tasks in active for task in tasks] if max_tokens is None else _fair_part(active, max_tokens)
+    if chosen:
+        grown = _grown(workers[0].writer, chosen)
+        if all(isinstance(nodes, _ModelFailure) for nodes in grown):
+            raise next(nodes.error for nodes in grown if isinstance(nodes, _ModelFailure))
+        ended = clock()
+        busy_s = (ended - started) / len(chosen)
+        for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):
+            task.worker.served_at = task.drafting.served_at = (started, i)
+            task.drafting.counters.num_passes += 1
+            task.drafting.counters.busy_s += busy_s
+            said = results[id(task.worker)]
+            if isinstance(nodes, CardError | _ModelFailure):
+                error = nodes.error if isinstance(nodes, _ModelFailure) else nodes
+                reason = f"the draft model failed at it: {in_words(error)}"
+                said += task.worker.decline(task.request_id, reason, has_failed=True)
+            elif nodes.ids:
+                layer = task.drafting.layer
+                said.append(layer(task.request_id, nodes, is_reset=False, span_s=(started, ended)))
+    return [results[id(worker)] for worker in workers]
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelFailure:
+    """A request that the pass failed for, and at that moment every other text too."""
+
+    error: Exception
+
+
+def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardError | _ModelFailure]:
+    """Make a pass; if it fails, find the requests that it fails for and run the others without them.
+
+    Returns: the new nodes of each task; the error of one that fails alone.
+    """
+    try:
+        return list(writer.step([(task.drafting.sequence, task.num_tokens) for task in tasks]))
+    except Exception as error:  # whatever a request of one target leads to, the other targets must not notice
+        if len(tasks) == 1:
+            try:
+                writer.check()
+            except Exception as failure:
+                return [_ModelFailure(failure)]
+            logger.warning("a drafter pass failed for one request, which goes on without drafts: %s", in_words(error))
+            return [error if isinstance(error, CardError) else ModelError(in_words(error))]
+        logger.info("a drafter pass for %d requests failed: %s", len(tasks), in_words(error))
+    middle = len(tasks) // 2
+    return [*_grown(writer, tasks[:middle]), *_grown(writer, tasks[middle:])]
+
+
+def _fair_part(wanted: Sequence[list[Task]], max_tokens: int) -> list[Task]:
+    """Return the tasks of each worker that fit into its part of ``max_tokens``, the last one cut to fit."""
+    taking_part = sorted(wanted[:max_tokens], key=lambda tasks: sum(task.num_tokens for task in tasks))
+    left = max_tokens
+    chosen: list[Task] = []
+    for i, tasks in enumerate(taking_part):
+        part = left // (len(taking_part) - i)
+        for task in tasks:
+            task.num_tokens = min(task.num_tokens, part)
+            if task.num_tokens:
+                chosen.append(task)
+            part -= task.num_tokens
+            left -= task.num_tokens
+    return chosen

@@ -1,0 +1,213 @@
+"""Declare what a drafter is to the rest of the house: a `DraftWriter`, which drafts for several texts step by step.
+
+Nobody else knows how a drafter drafts, or how many tokens a step of it gives. A local writer (`card.drafting.local`)
+has a contract of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from card.drafting.draft_shaping import DraftShaping, FindGrammar
+from card.drafting.draft_tree import DraftTree
+from card.drafting.growth import RULES, Found, GrowingTree
+from card.errors import CardError
+from card.kernels.likeliest import prepare as prepare_ranking
+from card.models.candidate_scorer import CandidateScorer
+from card.models.features import FeatureWish
+from card.protocol.messages import DraftSpec
+from card.tree.nodes import NewNodes
+
+
+class DraftSequence:
+    """One text that is drafted for: its committed tokens, and the tree of candidates below the last of them, the root.
+
+    A step of the writer takes the `frontier` and gives `grow` the logits behind these nodes, once for each layer that
+    it makes. Node ids, epochs, both tiers, limits, noise and shaping are seen to here.
+    """
+
+    num_rows: int = 0
+    """KV rows that it has room for."""
+    num_reused: int = 0
+    """Tokens of the text that need not be run again."""
+    num_dropped: int
+    """Nodes that commits have ruled out so far."""
+    num_rolled_back: int
+    """Of these, those that lay on the most probable path of their tree."""
+
+    def __init__(self, writer: DraftWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+        """Begin behind a text, with an empty tree."""
+        self.spec = spec
+        self.num_dropped = self.num_rolled_back = 0
+        self.token_ids = list(token_ids)
+        self.cache = DraftTree(max_nodes=spec.shape.max_nodes, lead=spec.shape.lead)
+        self.cache.restart(epoch)
+        self._text_limit = writer.text_limit(spec)
+        self._vocab_size = min(spec.vocab_size or writer.vocab_size, writer.vocab_size)  # both models have these tokens
+        self._scorer = CandidateScorer(spec.sampling, self._vocab_size, coupled=spec.shape.coupled_noise)
+        self._shaping: DraftShaping | None = None
+        if spec.shaping is not None:
+            self._shaping = DraftShaping(spec.shaping, self.token_ids, self._vocab_size, writer.find_grammar)
+        self._growth = RULES[spec.shape.growth]
+        self._frontier: list[int] | None = None  # as long as nothing changes; to find it takes a look at every node
+
+    @property
+    def root_position(self) -> int:
+        """Absolute position of the root's token."""
+        return len(self.token_ids) - 1
+
+    @property
+    def num_layers(self) -> int:
+        """Depth below the root from which on nodes are not expanded: lead, or they have no successor position."""
+        return min(self.cache.lead, self._text_limit - 1 - self.root_position)
+
+    @property
+    def growing(self) -> GrowingTree:
+        """The tree as the rules of growth see it."""
+        return GrowingTree(self.cache, self.spec.shape, self.num_layers)
+
+    def close(self) -> None:
+        """Give back what it holds; the request is over, or makes place for another one."""
+
+    def discard(self) -> None:
+        """Give back what it holds after a failed step; nothing of it is to be used again."""
+        self.close()
+
+    def read(self, first: int, states: Tensor) -> None:
+        """Take hidden states of the target, of a writer that wants some. They may come late, again, or never.
+
+        Args:
+            first: place of the first row in the text.
+            states: [rows, layers * D], of rows that became text; those of the tokens that it knows, or later ones.
+        """
+
+    def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
+        """Change the width of layers and what counts as unsure; None leaves one as it is.
+
+        Frontiers obey at once. Nodes that the new shape wants of what is known already are made by the next commit or
+        step: whoever changes the shape commits tokens with it, and the tree below them is made anew anyway.
+        """
+        told = {"beam_width": beam_width, "branch_below": branch_below}
+        changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+        self.spec = msgspec.structs.replace(self.spec, shape=replace(self.spec.shape, **changes))
+        self._frontier = None
+
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """Append committed tokens, re-root there, drop what died and widen the tree from the secondary tier.
+
+        Returns: the nodes that came from the secondary tier; None for a miss, after which a new epoch has begun.
+        """
+        self._frontier = None
+        cache = self.cache
+        num_left = cache.num_nodes - len(cache.walk(token_ids))
+        self.num_rolled_back += cache.num_rolled_back(token_ids)
+        cache.advance(token_ids)
+        self.num_dropped += num_left - cache.num_nodes
+        self.token_ids += token_ids
+        if self._shaping is not None:
+            self._shaping.commit(token_ids)
+        if not cache.pending:
+            return self._growth.widen(self.growing)
+        revived = cache.refill(1, -math.inf)  # was it left out of the tree?
+        if not cache.pending:
+            return revived
+        cache.restart(cache.epoch + 1)
+        return None
+
+    def frontier(self) -> list[int]:
+        """Return the nodes that the next step expands; empty if there is nothing worth doing or no room."""
+        if self._frontier is None:
+            self._frontier = self._growth.frontier(self.growing)
+        return self._frontier
+
+    def num_tokens_to_run(self) -> int:
+        """Return how many tokens the next step runs if it may; 0: it would do nothing."""
+        return len(self.frontier())
+
+    @property
+    def best_end(self) -> tuple[int, float]:
+        """Depth and path score of the best node that the next step would expand; those of the root if there is none."""
+        frontier = self.frontier()
+        return (self.cache.depth_of(frontier[0]), self.cache.path_logprob(frontier[0])) if frontier else (0, 0.0)
+
+    def grow(self, nodes: Sequence[int], logits: Tensor) -> NewNodes:
+        """Expand nodes: make candidates of the draft model's logits behind each of them.
+
+        Args:
+            logits: [len(nodes), V] float.
+        Returns: the new nodes. The next layer of the same step begins at the new `frontier`.
+        Raises: ProtocolError if the logits are no numbers under this spec.
+        """
+        self._frontier = None
+        first = self.root_position + self.spec.num_hidden + 1  # noise is that of the target's positions
+        positions = [first + self.cache.depth_of(node) for node in nodes]
+        logits = logits[:, : self._vocab_size]
+        if self._shaping is not None:
+            logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in nodes])
+        tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
+        return self._growth.grow(self.growing, Found(nodes, tokens, logprobs))
+
+
+class DraftWriter:
+    """Drafts for any number of texts at once; a new one says at least what a `step` does.
+
+    What is written here suits a writer that holds nothing but texts and trees.
+    """
+
+    layers_per_pass: int = 1
+    """Most layers that a step adds to a tree: 1, or more for a drafter of several tokens a pass."""
+    wanted_states: FeatureWish | None = None
+    """Hidden states of the target that its sequences are to read; None costs nothing. A drafter in another process is
+    shown none."""
+    find_grammar: FindGrammar | None
+    """Finds the grammars of requests; None drafts without regard to them."""
+
+    def __init__(self, vocab_size: int, max_model_len: int, *, find_grammar: FindGrammar | None = None) -> None:
+        """Make a writer that proposes tokens 0 to ``vocab_size`` - 1 and follows texts shorter than a length."""
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.find_grammar = find_grammar
+        prepare_ranking()
+
+    def text_limit(self, spec: DraftSpec) -> int:
+        """Return the length beyond which a text of this spec is not drafted for: it ends there, or the model does."""
+        return min(spec.max_len, self.max_model_len)
+
+    def rows_of(self, spec: DraftSpec) -> int:
+        """Return the most KV rows that a text of this spec takes."""
+        return 0
+
+    def has_room(self, spec: DraftSpec) -> bool:
+        """Return whether `open` would find room for a request of this spec now."""
+        return True
+
+    def can_ever_hold(self, spec: DraftSpec) -> bool:
+        """Return whether a request of this spec fits into the memory if it is alone."""
+        return True
+
+    def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
+        """Prepare steps of this spec for sequences of up to ``num_rows`` rows, so that no request waits for that."""
+
+    def check(self) -> None:
+        """Look whether it can draft any text. Raises: what `step` raises if it cannot."""
+
+    def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> DraftSequence:
+        """Begin behind a text, with a tree of this epoch. Raises: CapacityError if there is no room."""
+        return DraftSequence(self, token_ids, spec, epoch=epoch)
+
+    def step(self, work: Sequence[tuple[Any, int]]) -> list[NewNodes | CardError]:
+        """Make one drafter pass, which adds one or several layers to each tree.
+
+        Args:
+            work: sequences that it has opened and that have tokens to run, each with the most to run now, 1 or more.
+        Returns: the new nodes of each, all its layers in the order in which they were made; an error where nothing can
+            be made of the scores, which are no numbers, say. It does no harm to the others.
+        Raises: what the model raises; no sequence has changed then.
+        """
+        raise NotImplementedError

@@ -1,0 +1,203 @@
+"""Counters of one request, and the figures derived from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
+from typing import Any
+
+from card.config import DrafterState
+from card.engine.offers import writer_label
+from card.tree.nodes import Nodes
+
+
+@dataclass(slots=True, kw_only=True)
+class DrafterHealth:
+    """State of the drafter."""
+
+    drafter: DrafterState = "none"
+    drafter_reason: str = ""  # why it is not up
+    drafter_restarts: int = 0
+
+    @property
+    def drafter_state(self) -> str:
+        """Its state, with the reason where there is one."""
+        return f"{self.drafter}: {self.drafter_reason}" if self.drafter_reason else self.drafter
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestStats(DrafterHealth):
+    """Costs of one request, and what speculation earned it. Times are wall-clock seconds."""
+
+    num_prompt_tokens: int = 0
+    hidden_prompt_tokens: int = 0  # of these, places of images that those who draft do not see
+    num_new_tokens: int = 0
+    queued_s: float = 0.0  # from the arrival until the engine took the request up
+    reused_prompt_tokens: int = 0  # whose KV rows the target had from another request
+    drafter_reused_tokens: int = 0  # the same in the drafter
+    prefill_s: float = 0.0  # from when it was taken up to the first token
+    wall_s: float = 0.0  # from when it was taken up to the last token
+    target_passes: int = 0  # verifications; the prefill pass is not one
+    target_busy_s: float = 0.0  # inside the target's forward, prefill left out
+    waited_s: float = 0.0  # target waiting for candidates: as the wait policy allows, or while its turn is over
+    verified_tokens: int = 0  # candidates that went through the target
+    accepted_tokens: int = 0  # candidates kept
+    accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1
+    offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
+    verified_by_writer: dict[str, int] = field(default_factory=dict)  # who proposed alike joined by "+"
+    accepted_by_writer: dict[str, int] = field(default_factory=dict)
+    is_exact: bool = True  # the text is that of plain decoding
+    lenient_tokens: int = 0  # candidates kept that the target itself would not have chosen
+    hits: int = 0  # rounds whose next token was in the target's replica at once
+    late_hits: int = 0  # rounds whose next token turned up in the replica afterwards
+    misses: int = 0  # epochs that the drafter had to begin anew
+    drafter_passes: int = 0
+    drafter_busy_s: float = 0.0
+    drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
+    rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
+    self_draft_passes: int = 0  # in which the target drafted a token for itself
+    draft_kv_bytes: int = 0  # of KV that these passes read
+    verify_kv_bytes: int = 0  # that the verifications of a target that drafts for itself read
+    declined: str = ""  # why the drafter leaves this text alone; empty: it does not
+    schedule: str = "off"  # beside, turns or off: that of the last round
+    schedule_reason: str = "no drafter"
+    seed: int = 0
+
+    @classmethod
+    def joined(cls, several: Iterable[RequestStats]) -> RequestStats:
+        """Return the counters of several requests added up; texts are those of the last one, the seed is none."""
+        total = cls()
+        for one in several:
+            for name in (each.name for each in fields(cls)):
+                before, value = getattr(total, name), getattr(one, name)
+                if isinstance(value, dict):
+                    value = {key: before.get(key, 0) + value.get(key, 0) for key in before | value}
+                elif isinstance(value, list):
+                    value = [a + b for a, b in zip_longest(before, value, fillvalue=0)]
+                elif isinstance(value, bool):
+                    value = before and value
+                elif not isinstance(value, str):
+                    value = before + value
+                setattr(total, name, value)
+        return total
+
+    @property
+    def speculation(self) -> str:
+        """Schedule of the last round, with the reason."""
+        return f"{self.schedule}: {self.schedule_reason}"
+
+    @property
+    def decode_s(self) -> float:
+        """Wall time after the first token, seconds."""
+        return self.wall_s - self.prefill_s
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """New tokens after the first one, per second of decoding."""
+        return (self.num_new_tokens - 1) / self.decode_s if self.decode_s > 0 and self.num_new_tokens > 1 else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens / verifications, in tokens, bonus included."""
+        return 1.0 + self.accepted_tokens / self.target_passes if self.target_passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / verified candidates, in [0, 1]."""
+        return self.accepted_tokens / self.verified_tokens if self.verified_tokens else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of verifications whose next token was a candidate already, late hits included, in [0, 1]."""
+        return (self.hits + self.late_hits) / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def drafter_layers_per_s(self) -> float:
+        """Drafter passes per second of drafting: the ceiling of any method with one drafter."""
+        return self.drafter_passes / self.drafter_busy_s if self.drafter_busy_s > 0 else 0.0
+
+    @property
+    def ceiling_share(self) -> float:
+        """Decoded tokens/s over drafter layers/s, in [0, 1] up to noise."""
+        return self.decode_tokens_per_s / self.drafter_layers_per_s if self.drafter_layers_per_s else 0.0
+
+    @property
+    def target_busy_share(self) -> float:
+        """Share of the decoding time that the target spent in its forward passes."""
+        return self.target_busy_s / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def round_overhead_ms(self) -> float:
+        """Milliseconds per verification beyond the forward pass and the allowed waiting."""
+        if not self.target_passes:
+            return 0.0
+        return 1e3 * (self.decode_s - self.target_busy_s - self.waited_s) / self.target_passes
+
+    def count_verification(self, offer: Nodes, accepted: Sequence[int], names: Sequence[str]) -> None:
+        """Add one verification of these candidates, of which the ``accepted`` ones were kept; names as of `Offers`."""
+        self.target_passes += 1
+        if not offer:
+            return
+        self.verified_tokens += len(offer)
+        self.accepted_tokens += len(accepted)
+        depths = (max(offer.depths, default=0), len(accepted))
+        for counts, depth in zip((self.offered_per_depth, self.accepted_per_depth), depths, strict=True):
+            counts.extend([0] * (depth - len(counts)))
+            for d in range(depth):
+                counts[d] += 1
+        if offer.writers:
+            _count(self.verified_by_writer, offer.writers, names)
+            _count(self.accepted_by_writer, [offer.writers[idx] for idx in accepted], names)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counters and derived figures as plain values for JSON."""
+        derived = [name for name in dir(self) if isinstance(getattr(type(self), name), property)]
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+def _count(counts: dict[str, int], writers: Iterable[int], names: Sequence[str]) -> None:
+    for bits, count in Counter(writers).items():
+        label = writer_label(bits, names)
+        counts[label] = counts.get(label, 0) + count
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats(DrafterHealth):
+    """Gauges and totals of an engine."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    rounds: int = 0
+    round_s: float = 0.0
+    target_tokens: int = 0  # rows that went through the target, prompts and candidates included
+    new_tokens: int = 0
+    kv_used_bytes: int = 0  # of running requests
+    kv_retained_bytes: int = 0  # kept for reuse
+    kv_offloaded_bytes: int = 0  # of paused requests, in files
+    kv_moved_bytes: int = 0  # written to files since the start
+    num_pauses: int = 0  # times that a request gave its KV rows away
+    kv_open_sequences: int = 0
+    kv_retained_sequences: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_reused_tokens: int = 0
+    drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
+    tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
+    chains_only: bool = False  # the target has a state that cannot be cut: what it verifies are chains, never trees
+    schedule: str = "off"
+    schedule_reason: str = ""
+
+    def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
+        """Add one round."""
+        self.rounds += 1
+        self.round_s += seconds
+        self.target_tokens += target_tokens
+        self.new_tokens += new_tokens
+
+    def copy(self) -> EngineStats:
+        """Return the figures as they are now."""
+        return replace(self)

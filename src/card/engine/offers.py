@@ -1,0 +1,169 @@
+"""Candidates of one request for verification: the drafter's, merged with those of the local writers.
+
+Candidates with equal tokens below equal parents are one, whoever proposed them; it is marked with all of them, since a
+token that two writers agree on is accepted more often than one of either alone.
+
+Candidates are a help and no more: a writer that fails or proposes nonsense is heard no longer in that request, and
+nothing else happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from card.drafting.local.protocol import Observation, WriterSequence, check_proposal
+from card.errors import in_words
+from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
+
+if TYPE_CHECKING:
+    from torch import Tensor  # reports read metrics without it
+
+logger = logging.getLogger(__name__)
+
+DRAFTER = "beam"  # the name of the draft model among the writers
+DRAFTER_BIT = 1  # among the bits of `Nodes.writers`
+# A candidate whose path is likelier fills the budget: candidates of later writers would be verified after it. Chosen,
+# not measured.
+LIKELY_PATH_LOGPROB = math.log(0.5)
+
+
+class Offers:
+    """The local writers of one request, in the order in which they are asked."""
+
+    def __init__(self, openers: Mapping[str, Callable[[], WriterSequence]], *, vocab_size: int) -> None:
+        """Begin the request with each writer.
+
+        Args:
+            vocab_size: of the target, which can run no other tokens.
+        """
+        self._vocab_size = vocab_size
+        self._begun: dict[str, WriterSequence] = {}
+        self._heard: dict[str, WriterSequence] = {}  # those that have not failed
+        self.names = (DRAFTER, *openers)  # of the writers, in the order of their bits
+        self._asked: tuple[Nodes, int, int] | None = None  # the arguments of the last merge since a pass
+        self._merged = NO_NODES  # and its result
+        for name, begin in openers.items():
+            try:
+                self._begun[name] = self._heard[name] = begin()
+            except Exception as error:
+                self._silence(name, error)
+
+    def merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
+        """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
+
+        Asked for the same once more before the next pass it returns the same object.
+
+        Args:
+            budget: most candidates of each writer, less those likely ones that the writers before it propose.
+            max_depth: deepest layer below the last committed token that is offered.
+        """
+        if not self._heard or budget < 1:
+            return drafted
+        asked = (drafted, budget, max_depth)
+        if asked != self._asked:
+            self._asked, self._merged = asked, self._merge(drafted, budget, max_depth)
+        return self._merged
+
+    def _merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
+        tree = _Tree()
+        tree.add_all(drafted, DRAFTER_BIT)
+        for bit, name in enumerate(self.names):
+            writer = self._heard.get(name)
+            room = budget - tree.num_likely()
+            if room < 1:
+                break
+            if writer is None:
+                continue
+            path = tree.best_path()
+            try:
+                proposal = writer.propose([tree.tokens[idx] for idx in path], room)
+                check_proposal(proposal, self._vocab_size)
+                tree.add_all(proposal, 1 << bit, path_end=path[-1] if path else ROOT)
+            except Exception as error:
+                self._silence(name, error)
+        return tree.offer(max_depth)
+
+    def read(self, first: int, features: Tensor) -> None:
+        """Show every writer what a pass has read; as `WriterSequence.read`."""
+        self._tell(lambda writer: writer.read(first, features))
+
+    def observe(self, seen: Observation) -> None:
+        """Tell every writer what a pass told."""
+        self._asked = None
+        self._tell(lambda writer: writer.observe(seen))
+
+    def _tell(self, tell: Callable[[WriterSequence], None]) -> None:
+        for name, writer in list(self._heard.items()):
+            try:
+                tell(writer)
+            except Exception as error:
+                self._silence(name, error)
+
+    def close(self) -> None:
+        """The request is over, for those that failed too."""
+        for name, writer in self._begun.items():
+            try:
+                writer.close()
+            except Exception as error:
+                self._silence(name, error)
+
+    def _silence(self, name: str, error: Exception) -> None:
+        """Leave out a writer that raised, until the request ends. The text does not depend on it."""
+        self._heard.pop(name, None)
+        what = in_words(error)
+        logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
+
+
+def writer_label(writers: int, names: Sequence[str]) -> str:
+    """Return who proposed a candidate, several joined by "+"; ``names`` as of `Offers`."""
+    return "+".join([name for bit, name in enumerate(names) if writers >> bit & 1])
+
+
+class _Tree(MergedNodes):
+    """Candidates of several writers below one root, each with the best score that any of them gave it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._probes: set[int] = set()
+
+    def add_all(self, proposal: Nodes, writer: int, *, path_end: int = ROOT) -> None:
+        """Add what a writer proposes, which may lengthen the path to ``path_end``."""
+        end_logprob = 0.0 if path_end == ROOT else self.path_logprobs[path_end]
+        idx_of: list[int] = []  # of each of the proposal's candidates in the tree
+        top_logprobs: list[float] = []  # of what each of them hangs below: that of the best path's end, or of the root
+        rows = zip(proposal.tokens, proposal.parents, proposal.path_logprobs, strict=True)
+        for token, parent, logprob in rows:
+            if parent >= 0:
+                above, top_logprob = idx_of[parent], top_logprobs[parent]
+            else:
+                above, top_logprob = (path_end, end_logprob) if parent == PATH_END else (ROOT, 0.0)
+            top_logprobs.append(top_logprob)
+            idx_of.append(self.add(above, token, top_logprob + logprob, writer))
+        self._probes.update(idx_of[: proposal.num_probes])
+
+    def best_path(self) -> list[int]:
+        """Return the candidates from below the root down, following the best child."""
+        best: dict[int, int] = {}  # by parent
+        for idx, parent in enumerate(self.parents):
+            other = best.get(parent)
+            if other is None or self.path_logprobs[idx] > self.path_logprobs[other]:
+                best[parent] = idx
+        path = []
+        node = best.get(ROOT)
+        while node is not None:
+            path.append(node)
+            node = best.get(node)
+        return path
+
+    def num_likely(self) -> int:
+        """Return how many candidates are so likely that hardly any of further writers will be verified before them."""
+        return sum(path_logprob > LIKELY_PATH_LOGPROB for path_logprob in self.path_logprobs)
+
+    def offer(self, max_depth: int) -> Nodes:
+        """Return the candidates down to this depth: probes first, then by path score."""
+        order = [idx for idx, depth in enumerate(self.depths) if depth <= max_depth]
+        order.sort(key=lambda idx: (idx not in self._probes, -self.path_logprobs[idx], idx))
+        return self.nodes().take(order, num_probes=sum(idx in self._probes for idx in order))

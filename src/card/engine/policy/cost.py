@@ -1,0 +1,165 @@
+"""Cost of a round: passes as measured at start, kept true by one running ratio for each schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from card.config import Schedule
+from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost, bucket
+from card.machine.pass_cost import PassCost
+
+# Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
+# by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
+DISCOUNT = 0.997
+# Seconds of Python around a round, before that was measured: a fifth of it for each further request, as much again
+# where a drafter runs, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
+ROUND_S = 1.5e-4
+LEAST_ROUNDS = 16  # from which on rounds say more of passes than a measurement at start
+
+
+@dataclass(slots=True)
+class Ratio:
+    """Measured over predicted seconds, fading; 1 until something was measured."""
+
+    measured_s: float = 0.0
+    predicted_s: float = 0.0
+    most_at_first: float = math.inf  # that the first pass may say; without a bound where the prediction is a guess
+
+    @property
+    def value(self) -> float:
+        """The ratio."""
+        return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
+
+    def observe(self, measured_s: float, predicted_s: float) -> None:
+        """Take one pass; one beyond twice what was expected is a hiccup of the machine and counts as that."""
+        if measured_s > 0 and predicted_s > 0:
+            most_s = predicted_s * (2 * self.value if self.predicted_s else self.most_at_first)
+            self.measured_s = DISCOUNT * self.measured_s + min(measured_s, most_s)
+            self.predicted_s = DISCOUNT * self.predicted_s + predicted_s
+
+
+class Costs:
+    """Seconds of passes and rounds under each schedule, as the machine takes them now.
+
+    Passes have a ratio for each class of rows, as a busy machine makes those of many rows dearer than those of few.
+    """
+
+    def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
+        """Begin with what was measured at start."""
+        self.at_start = dict(at_start)
+        self._target: dict[tuple[bool, int], Ratio] = {}  # by whether the drafter runs at the same time, and by rows
+        self._layers: dict[Schedule, Ratio] = {}
+        self._first_layer = Ratio()  # of a turn, behind a pass of the target's: the weights have left the caches
+        self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
+        self._rows = 0.0  # context of one request, in the last round
+
+    def drafts(self, schedule: Schedule) -> bool:
+        """Return whether a drafter runs under a schedule."""
+        return self.at_start[schedule].drafter is not None
+
+    def pass_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
+        """Return the seconds of a target pass of so many tokens for requests of the present length."""
+        cost = self.at_start[schedule]
+        seconds = cost.target.seconds(num_tokens, num_requests, num_requests * self._rows)
+        return seconds * self._ratio_of(schedule, num_tokens)
+
+    def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
+        """Return what a target pass of so many tokens takes in this round."""
+        cost, ratio = self.at_start[schedule], self._ratio_of(schedule, len(view.requests))
+        num_requests, num_rows = len(view.requests), view.num_context_rows
+        return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
+
+    def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
+        """Return the seconds that one more row adds to a target pass of so many tokens: the mean of its class."""
+        most = 1 << bucket(num_tokens + 1)
+        least = max(1, most // 2)
+        more_s = self.pass_s(schedule, most, num_requests) - self.pass_s(schedule, least, num_requests)
+        return max(0.0, more_s) / max(1, most - least)
+
+    def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
+        """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
+        ratio = self._layers.get(schedule)
+        value = ratio.value if ratio else min(1.0, self._first_layer.value)  # a further one takes no longer
+        return self._layer_s(schedule, num_requests, width) * value
+
+    def first_draft_s(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the same of the first pass of a turn. Evidence: 0.9 ms, where each further one takes 0.45."""
+        if self._first_layer.predicted_s:
+            return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
+        return self.draft_s(schedule, num_requests) + 3 * ROUND_S
+
+    def reading_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
+        """Return the seconds in which the drafter reads what so many rounds without it have written."""
+        cost, num_tokens = self.at_start[schedule].drafter, num_requests * min(self._rows, num_rounds)
+        return cost.seconds(num_tokens, num_requests) if cost else 0.0
+
+    def around_s(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the seconds of a round beyond its passes."""
+        ratio = self._around.get(self.drafts(schedule))
+        return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
+
+    def plain_s(self, num_requests: int) -> float:
+        """Return the seconds of a plain round by what was measured at start."""
+        cost = self.at_start.get("off") or next(iter(self.at_start.values()))
+        return cost.target.seconds(num_requests, num_requests, num_requests * self._rows) + ROUND_S
+
+    def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
+        """Learn from a round in which something was decoded, with beams of this width."""
+        view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
+        num_requests = len(view.requests)
+        self._rows = view.num_context_rows / num_requests
+        if not view.num_prompt_tokens:
+            predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
+            place = schedule == "beside", bucket(result.num_tokens)
+            self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
+        around_s = outcome.seconds - result.busy_s - view.waited_s
+        self._around.setdefault(self.drafts(schedule), Ratio()).observe(
+            around_s, self._first_around_s(schedule, num_requests)
+        )
+        if view.passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
+            layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
+            self._first_layer.observe(*layers[0])
+            if len(layers) > 1:
+                ratio = self._layers.setdefault(schedule, Ratio())
+                ratio.observe(sum(taken for taken, _ in layers[1:]), sum(expected for _, expected in layers[1:]))
+        elif outcome.drafter_passes and not view.takes_turns:
+            busy_s = outcome.drafter_busy_s * num_requests / outcome.drafter_passes
+            self._layers.setdefault(schedule, Ratio(most_at_first=2.0)).observe(
+                busy_s, self._layer_s(schedule, num_requests, width)
+            )
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        """Return what passes took, with a point for each class of rows of which `LEAST_ROUNDS` rounds or more were."""
+        found: dict[Schedule, ScheduleCost] = {}
+        for schedule, cost in self.at_start.items():
+            points = [
+                (1 << size, cost.target.seconds(1 << size) * ratio.value)
+                for (is_beside, size), ratio in sorted(self._target.items(), key=lambda item: item[0][1])
+                if is_beside == (schedule == "beside")
+                and ratio.predicted_s >= LEAST_ROUNDS * cost.target.seconds(1 << size)
+            ]
+            if points:
+                size, seconds = points[-1]
+                found[schedule] = replace(cost, target=PassCost((*points, (size + 1, seconds))))
+        return found
+
+    def _ratio_of(self, schedule: Schedule, num_tokens: float) -> float:
+        """Return measured over predicted seconds of such passes, else of those that are most alike."""
+        is_beside, own = schedule == "beside", bucket(int(num_tokens))
+        ratio = self._target.get((is_beside, own))
+        if ratio is None:
+            seen = [(abs(rows - own), rows) for other, rows in self._target if other == is_beside]
+            ratio = self._target[is_beside, min(seen)[1]] if seen else None
+        return ratio.value if ratio else 1.0
+
+    def _layer_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
+        cost = self.at_start[schedule].drafter
+        if cost is None:
+            return 0.0
+        python_s = ROUND_S if schedule == "turns" else 0.0
+        return cost.seconds(num_requests * width, num_requests, num_requests * self._rows) + python_s
+
+    def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
+        return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1)

@@ -1,0 +1,275 @@
+"""The policy that tunes itself: every choice is the one that promises most committed tokens per second.
+
+Within a round it weighs tokens against seconds at the rate that the engine reaches (`card.engine.policy.choice`).
+Between rounds it chooses the schedule (`card.engine.policy.modes`). What passes cost, and what is accepted, it learns
+in every round (`card.engine.policy.cost`, `card.engine.policy.acceptance`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from card.config import DraftSettings, Schedule
+from card.drafting.drafter_pass import TurnEnd
+from card.engine.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
+from card.engine.policy.asking import REQUEST_S, Asking
+from card.engine.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
+from card.engine.policy.cost import Costs
+from card.engine.policy.modes import REVIEW_ROUNDS, Modes
+from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
+from card.engine.request import Request
+from card.tree.nodes import Nodes
+
+
+class TunedPolicy(Policy):
+    """Chooses schedule, length of drafts and candidates by expected committed tokens per second; obeys what was set."""
+
+    def __init__(
+        self, schedules: Mapping[Schedule, ScheduleCost], draft: DraftSettings, *, pinned: frozenset[str] = frozenset()
+    ) -> None:
+        """Start with predictions.
+
+        Args:
+            schedules: those to choose from, one or more.
+            draft: the settings that serve as bounds.
+            pinned: names of those that the user set: they are obeyed as they are.
+        """
+        self._draft = draft
+        self._pinned = pinned
+        self._costs = Costs(schedules)
+        self._acceptance = Acceptance()
+        self._asking = Asking()
+        self._modes = self._new_modes()
+        self._has_new_text = False
+        self._round = 0
+        self._follow()
+
+    @property
+    def costs(self) -> Mapping[Schedule, ScheduleCost]:
+        """The schedules to choose from, with latencies as they were measured at start."""
+        return self._costs.at_start
+
+    def recall(self, agreement: float) -> None:
+        """Begin with what earlier starts have seen: the share of the draft model's tokens that were the target's."""
+        self._acceptance.pair.recall(agreement)
+        self._modes = self._new_modes()
+        self._follow()
+
+    @property
+    def agreement(self) -> float | None:
+        """Such a share as it was all along; None after too few rounds."""
+        pair = self._acceptance.pair
+        return pair.lasting if pair.num_compared >= LASTING_COUNT else None
+
+    def measured(self) -> Mapping[Schedule, ScheduleCost]:
+        """Return the schedules whose passes were seen in rounds, with what those took."""
+        return self._costs.measured()
+
+    def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
+        """Return the tokens/s expected of a schedule, whatever it was seen to reach; others as of `round_of`."""
+        tokens, seconds = self.round_of(schedule, num_requests, agreement)
+        return num_requests * tokens / max(seconds, 1e-9)
+
+    def round_of(
+        self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None
+    ) -> tuple[float, float]:
+        """Return the tokens of a request in a round of a schedule at its best depth, and the seconds of that round.
+
+        Args:
+            agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
+        """
+        costs = self._costs
+        agreement = self._acceptance.agreement if agreement is None else agreement
+        around_s = costs.around_s(schedule, num_requests)
+        best = 1.0, around_s + costs.pass_s(schedule, num_requests, num_requests)
+        if not costs.drafts(schedule):
+            return best
+        draft_s = costs.draft_s(schedule, num_requests, self._width(schedule))
+        start_s = costs.first_draft_s(schedule, num_requests) - draft_s
+        tokens, reached, (alone, alone_s) = 1.0, 1.0, best
+        for depth in range(1, 1 + DEEPEST):
+            reached *= agreement
+            tokens += reached
+            seconds = around_s + costs.pass_s(schedule, num_requests * (1 + depth), num_requests)
+            if schedule == "turns":
+                here = tokens, seconds + start_s + depth * draft_s
+            else:  # a path that ends is as likely to be missing in the tree: the next round is a plain one then
+                lost = (1 - reached) * (1 - agreement)
+                cycle_s = seconds + lost * alone_s
+                most = max(alone, cycle_s / max(draft_s, 1e-9))  # each token of a text takes the drafter a layer
+                here = min(tokens + lost * alone, most) / (1 + lost), cycle_s / (1 + lost)
+            if here[0] * best[1] > best[0] * here[1]:
+                best = here
+        return best
+
+    def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
+        """Choose the schedule of a round."""
+        self._asking.begin()
+        self._modes.begin(num_requests, available, has_new_text=self._has_new_text)
+        self._has_new_text = False
+        if self.reason is not self._modes.reason or self.schedule != self._modes.schedule:
+            self._follow()
+
+    def beam_width(self) -> int:
+        """Return the width of the present schedule's beams."""
+        return self._width(self.schedule)
+
+    def writer_budget(self, request: Request) -> int:
+        """Return what follows from what the last rounds accepted of such writers' candidates of the request."""
+        return self._asking.budget(request.request_id, request.draft.budget)
+
+    def prepare(self, view: RoundView) -> Draft | Wait | None:
+        """Draft as far as paths are likely enough; wait for nothing unless told to."""
+        if not view.takes_turns:
+            return super().prepare(view) if "max_wait_s" in self._pinned and view.is_up else None
+        if not view.requests:  # who takes turns reads prompts in the prefill
+            return Draft(1) if view.num_prompt_tokens else None
+        drafting = [request for request in view.requests if request.uses_drafter]
+        resting: set[int] = set()
+        if view.undrafted and any(view.undrafted):
+            resting = self._well_offered(view)
+            drafting = [request for request in drafting if request.request_id not in resting]
+        if not drafting:
+            return None
+        most = min(self._modes.trial_layers or DEEPEST, self._draft.budget)
+        return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(drafting), frozenset(resting)))
+
+    def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
+        """Verify what promises more tokens than its seconds are worth at the present rate."""
+        if "min_verify_prob" in self._pinned:
+            return super().choose(view, offers)
+        num_requests = len(view.requests)
+        if view.takes_turns and not any(offer.writers for offer in offers):
+            num_rows = num_requests + view.num_prompt_tokens + sum(map(len, offers))
+            price = self._modes.rate * self._costs.row_s(self.schedule, num_rows, num_requests)
+            return [self._worth(offer, price) for offer in offers]
+        ranked = [self._ranked(*pair) for pair in zip(view.requests, offers, strict=True)]
+        ranked = [(order, probs if self._pays(view, probs) else []) for order, probs in ranked]
+        num_rows = view.num_prompt_tokens + sum(offer.num_probes for offer in offers)
+        counts = choose(
+            [probs for _, probs in ranked],
+            seconds=self._costs.pass_of(self.schedule, view),
+            rate=self._modes.rate,
+            num_prefill_tokens=num_rows,
+            max_per_request=self._draft.budget,
+        )
+        taken = []
+        for offer, (order, _), count in zip(offers, ranked, counts, strict=True):
+            size, num_probes = offer.num_probes + count, offer.num_probes
+            taken.append(offer.take(order[:size], num_probes=num_probes) if offer.writers else offer.leading(size))
+        return taken
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn acceptance, costs and the speed of the schedule from a round."""
+        view, result = outcome.view, outcome.result
+        if self._asking.was_asked and view.requests:
+            row_s = self._costs.row_s(self.schedule, result.num_tokens, len(view.requests))
+            self._asking.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s)
+        self._round += 1
+        is_plain = self.schedule == "off" and not self._modes.is_trial
+        if not view.requests or (is_plain and self._round % REVIEW_ROUNDS):
+            return  # plain rounds are all alike, and are to cost no more than those of plain decoding
+        kept = self._acceptance.begin(request.request_id for request in view.requests)
+        if kept < 1.0:
+            self._has_new_text = True
+            self._modes.fade(kept)
+        self._acceptance.observe(result.verified)
+        self._costs.observe(self.schedule, self.beam_width(), outcome)
+        reading_s = 0.0  # of a first pass what is beyond twice the usual: it reads what was written before
+        if view.passes:
+            first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
+            reading_s = max(0.0, view.passes[0][1] - 2 * first_s)
+        num_compared = sum(one.num_compared for one in result.verified)
+        num_agreed = sum(one.num_agreed for one in result.verified)
+        only_read = bool(view.passes) and not any(num_drafted for num_drafted, _ in view.passes)
+        self._modes.observe(
+            len(view.requests),
+            outcome.num_committed,
+            outcome.seconds,
+            reading_s=reading_s,
+            was_right=2 * num_agreed > num_compared or only_read,
+            was_asked=bool(view.passes) or not view.takes_turns,
+            num_rounds=REVIEW_ROUNDS if is_plain else 1,
+            reads_prompts=view.num_prompt_tokens > 0,
+        )
+
+    def _pays(self, view: RoundView, probs: Sequence[float]) -> bool:
+        """Return whether candidates of these chances bring more than their rows and the Python for their request."""
+        row_s = self._costs.row_s(self.schedule, len(view.requests), len(view.requests))
+        spare = sum(max(0.0, prob - self._modes.rate * row_s) for prob in probs)
+        return spare > self._modes.rate * REQUEST_S
+
+    def _worth(self, chain: Nodes, price: float) -> Nodes:
+        """Return the leading candidates of a chain of the draft model's that bring more than this."""
+        chances = map(self._acceptance.chance, chain.depths, chain.path_logprobs)
+        return chain.leading(sum(chance > price for chance in chances))
+
+    def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
+        """Return where a turn for so many requests ends: where a layer brings less than its time is worth."""
+        costs, schedule = self._costs, self.schedule
+        layer_s = costs.draft_s(schedule, num_requests)
+        further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests  # for one more request
+        worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
+        layer = worth * (layer_s - num_requests * further_s)
+        rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
+        floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
+        # Whether to draft at all the schedule has decided, unless it is set.
+        first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
+        return TurnEnd((first, *floors), layer, self._acceptance.trust, resting)
+
+    def _well_offered(self, view: RoundView) -> set[int]:
+        """Return the requests for which others have candidates, so likely that a draft would not be worth its time."""
+        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.agreement
+        draft_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
+        start_s = self._costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s
+        price = rate * self._costs.row_s(self.schedule, 4 * num_requests, num_requests)
+        resting = set()
+        for request, offer in zip(view.requests, view.undrafted, strict=True):
+            if not offer:
+                continue
+            probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
+            gains = further_gains(
+                1.0,
+                range(DEEPEST),
+                agreement=agreement,
+                price=price,
+                present=best_by_depth(offer, probs),
+                num_verified=sum(prob > price for prob in probs),
+            )
+            if not is_worth_drafting(gains, start_s=start_s, seconds=draft_s, rate=rate):
+                resting.add(request.request_id)
+        return resting
+
+    def _new_modes(self) -> Modes:
+        return Modes(self.costs, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
+
+    def _trial_s(self, num_requests: int, num_rounds: int) -> float:
+        """Return the seconds of a round in turns with a single layer, behind so many rounds that it has yet to read."""
+        costs = self._costs
+        pass_s = costs.pass_s("turns", 2 * num_requests, num_requests)
+        draft_s = costs.reading_s("turns", num_requests, num_rounds) + costs.first_draft_s("turns", num_requests)
+        return costs.around_s("turns", num_requests) + pass_s + draft_s
+
+    def _follow(self) -> None:
+        """Take schedule and cores from what was chosen; long prompts are read on all cores."""
+        self.schedule, self.reason = self._modes.schedule, self._modes.reason
+        self.cores = self.costs[self.schedule].cores
+        self.reading_cores = self.costs["off"].cores if "off" in self.costs else self.cores
+
+    def _width(self, schedule: Schedule) -> int:
+        """Return the width of beams: in turns the target waits for every node."""
+        return 1 if schedule == "turns" and "beam_width" not in self._pinned else self._draft.beam_width
+
+    def _ranked(self, request: Request, offer: Nodes) -> tuple[Sequence[int], list[float]]:
+        """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
+        num_probes = offer.num_probes
+        probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
+        if not offer.writers:
+            return range(len(offer)), probs  # those of one drafter are in a good order: `choose` sees to the rest
+        order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
+        return [*range(num_probes), *order], [probs[idx] for idx in order]
+
+
+def _is_greedy(request: Request) -> bool:
+    return request.params.temperature == 0.0

@@ -1,0 +1,255 @@
+"""The target's replica of one request's candidate tree, and what it knows of the drafter that owns the tree.
+
+One drafter is one replica: a request that two drafters write for has two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from card.config import DraftSettings, ResolvedParams, SamplingRule, ShapingRule, TreeShape
+from card.engine.metrics import RequestStats
+from card.errors import ProtocolError
+from card.protocol.messages import MAX_COUNT, MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
+from card.tree.candidates import CandidateCache
+
+_MAX_SECONDS = 1e12  # of clocks and sums of times; more is a forgery, and its sums may be infinite
+
+
+def draft_spec(
+    draft: DraftSettings,
+    params: ResolvedParams,
+    max_len: int,
+    shaping: ShapingRule | None = None,
+    vocab_size: int | None = None,
+    num_hidden: int = 0,
+) -> DraftSpec:
+    """Return what the drafter is told about a request.
+
+    Args:
+        max_len: most tokens that its text can get; a drafter follows `MAX_LEN` of them at most.
+        shaping: that of the parameters; None if they have none.
+        vocab_size: of the target; None: that of the draft model.
+        num_hidden: tokens of the prompt that the drafter is not told of.
+    """
+    return DraftSpec(
+        sampling=SamplingRule.of(params),
+        shape=TreeShape.of(draft),
+        max_len=min(max_len, MAX_LEN),
+        shaping=shaping,
+        vocab_size=vocab_size,
+        num_hidden=num_hidden,
+    )
+
+
+class Replica:
+    """The target's copy of a tree that a drafter makes for one request."""
+
+    tree: CandidateCache
+    """The candidates as far as they have arrived."""
+    is_after_miss: bool
+    """The last committed token was in no tree, and nothing was committed since."""
+
+    def __init__(
+        self,
+        request_id: int,
+        token_ids: Sequence[int],
+        draft: DraftSettings,
+        params: ResolvedParams,
+        *,
+        max_len: int,
+        vocab_size: int,
+        stats: RequestStats,
+        shaping: ShapingRule | None = None,
+        num_hidden: int = 0,
+    ) -> None:
+        """Begin with an empty tree.
+
+        Args:
+            token_ids: the request's text as the drafter is told of it; the caller goes on appending to it.
+            max_len: most tokens that the text can get.
+            vocab_size: of the target.
+            stats: takes the counts of the drafter and of its hits and misses.
+            shaping: that of ``params``; None if they have none.
+            num_hidden: tokens of the prompt that are not in ``token_ids``.
+        """
+        self._num_hidden = num_hidden
+        self._request_id = request_id
+        self._token_ids = token_ids
+        self._draft = draft
+        self._params = params
+        self._max_len = max_len
+        self._vocab_size = vocab_size
+        self._stats = stats
+        self._shaping = shaping
+        self.tree = self._empty_tree()
+        self._tree_len = len(token_ids)  # tokens of the text that the tree has moved along
+        self.is_after_miss = False
+        self._known_len = 0  # committed tokens that the drafter is known to hold
+        self._next_seq = 0
+        self._lost_a_layer = False
+        self._epochs_seen = 0
+        self._passes_before = 0  # drafter passes of earlier incarnations
+        self._busy_before_s = 0.0
+        self._dropped_before = self._rolled_back_before = 0
+        self._tuned: dict[str, Any] = {}
+
+    def tune(self, **shape: Any) -> None:
+        """Let the drafter's tree have this shape from the next message on.
+
+        Args:
+            shape: by the names of `Correction`; None leaves one at the settings.
+        """
+        self._tuned |= shape
+
+    def open_message(self) -> Open:
+        """Return what tells a drafter everything about the request."""
+        draft = self._draft.replace(**{name: value for name, value in self._tuned.items() if value is not None})
+        spec = draft_spec(draft, self._params, self._max_len, self._shaping, self._vocab_size, self._num_hidden)
+        return Open(self._request_id, tuple(self._token_ids), spec)
+
+    def correction(self) -> Correction:
+        """Return the text from where the drafter is known to have it."""
+        start = min(self._known_len, len(self._token_ids))
+        return Correction(
+            request_id=self._request_id,
+            round_idx=1 + self._stats.target_passes,  # the prefill was one
+            start=start,
+            token_ids=tuple(self._token_ids[start:]),
+            wants_snapshot=self._lost_a_layer,
+            **self._tuned,
+        )
+
+    def forget_drafter(self) -> None:
+        """Start over with a new incarnation of the drafter: nothing of the old one counts."""
+        stats = self._stats
+        self._passes_before, self._busy_before_s = stats.drafter_passes, stats.drafter_busy_s
+        self._dropped_before = stats.drafter_dropped_nodes
+        self._rolled_back_before = stats.rolled_back_tokens
+        self._known_len, self._next_seq, self._lost_a_layer, self._epochs_seen = 0, 0, False, 0
+        self.tree.restart(0)
+        self._tree_len = len(self._token_ids)
+
+    def is_short(self, settings: DraftSettings, deepest: int) -> bool:
+        """Return whether the best path is shorter than ``settings`` want before the target verifies.
+
+        Args:
+            deepest: layers below the last token that the text still has room for: no more are waited for.
+        """
+        wanted = min(settings.min_depth, deepest)
+        if deepest < 1 or (self.is_after_miss and not settings.waits_after_miss):
+            return False
+        if self.tree.pending:
+            return True
+        if settings.verify != "trunk":
+            return self.tree.depth < wanted
+        trunk = self.tree.query(settings.budget, "trunk")
+        return self.tree.depth == len(trunk) < wanted  # it neither branches yet nor is it long enough
+
+    def compare(self, new_ids: Sequence[int]) -> tuple[int, int, float]:
+        """Return with how many tokens of the best path the committed ones can be compared, and how many agree.
+
+        Returns: both numbers, and how many should agree by what the drafter says of each.
+        """
+        best = self.tree.query(len(new_ids), "chain", len(new_ids))
+        num_agreed, num_claimed, last_logprob = 0, 0.0, 0.0
+        for token, new_id, logprob in zip(best.tokens, new_ids, best.path_logprobs, strict=False):
+            num_claimed += math.exp(logprob - last_logprob)
+            if token != new_id:
+                return num_agreed + 1, num_agreed, num_claimed
+            num_agreed, last_logprob = num_agreed + 1, logprob
+        return num_agreed, num_agreed, num_claimed
+
+    def advance(self) -> bool:
+        """Move on along the tokens that were committed since the last call. Returns: whether all were in the tree."""
+        self.is_after_miss = False
+        new_ids, self._tree_len = self._token_ids[self._tree_len :], len(self._token_ids)
+        return self.tree.advance(new_ids) == len(new_ids)
+
+    def receive(self, message: Layer | Resync) -> list[TargetMessage]:
+        """Take a drafter's message about this request and return the replies.
+
+        Raises: ProtocolError if it is malformed; the tree is as before then.
+        """
+        if isinstance(message, Resync):
+            self._known_len = max(0, min(message.known_len or 0, len(self._token_ids)))
+            return [self.open_message() if message.known_len is None else self.correction()]
+        if message.seq < self._next_seq:
+            return []  # repeated, or overtaken by a snapshot
+        if message.seq > self._next_seq and not message.is_reset:
+            self._lost_a_layer = True
+            return []
+        self._check(message)
+        if message.is_reset:
+            self._restart(message)
+        else:
+            self._extend(message)
+        self._next_seq = message.seq + 1
+        self._known_len = max(self._known_len, message.known_len)
+        stats = self._stats
+        stats.drafter_reused_tokens = message.num_reused
+        stats.drafter_passes = self._passes_before + message.num_passes
+        stats.drafter_busy_s = self._busy_before_s + message.busy_s
+        stats.drafter_dropped_nodes = self._dropped_before + message.num_dropped
+        stats.rolled_back_tokens = self._rolled_back_before + message.num_rolled_back
+        return []
+
+    def _restart(self, layer: Layer) -> None:
+        fresh = self._empty_tree()  # a malformed layer raises here and leaves the old one alone
+        fresh.restart(layer.epoch, layer.root_id, self._token_ids[layer.root_position + 1 :])
+        fresh.extend(layer.epoch, layer.nodes)
+        self.tree, self._tree_len = fresh, len(self._token_ids)
+        self._lost_a_layer = False
+        has_begun = len(self._token_ids) > self._num_prompt_tokens
+        if layer.epoch != self._epochs_seen and has_begun:
+            self._stats.misses += 1
+            self.is_after_miss = True
+        self._epochs_seen = layer.epoch
+
+    def _extend(self, layer: Layer) -> None:
+        tree, stats = self.tree, self._stats
+        late_before, first_awaited = tree.num_late_hits, len(self._token_ids) - len(tree.pending)
+        tree.extend(layer.epoch, layer.nodes)
+        num_settled = tree.num_late_hits - late_before
+        is_of_prefill = first_awaited == self._num_prompt_tokens  # the prefill's token: it is no verification
+        stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
+
+    def _check(self, layer: Layer) -> None:
+        """Raise ProtocolError unless a drafter can have sent this layer."""
+        text_len = len(self._token_ids)
+        if not 0 <= layer.root_position < layer.known_len <= text_len:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} has root position {layer.root_position} and {layer.known_len} "
+                f"known tokens, but the text has {text_len}"
+            )
+        if max(layer.nodes.tokens, default=0) >= self._vocab_size:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} has token {max(layer.nodes.tokens)}; the target has tokens 0 to "
+                f"{self._vocab_size - 1}"
+            )
+        began_s, ended_s = layer.pass_span_s or (0.0, 0.0)
+        if not -_MAX_SECONDS <= began_s <= ended_s <= _MAX_SECONDS:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} comes of a pass from {began_s} to {ended_s} s; both must be "
+                "numbers in this order"
+            )
+        counts = (layer.seq, layer.epoch, layer.num_passes, layer.num_dropped, layer.num_rolled_back)
+        if (
+            not all(0 <= count < MAX_COUNT for count in counts)
+            or not 0 <= layer.busy_s <= _MAX_SECONDS
+            or not 0 <= layer.num_reused <= text_len
+        ):
+            raise ProtocolError(
+                f"layer of request {layer.request_id} reports {layer.num_passes} passes in {layer.busy_s} s, "
+                f"{layer.num_dropped} dropped nodes, {layer.num_rolled_back} of them rolled back, and "
+                f"{layer.num_reused} reused tokens; none may be negative or without end"
+            )
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return self._stats.num_prompt_tokens - self._num_hidden
+
+    def _empty_tree(self) -> CandidateCache:
+        return CandidateCache(max_nodes=self._draft.max_nodes)

@@ -1,0 +1,378 @@
+"""The target side: a state machine that queries the cache, verifies in one pass and corrects.
+
+No thread, socket, sleep or clock in here: `receive` takes a drafter's message, `step` runs one round (one target pass)
+for the requests given and returns the new tokens and what is to be sent to the drafter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from card.config.selection import SelfDrafting
+from card.drafting.local.protocol import WriterSequence
+from card.engine.offers import Offers
+from card.engine.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
+from card.engine.row_moves import RowMoves
+from card.engine.self_draft import SELF, SelfDraft
+from card.engine.self_drafter import SelfDrafter
+from card.engine.sequence import Sequence, Work, longest_text
+from card.engine.target_pass import MASK_WAIT_S, DraftPass, Pass
+from card.engine.watchers import Watchers
+from card.errors import PromptError
+from card.models.images import Seeing
+from card.models.pool import SequencePool
+from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
+from card.models.row_store import RowStore
+from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
+from card.text.following import AtOnce, Lanes
+from card.tree.nodes import NO_NODES, Nodes
+from card.tree.verify import MATCH, Verdict, Verifier
+
+OpenWriter = Callable[[Request], WriterSequence]
+"""Begins a writer's part of a request."""
+
+
+class TargetWorker:
+    """Runs the target model for its requests; owns the truth about each text."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        clock: Callable[[], float],
+        max_kv_bytes: int | None = None,
+        writers: Mapping[str, OpenWriter] | None = None,
+        top_k: int = 0,
+        verifier: Verifier = MATCH,
+        watchers: Watchers | None = None,
+        self_drafting: SelfDrafting | None = None,
+        row_store: RowStore | None = None,
+        may_grow: bool = False,
+        lanes: Lanes = AtOnce(),  # noqa: B008
+    ) -> None:
+        """Take over ``model``.
+
+        Args:
+            clock: seconds; only to report how long passes took.
+            max_kv_bytes: most memory of all sequences, those kept for reuse included; None for no limit.
+            writers: by name, in the order in which they are asked for candidates; called when a request begins.
+            top_k: likeliest tokens that the writers are shown at every token that is run.
+            verifier: decides which candidates stay and which token follows.
+            watchers: are shown hidden states after each pass; None: nobody wishes for any.
+            self_drafting: how the target drafts for itself; None: it does not.
+            row_store: takes the rows of paused requests.
+            may_grow: requests may be given less room than they may come to need, and be paused; with ``row_store`` they
+                may in any case.
+            lanes: where the masks of grammars are computed.
+        Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows, or if rows are to be
+            stored and cannot be moved.
+        """
+        self.model = model
+        self._self_drafter = None if self_drafting is None else SelfDrafter(model, self_drafting)
+        self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
+        self._verifier = verifier
+        self._watchers = watchers
+        self._writers = dict(writers or {})
+        self._top_k = top_k
+        self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
+        self.moves = RowMoves(model, self.pool, row_store) if may_grow or row_store is not None else None
+        self._clock = clock
+        self._lanes = lanes
+        self._running: dict[int, Sequence] = {}
+        self._beam_width: int | None = None  # None: as each request's settings say
+
+    @property
+    def has_writers(self) -> bool:
+        """True if others than the drafter propose candidates, the target itself among them."""
+        return bool(self._writers or self._self_drafter)
+
+    def check(self, request: Request) -> CheckedRequest:
+        """Return the request as `add` takes it.
+
+        Raises: PromptError if it can never run: no prompt, foreign tokens, no room in context or memory.
+        """
+        prompt_ids, model = request.prompt_ids, self.model
+        if not prompt_ids:
+            raise PromptError("the prompt is empty; give at least one token")
+        if len(prompt_ids) >= model.max_model_len:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.max_model_len} and one must be "
+                "left for the answer; shorten the prompt, or raise max_model_len if the model allows it"
+            )
+        for token_id in prompt_ids:
+            if not 0 <= token_id < model.vocab_size:
+                raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
+        has_writers = bool(self._writers or self._self_drafter) and request.params.speculates
+        tree = request.draft.budget if request.uses_drafter or has_writers else 0
+        num_rows = min(longest_text(request, model.max_model_len) + tree, model.max_rows)
+        if not self.pool.can_ever_hold(num_rows):
+            raise PromptError(
+                f"the request may need {num_rows} KV rows ({len(prompt_ids)} tokens of prompt, "
+                f"{request.params.max_tokens} new ones), more than kv_cache_memory holds; shorten it, lower max_tokens "
+                "or raise kv_cache_memory"
+            )
+        drafted = max(tree, request.draft.num_speculative_tokens) if tree else 0
+        return CheckedRequest(request, num_rows, num_spare_rows=drafted + 1)
+
+    def add(self, checked: CheckedRequest, num_rows: int | None = None) -> Sequence:
+        """Take a request; steps run its prompt first. Returns: its state, of which the drafter must hear `opening`.
+
+        Args:
+            num_rows: KV rows that it gets at first; None: as many as it may come to need.
+        Raises: CapacityError if `pool` has no room for it now.
+        """
+        request = checked.request
+        opened = self.pool.open(request.pool_key(request.prompt_ids), num_rows or checked.num_rows)
+        try:
+            sequence = self._begin(request, opened.slot, opened.num_reused)
+        except BaseException:
+            self.pool.close(opened.slot, ())
+            raise
+        self._running[request.request_id] = sequence
+        return sequence
+
+    def _begin(self, request: Request, slot: int, num_reused: int) -> Sequence:
+        if isinstance(self.model, Seeing):
+            self.model.show(slot, request.images)
+        sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
+        writers = self._writers if request.params.speculates else {}
+        openers: dict[str, Callable[[], WriterSequence]] = {}
+        self_draft = None if self._self_drafter is None else self._self_drafter.open(request)
+        if self_draft is not None:
+            openers[SELF] = partial(_itself, self_draft)
+        openers.update({name: partial(begin, request) for name, begin in writers.items()})
+        offers = Offers(openers, vocab_size=self.model.vocab_size)
+        sequence = Sequence(
+            request,
+            slot,
+            num_reused,
+            offers=offers,
+            switch_len=self.pool.switch_len,
+            lanes=self._lanes,
+            self_draft=self_draft,
+            **sizes,
+        )
+        sequence.replica.tune(beam_width=self._beam_width)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> list[TargetMessage]:
+        """Drop a running request, finished or not; its rows stay for texts that begin alike.
+
+        Returns: what the drafter must hear.
+        """
+        request_id = sequence.request.request_id
+        del self._running[request_id]
+        was_paused = self.moves is not None and self.moves.forget(sequence)
+        if not was_paused:
+            self.model.keep(sequence.slot, sequence.num_rows)
+            if isinstance(self.model, Seeing):
+                self.model.show(sequence.slot, None)
+            self.pool.close(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
+        sequence.offers.close()
+        if sequence.masks is not None:
+            sequence.masks.close()
+        return [Close(request_id)] if sequence.request.uses_drafter else []
+
+    def find(self, request_id: int) -> Sequence | None:
+        """Return the state of a running request, to look at; None for another one."""
+        return self._running.get(request_id)
+
+    def tune(self, beam_width: int | None) -> None:
+        """Let the drafter make layers of this width for all requests; None: as each request's settings say.
+
+        Running ones hear it with a correction.
+        """
+        self._beam_width = beam_width
+        for sequence in self._running.values():
+            sequence.replica.tune(beam_width=beam_width)
+
+    def reopen(self) -> list[TargetMessage]:
+        """Tell a new incarnation of the drafter about every running request."""
+        messages: list[TargetMessage] = []
+        for sequence in self._running.values():
+            if sequence.request.uses_drafter:
+                sequence.replica.forget_drafter()
+            messages += sequence.opening()
+        return messages
+
+    def catch_up(self) -> list[TargetMessage]:
+        """Return a correction for every running request: what a drafter missed that was not spoken to for a while."""
+        drafted = [g for g in self._running.values() if g.request.uses_drafter and not g.is_prefilling]
+        for sequence in drafted:
+            sequence.replica.advance()
+        return [sequence.replica.correction() for sequence in drafted]
+
+    def receive(self, message: DrafterMessage) -> list[TargetMessage]:
+        """Take a drafter's message and return the replies.
+
+        Raises: ProtocolError if it is malformed; the request's candidates are as before then.
+        """
+        if not isinstance(message, Layer | Resync | Declined):
+            return []
+        sequence = self._running.get(message.request_id)
+        if sequence is None or not sequence.request.uses_drafter:
+            return []
+        if isinstance(message, Declined):
+            sequence.decline(message.reason)
+            return [Close(message.request_id)]
+        return sequence.replica.receive(message)
+
+    def query(self, sequence: Sequence, *, writer_budget: int | None = None, asks_drafter: bool = True) -> Nodes:
+        """Return candidates to verify, in the shape that the request wants, no deeper than it may still grow.
+
+        Args:
+            writer_budget: most of each local writer, if that is less than the request's budget; None: no less.
+            asks_drafter: False leaves the drafter's candidates out.
+        """
+        request, shape = sequence.request, sequence.request.draft.verify
+        max_depth = sequence.deepest
+        budget = min(request.draft.budget, self.rows_left(sequence))
+        if sequence.is_prefilling or max_depth < 1 or budget < 1:
+            return NO_NODES
+        if self.runs_chains_only and shape == "tree":
+            shape = "chain"
+        uses_drafter = asks_drafter and request.uses_drafter
+        drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else NO_NODES
+        offer = sequence.offers.merge(
+            drafted, budget if writer_budget is None else min(budget, writer_budget), max_depth
+        )
+        return sequence.permitted(offer.best_chain() if self.runs_chains_only else offer)
+
+    def rows_left(self, sequence: Sequence) -> int:
+        """Return how many candidates of the request one pass has KV rows for."""
+        return self.model.capacity(sequence.slot) - len(sequence.token_ids)
+
+    def step(self, work: Iterable[Work], *, is_heard: bool = True) -> StepResult:
+        """Run one round for these requests in one target pass. Nothing has changed if it raises.
+
+        A drafter that does not hear of it costs nothing: its trees stay where they are until `catch_up`.
+
+        An error in one request's own part (its grammar, logits processor, stop check, whatever follows it) is among the
+        result's failures, and the others' parts are as ever. Raises: what the model raises.
+        """
+        listed, result = list(work), StepResult()
+        passes = [Pass.of(one) for one in listed if not one.drafts]
+        drafting = [DraftPass.of(one) for one in listed if one.drafts]
+        extensions = [*(one.extension for one in passes), *(one.extension for one in drafting)]
+        for one in passes:
+            one.begin_masks()
+            if one.sequence.self_draft is not None:
+                self.model.keep(one.sequence.slot, one.sequence.num_rows)  # without the rows that drafting wrote
+        started = self._clock()
+        all_logits = self.model.forward(extensions)
+        wait_s = MASK_WAIT_S
+        for one in passes:
+            wait_s = one.settle_masks(wait_s)
+        try:
+            for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=False)):
+                features = self._watchers.for_verifier(idx) if self._watchers else None
+                one.try_to_decide(logits, self._top_k, self._verifier, features, result.failures)
+            for draft, logits in zip(drafting, all_logits[len(passes) :], strict=True):
+                with result.failures.of(draft.sequence.request.request_id):
+                    draft.take(logits)
+        except BaseException:
+            for sequence in [*(one.sequence for one in passes), *(one.sequence for one in drafting)]:
+                self._take_back(sequence)
+            raise
+        result.num_tokens = sum(len(one.token_ids) for one in extensions)
+        result.busy_s = self._clock() - started
+        if self._self_drafter is not None:
+            self._self_drafter.count_reads([*passes, *drafting])
+        for idx, one in enumerate(passes):
+            with result.failures.of(one.sequence.request.request_id):
+                self._commit(idx, one, result, is_heard=is_heard)
+                if self._self_drafter is not None and one.verdict is not None:
+                    self._self_drafter.choose_rows(one)
+        for draft in drafting:
+            self.model.keep(draft.sequence.slot, draft.num_rows)
+            draft.sequence.stats.target_busy_s += result.busy_s
+        return result
+
+    def run_one_token(self) -> None:
+        """Run one token for nobody, to see whether passes work. Raises: CapacityError; what the model raises."""
+        opened = self.pool.open((), 1)
+        try:
+            self.model.forward([Extension(opened.slot, [0], [NO_PARENT])])
+            self.model.keep(opened.slot, 0)
+        finally:
+            self.pool.close(opened.slot, ())
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Drop what a pass has written of a text."""
+        self.model.keep(sequence.slot, sequence.num_rows)
+        if sequence.self_draft is not None:
+            sequence.self_draft.forget()
+
+    def _commit(self, extension_idx: int, one: Pass, result: StepResult, *, is_heard: bool) -> None:
+        """Take over what a pass has decided, and tell drafter, writers and watchers."""
+        sequence, was_prefilling, first = one.sequence, one.sequence.is_prefilling, one.sequence.num_rows
+        if one.is_complete and one.verdict is None:  # it failed, or its mask is late
+            self._take_back(sequence)
+            return
+        reason: FinishReason | None = None
+        read, features = self._watchers.for_writers(extension_idx, one.extension) if self._watchers else (None, None)
+        if read is not None and len(read):
+            _show_read(sequence, first, read)
+        if one.verdict is None:
+            sequence.num_rows += len(one.extension.token_ids)
+        else:
+            if not was_prefilling:
+                sequence.stats.target_busy_s += result.busy_s
+            sequence.offers.observe(one.observation(one.verdict, features))
+            reason = self._commit_tokens(one, one.verdict, result, is_heard=is_heard)
+        branch_below = self._watchers.show(extension_idx, one, first) if self._watchers else None
+        if branch_below is not None:
+            sequence.replica.tune(branch_below=branch_below)
+        if is_heard and one.verdict is not None and reason is None and sequence.request.uses_drafter:
+            result.messages.append(sequence.replica.correction())
+        if was_prefilling:
+            self.pool.note(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
+
+    def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult, *, is_heard: bool) -> FinishReason | None:
+        """Accept, cut at the end of the text, and roll the KV back. Returns: why the text ends, if it does."""
+        sequence, offer = one.sequence, one.offer
+        root_rows, was_prefilling = len(sequence.token_ids), sequence.is_prefilling
+        new_ids = [offer.tokens[i] for i in verdict.accepted] + [verdict.next_id]
+        kept_ids, reason = sequence.cut(new_ids)
+        kept_rows = [root_rows + i for i in verdict.accepted[: len(kept_ids)]]
+        one.num_kept = len(kept_rows)
+        self.model.keep(sequence.slot, root_rows, kept_rows)
+        sequence.num_rows = root_rows + len(kept_rows)
+        sequence.token_ids += kept_ids
+        if reason is None and self.pool.drop_outgrown(sequence.slot, len(sequence.token_ids)):
+            sequence.num_rows = 0  # the text has become a long one: it is read once more
+        if sequence.shaping is not None:
+            sequence.shaping.commit(kept_ids)
+        stats, request_id = sequence.stats, sequence.request.request_id
+        stats.num_new_tokens = sequence.num_new_tokens
+        stats.is_exact, stats.lenient_tokens = self._verifier.is_exact, stats.lenient_tokens + one.num_lenient
+        if not was_prefilling:
+            stats.count_verification(offer, verdict.accepted[: len(kept_rows)], sequence.offers.names)
+            is_greedy = sequence.sampler.rule.is_greedy
+            compared = sequence.replica.compare(new_ids) if is_heard else (0, 0, 0.0)
+            result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, *compared))
+        details = one.details.leading(len(kept_ids))
+        result.updates.append(Update(request_id, tuple(kept_ids), reason, stats, details=details))
+        if is_heard and reason is None and sequence.request.uses_drafter:
+            was_hit = sequence.replica.advance()
+            stats.hits += was_hit and not was_prefilling
+        return reason
+
+
+def _show_read(sequence: Sequence, first: int, features: Tensor) -> None:
+    """Show the writers hidden states [n, D] of a text from its row ``first`` on, without those that it hides."""
+    hidden = sequence.request.hidden
+    if hidden is not None:
+        shown = hidden.left_out_of(range(len(sequence.request.prompt_ids)))
+        start, end = (bisect_left(shown, place) for place in (first, first + len(features)))
+        features, first = features[[place - first for place in shown[start:end]]], start
+    if len(features):
+        sequence.offers.read(first, features)
+
+
+def _itself(draft: SelfDraft) -> WriterSequence:
+    return draft

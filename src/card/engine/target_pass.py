@@ -1,0 +1,206 @@
+"""One request's part of a target pass: what it runs, and what is decided from its logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from card.drafting.local.protocol import Observation
+from card.engine.failures import Failures
+from card.engine.request import TokenDetails, alternatives_to, origins_of
+from card.engine.self_draft import SelfDraft
+from card.engine.sequence import Sequence, Work, paths_of
+from card.errors import ModelError, TargetError
+from card.models.protocol import NO_PARENT, Extension
+from card.tree.nodes import ROOT, Nodes
+from card.tree.sampling import TokenLogprobs, token_logprobs
+from card.tree.verify import Verdict, Verification, Verifier
+
+MASK_WAIT_S = 0.01  # that a pass waits for masks of grammars, for all its requests together
+
+
+@dataclass(slots=True)
+class Pass:
+    """Part of one sequence in one target pass, and what is decided from its logits; nothing of it is committed."""
+
+    sequence: Sequence
+    extension: Extension
+    offer: Nodes  # of which the last ones are dropped if their masks come late
+    num_chain: int  # committed tokens that it runs, before the candidates
+    chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
+    verdict: Verdict | None = None  # None: more of the prompt follows, or the mask of the grammar is late
+    num_kept: int = 0  # accepted candidates that became text: its end may come before the last of them
+    num_lenient: int = 0  # accepted candidates that are not the target's choice
+    top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
+    details: TokenDetails = field(default_factory=TokenDetails)
+
+    @classmethod
+    def of(cls, work: Work) -> Pass:
+        """Run the committed tokens that have no KV row yet, and below the last of them the candidates."""
+        sequence, offer = work.sequence, work.offer
+        first, root_row = sequence.num_rows, len(sequence.token_ids) - 1
+        chain = sequence.token_ids[first:]
+        if sequence.is_prefilling:
+            chain = chain[: work.num_prompt_tokens]
+        parents = [first + i - 1 if first + i else NO_PARENT for i in range(len(chain))]
+        is_complete = first + len(chain) > root_row
+        parents += [root_row if parent == ROOT else root_row + 1 + parent for parent in offer.parents]
+        first_logits_idx = len(chain) - 1 if is_complete else len(chain)
+        draft, scores = sequence.self_draft, None
+        if draft is not None and not sequence.is_prefilling:
+            scores = draft.scores_for(len(sequence.token_ids))
+        token_ids = [*chain, *offer.tokens]
+        extension = Extension(sequence.slot, token_ids, parents, first_logits_idx, scores=scores)
+        return cls(sequence, extension, offer, len(chain))
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it comes to the end of the text, so that the target can choose what follows."""
+        return self.extension.first_logits_idx < len(self.extension.token_ids)
+
+    def begin_masks(self) -> None:
+        """Have the masks of the grammar computed that `decide` needs, while the model runs."""
+        masks = self.sequence.masks
+        if masks is not None and self.is_complete:
+            masks.begin([(), *paths_of(self.offer)])
+
+    def settle_masks(self, seconds: float) -> float:
+        """Wait for these masks, so long at most. Returns: the seconds that are left."""
+        masks = self.sequence.masks
+        return seconds if masks is None or not self.is_complete else masks.settle([(), *paths_of(self.offer)], seconds)
+
+    def decide(self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None = None) -> None:
+        """Choose the target's tokens and let the verifier compare the candidates with them.
+
+        Args:
+            logits: [1 + candidates, V] of the model; [0, V] while more of the prompt follows.
+            num_top: how many of the likeliest tokens of each row the writers are shown.
+            features: [1 + candidates, F] of the same rows; None: the verifier wishes for none.
+        Raises: TargetError if the grammar cannot be followed or the caller's logits processor fails; ModelError for
+            logits that are no numbers.
+        """
+        masks = self.sequence.masks
+        if masks is not None and len(logits):
+            num_known = masks.num_known([(), *paths_of(self.offer)])
+            if not num_known:
+                masks.sit_out()
+                return
+            self.drop_candidates(num_known - 1)
+        logits = logits[: 1 + len(self.offer)]
+        features = None if features is None else features[: 1 + len(self.offer)]
+        self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
+        if len(logits):
+            shaped = _shaped(self.sequence, [(), *paths_of(self.offer)], logits)
+            self.chosen = _choose(self.sequence, self.offer, shaped)
+            seen = Verification(self.offer, shaped, self.chosen, features)
+            self.verdict = verifier.decide(seen)
+            if not verifier.is_exact:
+                self.num_lenient = seen.leniently_accepted(self.verdict)
+            self.details = _details(self.sequence, self.offer, self.verdict, logits)
+
+    def try_to_decide(
+        self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None, failures: Failures
+    ) -> None:
+        """Decide, and if that fails do it once more without candidates, which plain decoding has none of.
+
+        What fails then is noted, and there is no verdict. Raises: ModelError, the target's own failure.
+        """
+        while True:
+            try:
+                self.decide(logits, num_top, verifier, features)
+            except ModelError:
+                raise
+            except Exception as error:
+                if self.offer:
+                    self.drop_candidates()
+                    continue
+                self.verdict = None
+                failures.add(self.sequence.request.request_id, error)
+            return
+
+    def drop_candidates(self, num_left: int = 0) -> None:
+        """Decide as if only the first so many candidates had been offered."""
+        self.offer = self.offer.leading(num_left)
+
+    def observation(self, verdict: Verdict, features: Tensor | None = None) -> Observation:
+        """Return what the writers are told of this pass; ``features`` [1 + candidates, D] as they wish for them."""
+        new_ids = (*(self.offer.tokens[i] for i in verdict.accepted), verdict.next_id)
+        chosen = tuple(self.chosen)
+        tree = self.offer.tokens, self.offer.parents
+        features = None if features is None else features[: 1 + len(self.offer)]
+        return Observation(new_ids, *tree, chosen, verdict.accepted, self.top_ids, features)
+
+
+@dataclass(slots=True)
+class DraftPass:
+    """Part of one sequence in one target pass in which it drafts for itself: a token, and candidates before it."""
+
+    sequence: Sequence
+    draft: SelfDraft
+    extension: Extension
+    candidates: list[int]
+
+    @classmethod
+    def of(cls, work: Work) -> DraftPass:
+        """Run the newest token, drafted or not, and what may follow it over the rows that were chosen."""
+        sequence, draft = work.sequence, work.sequence.self_draft
+        assert draft is not None, "of a request that drafts for itself"
+        candidates = draft.candidates(sequence.token_ids, sequence.deepest)
+        extension = draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows, candidates)
+        return cls(sequence, draft, extension, candidates)
+
+    def take(self, logits: Tensor) -> None:
+        """Add the tokens that the target would choose by these logits [1 + candidates, V], up to the first miss.
+
+        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
+        """
+        sequence, drafted, masks = self.sequence, self.draft.token_ids, self.sequence.masks
+        for row, candidate in zip(torch.split(logits, 1), [*self.candidates, None], strict=True):
+            if masks is not None and not masks.has_now(tuple(drafted), MASK_WAIT_S):
+                break
+            shaped = _shaped(sequence, [tuple(drafted)], row)
+            (token_id,) = sequence.sampler.choose(shaped, [len(sequence.token_ids) + len(drafted)])
+            self.draft.take(token_id, row[0])
+            if token_id != candidate or token_id in sequence.request.end_ids:
+                break
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that stay: those of the text and of what was drafted, but for the newest token."""
+        return self.sequence.num_rows + len(self.draft.token_ids)
+
+
+def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Tensor) -> Tensor:
+    """Return logits [P, V] after P paths as penalties, grammar and the caller's processor leave them."""
+    processor, shaping = sequence.request.logits_processor, sequence.shaping
+    if shaping is not None:
+        logits = shaping.apply(logits, paths)
+    if processor is not None:
+        texts = [torch.tensor([[*sequence.token_ids, *path]], device=logits.device) for path in paths]
+        try:
+            processed = [processor(ids, row.clone()) for ids, row in zip(texts, torch.split(logits, 1), strict=True)]
+        except Exception as error:  # it is the caller's code
+            raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
+        logits = torch.cat(processed)
+    return logits
+
+
+def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
+    """Return the target's token after the root and after each candidate."""
+    after_root = len(sequence.token_ids)
+    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
+    return sequence.sampler.choose(logits, positions)
+
+
+def _details(sequence: Sequence, offer: Nodes, verdict: Verdict, logits: Tensor) -> TokenDetails:
+    """Return what is told of the tokens of a verdict. ``logits`` are the model's own, [1 + candidates, V]."""
+    params, names = sequence.request.params, sequence.offers.names
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    if params.logprobs is not None:
+        rows = [0, *(1 + idx for idx in verdict.accepted)]
+        new_ids = [*(offer.tokens[idx] for idx in verdict.accepted), verdict.next_id]
+        logprobs = token_logprobs(logits[rows], new_ids, params.logprobs)
+    alternatives = alternatives_to(offer, verdict, names) if params.shows_tree else ()
+    return TokenDetails(origins_of(offer, verdict, names), logprobs, alternatives)

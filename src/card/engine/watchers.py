@@ -1,0 +1,102 @@
+"""The consumers of the target's features: each is shown the rows that a pass added to a text.
+
+They are a help and no more: one that fails is heard no longer, and nothing else happens. A verifier may wish for
+features too: those of all rows with logits, before anything is decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from card.config.fields import require
+from card.engine.target_pass import Pass
+from card.errors import in_words
+from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, Rows, SeenRows
+from card.models.protocol import Extension
+
+logger = logging.getLogger(__name__)
+
+
+class Watchers:
+    """All consumers of one model's features."""
+
+    def __init__(
+        self,
+        features: Features,
+        consumers: Sequence[FeatureConsumer],
+        verifier_wish: FeatureWish | None = None,
+        *,
+        for_writers: Rows | None = None,
+    ) -> None:
+        """Tell the model whose features these are what they wish for. Raises: ModelError if it lacks a layer.
+
+        Args:
+            verifier_wish: for rows with logits; None: the verifier needs no features.
+            for_writers: rows whose last hidden states some local writer wants; None: none does.
+        """
+        self._writers_wish = None if for_writers is None else FeatureWish((FINAL,), for_writers)
+        wishes = [*(one.wish for one in consumers), verifier_wish, self._writers_wish]
+        features.wish([wish for wish in wishes if wish is not None])
+        self._features, self._verifier_wish = features, verifier_wish
+        self._heard = list(consumers)
+
+    def for_verifier(self, extension_idx: int) -> Tensor | None:
+        """Return what the verifier wishes to see of the last pass: [rows with logits, F]; None if it is nothing."""
+        return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
+
+    def for_writers(self, extension_idx: int, extension: Extension) -> tuple[Tensor | None, Tensor | None]:
+        """Return what the local writers wish to see of an extension of the last pass; None for what they do not.
+
+        Returns: [rows before those with logits, D], and [rows with logits, D].
+        """
+        if self._writers_wish is None:
+            return None, None
+        features = self._features.of(extension_idx, self._writers_wish)
+        if self._writers_wish.rows != "all":
+            return None, features
+        return features[: extension.first_logits_idx], features[extension.first_logits_idx :]
+
+    def show(self, extension_idx: int, one: Pass, first: int) -> float | None:
+        """Show what a pass has added to a text; ``first`` is the place of the first new row.
+
+        Returns: as `FeatureConsumer.observe`; the last one that says something is right.
+        """
+        branch_below: float | None = None
+        for consumer in list(self._heard):
+            try:
+                seen = self._seen(consumer, extension_idx, one, first)
+                told = None if seen is None else consumer.observe(seen)
+                if told is not None:
+                    require(0.0 <= told <= 1.0, "branch_below", "from 0 to 1", told)
+                    branch_below = told
+            except Exception as error:
+                self._heard.remove(consumer)
+                what = in_words(error)
+                logger.warning("a consumer of features failed and is heard no longer: %s", what, exc_info=error)
+        return branch_below
+
+    def _seen(self, consumer: FeatureConsumer, extension_idx: int, one: Pass, first: int) -> SeenRows | None:
+        """Return what a consumer wishes to see of the new rows; None if it is none of them."""
+        sequence, wish = one.sequence, consumer.wish
+        num_chain = one.num_chain
+        rows = list(range(num_chain))
+        if one.verdict is not None:
+            rows += [num_chain + idx for idx in one.verdict.accepted[: one.num_kept]]
+        end = first + len(rows)
+        if wish.rows != "all":  # features begin with the first row that has logits
+            num_left_out = one.extension.first_logits_idx
+            rows = [row - num_left_out for row in rows[num_left_out:]]
+        if wish.rows == "last":
+            rows = rows[-1:]
+        if not rows:
+            return None
+        return SeenRows(
+            request_id=sequence.request.request_id,
+            token_ids=sequence.token_ids,
+            first=end - len(rows),
+            features=self._features.of(extension_idx, wish)[rows],
+            has_drafter=sequence.request.uses_drafter,
+        )

@@ -1,0 +1,127 @@
+"""Links from the target to its drafter, whatever lies between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from card.config import DrafterState, Schedule
+from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.protocol.messages import DrafterMessage, Ready, TargetMessage, TargetStates
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """State of a drafter."""
+
+    state: DrafterState
+    reason: str = ""
+    num_restarts: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+class DrafterLink:
+    """A drafter as an engine sees it, ours or another.
+
+    Nothing here blocks but `wait`, `start` and `close`, each for a bounded time, and `draft` of one that takes turns.
+    Messages may be lost. A `Ready` among the received ones means that a new drafter is there which knows of no request.
+    What is written here is the way of a drafter in this process.
+    """
+
+    runs_by_itself: bool = True
+    """False if it drafts only inside `draft`."""
+    layers_per_pass: int = 1
+    """Most layers of candidates that a pass inside `draft` makes."""
+
+    def __init__(self) -> None:
+        self._status = LinkStatus("up")
+
+    def begin(self) -> None:
+        """Bring the drafter up without waiting for it: it joins when it is ready, or is tried again."""
+
+    def start(self) -> None:
+        """Bring the drafter up, or go on with what `begin` began, and wait for it.
+
+        Raises: WorkerError if it fails or takes too long.
+        """
+        self.begin()
+
+    def send(self, message: TargetMessage) -> None:
+        """Hand over a message, or drop it if the drafter cannot take it now."""
+        raise NotImplementedError
+
+    def show(self, states: TargetStates) -> None:
+        """Show a drafter in this process the target's hidden states; one that is elsewhere sees none."""
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return what has arrived."""
+        raise NotImplementedError
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something has arrived, or after ``timeout_s`` seconds."""
+
+    def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
+        """Let a drafter that takes turns with the target draft; one that runs by itself ignores it.
+
+        Args:
+            num_passes: most passes that it makes.
+            end: where the turn ends for each request before that.
+        Returns: the requests that each pass made candidates for, and its seconds.
+        """
+        return []
+
+    def reject(self, reason: str) -> None:
+        """Tell that the drafter sent something impossible: it is replaced, or down for good."""
+        self._status = LinkStatus("down", reason)
+
+    @property
+    def ready(self) -> Ready | None:
+        """Account of itself of the newest drafter outside this process that came up; None before the first."""
+        return None
+
+    @property
+    def status(self) -> LinkStatus:
+        """State of the drafter."""
+        return self._status
+
+    @property
+    def worst_status(self) -> LinkStatus:
+        """State that users are told: of several drafters, that of the one that does worst."""
+        return self.status
+
+    @property
+    def own_schedule(self) -> Schedule:
+        """The schedule that it is for: ``turns`` if it drafts only when it is told to."""
+        return "beside" if self.runs_by_itself else "turns"
+
+    @property
+    def available(self) -> frozenset[Schedule]:
+        """The schedules that are possible now; to do without a drafter always is."""
+        is_there = self.status.state in ("up", "degraded")
+        return frozenset({"off", self.own_schedule}) if is_there else frozenset({"off"})
+
+    def use(self, schedule: Schedule) -> None:
+        """Speak to the drafter of this schedule from now on, where there are several."""
+
+    def close(self) -> None:
+        """End the drafter. May be called twice."""
+
+
+class NoDrafter(DrafterLink):
+    """Link of whoever has no drafter: nobody listens, and nothing comes."""
+
+    def __init__(self) -> None:
+        self._status = LinkStatus("none")
+
+    @property
+    def own_schedule(self) -> Schedule:
+        """The schedule without a drafter."""
+        return "off"
+
+    def send(self, message: TargetMessage) -> None:
+        """Drop a message."""
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return nothing."""
+        return []

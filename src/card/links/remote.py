@@ -1,0 +1,180 @@
+"""A drafter on a draft server, reached over TCP, watched and tried again when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from card.links.keys import ClientKeys, check_address, load_client_keys
+from card.links.zmq_link import Watch, ZmqLink
+from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
+
+_CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
+_ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once
+_RESTING_AFTER_S = 5.0  # a link that is not looked at for so long belongs to a target without requests
+_WAKING_S = 1.0  # after which what was said while the link was not looked at has arrived
+_QUEUED_FRAMES = 256  # on the way out
+_ARRIVED_FRAMES = 4096  # layers of many requests, made during one long pass of the target
+_FAREWELL_MS = 200  # for the last message to leave
+_RECONNECT_MS = (50, 1000)  # first and longest pause between attempts to reach the address
+_HANDSHAKE_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILURES
+
+
+class RemoteLink(ZmqLink):
+    """Talks to a draft server. A lost session is replaced by a new one, under a new incarnation, after a back-off."""
+
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        vocab_size: int,
+        tokenizer: str = "",
+        keys: Path | None = None,
+        start_timeout_s: float,
+        silence_timeout_s: float,
+    ) -> None:
+        """Read the keys; nothing is sent yet.
+
+        Args:
+            address: tcp://host:port of the server; None where it comes with a lease.
+            vocab_size: of the target.
+            tokenizer: fingerprint of the target's; empty compares the vocabularies by their size alone.
+            keys: folder with the client's keys; None for a server without.
+        Raises: SettingsError for a malformed address, or keys that cannot be read.
+        """
+        self._address = address if address is None else check_address(address)
+        self._keys: ClientKeys | None = load_client_keys(keys) if keys is not None else None
+        self._vocab_size, self._tokenizer = vocab_size, tokenizer
+        self._answer_timeout_s = min(start_timeout_s, _ANSWER_TIMEOUT_S)
+        self._connect_timeout_s = min(start_timeout_s, _CONNECT_TIMEOUT_S)
+        super().__init__(Watch(start_timeout_s=self._answer_timeout_s, silence_timeout_s=silence_timeout_s))
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._has_connected = False  # the address answered, whatever came after
+        self._reached_out_at = 0.0
+        self._woke_at = -math.inf
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return what has arrived, and look after the session now and then; nothing after `close`."""
+        now = time.monotonic()
+        if now - self._checked_at > _RESTING_AFTER_S:
+            self._woke_at = now
+        messages = super().receive()
+        if self._watch.state == "down" and now - self._woke_at < _WAKING_S and not self._is_closed:
+            self._watch.forgive()  # a server drops who does not ping, and nobody did
+            self._woke_at = -math.inf
+        return messages
+
+    def _not_started(self, reason: str) -> str:
+        return f"draft server {self._address} cannot be used: {reason}"
+
+    def _lost(self, reason: str, *, is_first: bool) -> str:
+        if is_first:
+            return f"draft server {self._address} cannot be used: {reason}; decoding goes on without it"
+        return f"session {self._watch.incarnation} with the draft server is lost: {reason}"
+
+    def _farewell(self) -> None:
+        self._take_leave()
+
+    def _take_leave(self) -> None:
+        """End the session, and let the server know."""
+        if self._watch.is_listening:
+            self._say(Shutdown())
+        self._disconnect(linger_ms=_FAREWELL_MS)
+
+    def _open(self) -> None:
+        self._watch.begin(time.monotonic())
+        assert self._address is not None
+        self._reach_out(self._address)
+
+    def _reach_out(self, address: str) -> None:
+        """Begin a session of the present incarnation at this address."""
+        self._has_connected, self._reached_out_at = False, time.monotonic()
+        self._socket = self._context.socket(zmq.DEALER)
+        options: dict[int, Any] = {
+            zmq.LINGER: 0,
+            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+            zmq.SNDHWM: _QUEUED_FRAMES,
+            zmq.RCVHWM: _ARRIVED_FRAMES,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.RECONNECT_IVL: _RECONNECT_MS[0],
+            zmq.RECONNECT_IVL_MAX: _RECONNECT_MS[1],
+            zmq.IPV6: 1 if "[" in address else 0,
+        }
+        if self._keys is not None:
+            options |= {
+                zmq.CURVE_PUBLICKEY: self._keys.public,
+                zmq.CURVE_SECRETKEY: self._keys.secret,
+                zmq.CURVE_SERVERKEY: self._keys.server,
+            }
+        for option, value in options.items():
+            self._socket.setsockopt(option, value)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._socket.connect(address)
+        self._say(Hello())
+
+    def _drop(self) -> None:
+        self._disconnect()
+
+    def _disconnect(self, linger_ms: int = 0) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):  # there may be no file left for the socket that says so
+                self._socket.disable_monitor()
+            if self._monitor is not None:
+                self._monitor.close(linger=0)
+            self._socket.close(linger=linger_ms)
+            self._socket = self._monitor = None
+
+    def _mismatch(self, ready: Ready) -> str:
+        """Return why the server's model cannot draft for this target; empty if it can."""
+        if ready.tokenizer is not None and self._tokenizer:
+            if ready.tokenizer != self._tokenizer:
+                return "its draft model has another tokenizer than the target; start it with one that shares it"
+        elif ready.vocab_size != self._vocab_size:
+            return (
+                f"its draft model has {ready.vocab_size} tokens, the target has {self._vocab_size}; "
+                "start it with a model that shares the target's tokenizer"
+            )
+        return ""
+
+    def _is_lost(self, now: float) -> bool:
+        """Notice a connection that broke off, and an address where nobody answers."""
+        self._look_at_connection()
+        is_unreached = self._watch.state == "starting" and not self._has_connected
+        if is_unreached and now - self._reached_out_at > self._connect_timeout_s:
+            self._fail(self._complaint(now))
+            return True
+        return False
+
+    def _complaint(self, now: float) -> str:
+        if self._watch.state != "starting":
+            return super()._complaint(now)
+        if self._has_connected:
+            return f"it does not answer in the way of a draft server (waited {self._answer_timeout_s:g} s)"
+        return f"nobody answers there (waited {self._connect_timeout_s:g} s); check the address, and that it runs"
+
+    def _look_at_connection(self) -> None:
+        """Read what happened to the connection; one that broke off ends the session."""
+        while self._monitor is not None and self._monitor.poll(0):
+            event = int(recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"])
+            if event == zmq.EVENT_CONNECTED:
+                self._has_connected = True
+            elif event & _HANDSHAKE_FAILURES:
+                self._fail(self._why_refused(event))
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._fail("the connection was lost")
+
+    def _why_refused(self, event: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "it does not know this client's key; put the client's public key into the server's folder `clients`"
+        if self._keys is None:
+            return "it asks for keys, or is no draft server; give the folder that `card keys` made for this client"
+        return "it has another key than this client was given for it, uses no keys, or is no draft server"

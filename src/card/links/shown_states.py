@@ -1,0 +1,21 @@
+"""Show a drafter in this process the hidden states of its target, row by row, as they become text."""
+
+from __future__ import annotations
+
+from card.links.link import DrafterLink
+from card.models.features import FeatureWish, SeenRows
+from card.protocol.messages import TargetStates
+
+
+class ShownStates:
+    """A consumer of features that passes them on."""
+
+    def __init__(self, link: DrafterLink, wish: FeatureWish) -> None:
+        """Take the link to a drafter, and what its writer wants."""
+        self.wish = wish
+        self._link = link
+
+    def observe(self, seen: SeenRows) -> None:
+        """Show the drafter new rows of a text that it drafts for."""
+        if seen.has_drafter:
+            self._link.show(TargetStates(seen.request_id, seen.first, seen.features))

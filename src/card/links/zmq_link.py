@@ -1,0 +1,347 @@
+"""Base of the links to drafters outside this process: one ZeroMQ socket, watched and replaced when it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import zmq
+
+from card.config import DrafterState
+from card.errors import ProtocolError, WorkerError
+from card.links.link import DrafterLink, LinkStatus
+from card.protocol.messages import (
+    MAX_REQUEST_BYTES,
+    Correction,
+    Declined,
+    DrafterMessage,
+    Fault,
+    Layer,
+    Open,
+    Ping,
+    Ready,
+    Resync,
+    TargetMessage,
+    check_ready,
+    decode,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+_CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call
+FIRST_BACKOFF_S = 0.25  # before a lost drafter is replaced; twice as long each time
+MAX_BACKOFF_S = 30.0
+PING_AFTER_S = 10.0  # of silence at the latest: a server forgets clients that say nothing for longer
+STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a longer back-off
+
+_FRAMES_PER_READ = 4096  # layers of many requests, made during one long pass of the target
+_BYTES_PER_READ = 32 * 1024 * 1024
+_MOST_FLOODS = 3  # reads in a row that found no end: then the drafter is given up
+
+Advice = Literal["nothing", "start", "ping", "give up"]
+
+
+class Watch:
+    """Follows one drafter after the other, each under an incarnation of its own. No I/O, and the clock is the caller's.
+
+    A drafter that is quiet for half the silence timeout is pinged. If it does not answer, it counts as degraded after
+    half the timeout, and is given up after the whole. The pause before the next one doubles each time.
+    """
+
+    def __init__(self, *, start_timeout_s: float, silence_timeout_s: float) -> None:
+        self.incarnation = 0
+        self.state: DrafterState = "down"
+        self.reason = "not started"
+        self._start_timeout_s = start_timeout_s
+        self.silence_timeout_s = silence_timeout_s
+        self._backoff_s = FIRST_BACKOFF_S
+        self.begun_at = self.heard_at = 0.0
+        self._pinged_at: float | None = None
+        self._next_at: float | None = None
+
+    @property
+    def status(self) -> LinkStatus:
+        """State of the present drafter, why it is not up, and how many were replaced."""
+        return LinkStatus(self.state, self.reason, max(self.incarnation - 1, 0))
+
+    @property
+    def is_listening(self) -> bool:
+        """True if it makes sense to send something."""
+        return self.state in ("up", "degraded")
+
+    def begin(self, now: float) -> None:
+        """Start the next incarnation."""
+        self.incarnation += 1
+        self.state, self.reason = "starting", ""
+        self.begun_at = self.heard_at = now
+        self._next_at = self._pinged_at = None
+
+    def hear(self, now: float) -> None:
+        """Note a sign of life."""
+        self.heard_at, self._pinged_at = now, None
+        self.state, self.reason = "up", ""
+
+    def fail(self, now: float, reason: str, most_backoff_s: float = MAX_BACKOFF_S) -> None:
+        """Note that this drafter is lost; the next one is due after the back-off."""
+        if now - self.begun_at > STABLE_AFTER_S:
+            self._backoff_s = FIRST_BACKOFF_S
+        self.state, self.reason = "down", reason
+        self._next_at = now + min(self._backoff_s, most_backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, most_backoff_s)
+
+    def forgive(self) -> None:
+        """Let the next drafter start at once: nothing was wrong with the last one."""
+        self._next_at, self._backoff_s = 0.0, FIRST_BACKOFF_S
+
+    def end(self, reason: str = "closed") -> None:
+        """Note that no drafter is wanted: for good, or until `forgive`."""
+        self.state, self.reason = "down", reason
+        self._next_at = None
+
+    def advise(self, now: float) -> Advice:
+        """Return what is to be done now; after "give up" `complaint` says why."""
+        if self._next_at is not None:
+            return "start" if now >= self._next_at else "nothing"
+        if self.state == "starting":
+            return "give up" if now - self.begun_at > self._start_timeout_s else "nothing"
+        if not self.is_listening:
+            return "nothing"
+        if self._pinged_at is None:
+            if now - self.heard_at <= min(self.silence_timeout_s / 2, PING_AFTER_S):
+                return "nothing"
+            self._pinged_at = now
+            return "ping"
+        if now - self._pinged_at > self.silence_timeout_s:
+            return "give up"
+        if now - self._pinged_at > self.silence_timeout_s / 2:
+            self.state, self.reason = "degraded", self.complaint(now)
+        return "nothing"
+
+    def complaint(self, now: float) -> str:
+        """Return what is wrong with a drafter that does not speak."""
+        if self.state == "starting":
+            return f"not ready after {self._start_timeout_s:g} s"
+        return f"silent for {now - self.heard_at:.1f} s"
+
+
+class ZmqLink(DrafterLink, ABC):
+    """Talks to one drafter after the other, each under an incarnation of its own.
+
+    The text never waits for a drafter: what cannot be sent now is dropped.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        """Make a link without a drafter."""
+        self._watch = watch
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._ready: Ready | None = None
+        self._refused: list[DrafterMessage] = []  # in the drafter's name: what was too long to be sent
+        self._checked_at = 0.0
+        self._is_awaited = False  # by `start`, whose caller is told of a failure
+        self._is_closed = False
+        self._said_nonsense = False  # a drafter, of itself
+        self._num_floods = 0  # reads in a row that found no end
+
+    @property
+    def status(self) -> LinkStatus:
+        """State of the present drafter, why it is not up, and how many were replaced."""
+        return self._watch.status
+
+    @property
+    def ready(self) -> Ready | None:
+        """Account that the newest drafter gave of itself when it came up."""
+        return self._ready
+
+    def begin(self) -> None:
+        """Reach for the drafter; it is up once it was heard of."""
+        if self._watch.incarnation == 0:
+            self._checked_at = time.monotonic()
+            self._try_to_open()
+
+    def start(self) -> None:
+        """Reach for the drafter and wait until it is ready. One that says nonsense of itself is down, and no more.
+
+        Raises: WorkerError if it fails or takes too long.
+        """
+        self._is_awaited = True
+        self.begin()
+        while self._watch.state == "starting":
+            self.wait(0.05)
+            self._read()
+            self._supervise(time.monotonic())
+        if self._watch.state != "up" and not self._said_nonsense:
+            reason = self._watch.reason
+            self.close()
+            raise WorkerError(self._not_started(reason))
+
+    def send(self, message: TargetMessage) -> None:
+        """Send the message unless the drafter is not up or the queue is full."""
+        if self._watch.is_listening:
+            self._say(message)
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return what has arrived, and look after the drafter now and then; nothing after `close`."""
+        if self._is_closed:
+            return []
+        messages = self._refused + self._read()
+        self._refused = []
+        now = time.monotonic()
+        if now - self._checked_at >= _CHECK_INTERVAL_S:
+            self._checked_at = now
+            self._supervise(now)
+        return messages
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the next frame of the drafter."""
+        if self._socket is not None:
+            self._socket.poll(max(1, round(timeout_s * 1e3)))
+        else:
+            time.sleep(timeout_s)
+
+    def reject(self, reason: str) -> None:
+        """Leave a drafter that sends nonsense; the next one is tried later."""
+        self._fail(reason)
+
+    def close(self) -> None:
+        """End the drafter's work for this link. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._farewell()
+        self._context.term()
+        self._watch.end()
+
+    # ---- for links to fill in ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Begin the next incarnation: `Watch.begin`, and a socket."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Leave the present incarnation, whatever its state."""
+
+    @abstractmethod
+    def _farewell(self) -> None:
+        """Leave the drafter politely, for good."""
+
+    @abstractmethod
+    def _is_lost(self, now: float) -> bool:
+        """Look at what the link alone can see of its drafter; a lost one has been given up when this returns."""
+
+    @abstractmethod
+    def _not_started(self, reason: str) -> str:
+        """Return what is raised if the first drafter does not come up."""
+
+    @abstractmethod
+    def _lost(self, reason: str, *, is_first: bool) -> str:
+        """Return what is logged of a drafter that was given up; ``is_first``: none has come up so far."""
+
+    def _mismatch(self, ready: Ready) -> str:
+        """Return why the drafter cannot draft for this target; empty if it can."""
+        del ready
+        return ""
+
+    def _complaint(self, now: float) -> str:
+        """Return what is wrong with a drafter that does not speak."""
+        return self._watch.complaint(now)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _say(self, message: TargetMessage) -> None:
+        if self._socket is not None:
+            frame = encode(message, self._watch.incarnation)
+            if len(frame) > MAX_REQUEST_BYTES and isinstance(message, Open | Correction):
+                reason = f"its text and grammar take {len(frame)} bytes; a drafter is sent {MAX_REQUEST_BYTES} at most"
+                self._refused.append(Declined(message.request_id, reason))
+                return
+            try:
+                self._socket.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                logger.debug("the drafter's queue is full: a message is dropped")
+
+    def _read(self) -> list[DrafterMessage]:
+        """Return the frames that are here; a bad one ends the incarnation, and so does a flood of them."""
+        messages: list[DrafterMessage] = []
+        asked: set[int] = set()  # requests that the drafter asks more of: one answer each will do
+        num_frames = num_bytes = 0
+        while self._socket is not None:
+            if num_frames >= _FRAMES_PER_READ or num_bytes >= _BYTES_PER_READ:
+                self._num_floods += 1
+                if self._num_floods >= _MOST_FLOODS:
+                    self._fail("it says more than can be heard")
+                return messages
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            num_frames, num_bytes = num_frames + 1, num_bytes + len(frame)
+            message = self._understood(frame)
+            if isinstance(message, Resync) and message.request_id in asked:
+                continue
+            if isinstance(message, Resync):
+                asked.add(message.request_id)
+            if isinstance(message, Ready | Layer | Resync | Declined):
+                messages.append(message)
+        self._num_floods = 0
+        return messages
+
+    def _understood(self, frame: bytes) -> DrafterMessage | TargetMessage | None:
+        """Return what the present drafter says; None if there is nothing in it, or it has been given up for it."""
+        try:
+            incarnation, message = decode(frame)
+        except ProtocolError as error:
+            self._fail(str(error))
+            return None
+        if incarnation != self._watch.incarnation:
+            return None
+        if isinstance(message, Fault):
+            self._fail(message.reason)
+            return None
+        if isinstance(message, Ready):
+            if fault := self._fault_of(message):
+                self._fail(fault)
+                return None
+            self._ready = message
+        elif self._watch.state == "starting":
+            return None
+        self._watch.hear(time.monotonic())
+        return message
+
+    def _fault_of(self, ready: Ready) -> str:
+        """Return why a drafter is of no use by its own account; empty if it is of use."""
+        try:
+            check_ready(ready)
+        except ProtocolError as error:
+            self._said_nonsense = True
+            return str(error)
+        return self._mismatch(ready)
+
+    def _supervise(self, now: float) -> None:
+        """Notice a drafter that is lost, and start the next one when its back-off is over."""
+        if self._is_lost(now):
+            return
+        match self._watch.advise(now):
+            case "start":
+                self._try_to_open()
+            case "ping":
+                self._say(Ping(self._watch.incarnation))
+            case "give up":
+                self._fail(self._complaint(now))
+
+    def _try_to_open(self) -> None:
+        """Reach for the next drafter; one that there are no files or memory for is tried again later."""
+        try:
+            self._open()
+        except (zmq.ZMQError, OSError) as error:
+            self._fail(f"it cannot be reached for: {error.strerror}; let this process have more open files")
+
+    def _fail(self, reason: str) -> None:
+        """Give this drafter up and plan the next one."""
+        is_first = self._watch.incarnation == 1 and self._ready is None and not self._is_awaited
+        logger.log(logging.ERROR if is_first else logging.WARNING, "%s", self._lost(reason, is_first=is_first))
+        self._drop()
+        self._watch.fail(time.monotonic(), reason)

@@ -1,1 +1,0 @@
-"""Pictures of prompts, read within bounds; needs the extra `images`."""

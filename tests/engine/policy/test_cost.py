@@ -1,0 +1,218 @@
+"""What a round costs: as measured at start, kept true by ratios."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from card.config import Schedule
+from card.engine.policy.cost import LEAST_ROUNDS, ROUND_S, Costs, Ratio
+from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost
+from card.engine.request import StepResult
+from card.machine.pass_cost import PassCost
+from card.machine.threads import CoreSet
+from tests.decoding import make_request
+
+
+def cost(first_s: float, each_s: float) -> PassCost:
+    return PassCost(((1, first_s), (64, first_s + 63 * each_s)))
+
+
+def costs(drafter: PassCost | None = None) -> Costs:
+    drafting, one_core = drafter or cost(1e-3, 5e-5), CoreSet((0,), 1)
+    of: dict[Schedule, ScheduleCost] = {
+        "beside": ScheduleCost(one_core, cost(1e-2, 1e-3), drafting),
+        "turns": ScheduleCost(CoreSet(), cost(7e-3, 5e-4), drafting),
+        "off": ScheduleCost(CoreSet(), cost(7e-3, 5e-4)),
+    }
+    return Costs(of)
+
+
+def outcome(seconds: float, busy_s: float, num_requests: int = 1, num_rows: int | None = None, **changes) -> Outcome:
+    view = RoundView([make_request(i) for i in range(num_requests)], 0, 0, takes_turns=False)
+    result = StepResult(num_tokens=num_requests if num_rows is None else num_rows, busy_s=busy_s)
+    return replace(Outcome(view, result, seconds, num_requests, 0, 0.0), **changes)
+
+
+def turn(*seconds: float, num_unread: int = 0, num_requests: int = 1) -> RoundView:
+    """Return the view of a round whose turn had passes of these seconds."""
+    passes = [(num_requests, one) for one in seconds]
+    plain = outcome(0, 0, num_requests).view
+    return replace(plain, takes_turns=True, passes=passes, num_unread=num_unread, waited_s=sum(seconds))
+
+
+def see_turns(told: Costs, *seconds: float, num_unread: int = 0, num_rounds: int = 50) -> None:
+    view = turn(*seconds, num_unread=num_unread)
+    for _ in range(num_rounds):
+        told.observe("turns", 1, outcome(8e-3 + view.waited_s, 7e-3, view=view))
+
+
+# ---- ratios ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_1_at_first_follows_the_machine_and_shrugs_a_hiccup_off():
+    ratio = Ratio()
+    assert ratio.value == 1.0
+    for _ in range(50):
+        ratio.observe(0.03, 0.02)
+    assert ratio.value == pytest.approx(1.5)
+    ratio.observe(10.0, 0.02)
+    assert ratio.value < 1.6
+    ratio.observe(0.0, 0.02)
+    ratio.observe(0.02, 0.0)
+    assert ratio.value < 1.6, "a clock too coarse for the pass says nothing"
+
+
+def test_a_first_pass_that_is_a_hiccup_says_no_more_than_it_may():
+    bounded, guessed = Ratio(most_at_first=2.0), Ratio()
+    for ratio, value in ((bounded, 2.0), (guessed, 500.0)):
+        ratio.observe(10.0, 0.02)
+        assert ratio.value == pytest.approx(value)
+
+
+# ---- passes of the target -------------------------------------------------------------------------------------------
+
+
+def test_a_slower_machine_is_noticed_in_passes_and_around_them_on_its_cores_alone():
+    told = costs()
+    for _ in range(50):
+        told.observe("off", 1, outcome(16e-3, 14e-3))
+    assert told.pass_s("off", 1, 1) == pytest.approx(14e-3, rel=0.01)
+    assert told.pass_s("turns", 1, 1) == pytest.approx(14e-3, rel=0.01), "the target has the same cores there"
+    assert told.pass_s("beside", 1, 1) == pytest.approx(1e-2)
+    assert told.around_s("off", 1) == pytest.approx(2e-3, rel=0.01)
+
+
+def test_each_class_of_rows_has_a_ratio_of_its_own():
+    told, at_start = costs(), costs()
+    for num_rows, times in ((1, 1.0), (8, 3.0)):
+        predicted_s = at_start.pass_s("turns", num_rows, 1)
+        for _ in range(50):
+            told.observe("turns", 1, outcome(0.1, times * predicted_s, num_rows=num_rows))
+    for num_rows, times in ((1, 1.0), (8, 3.0), (5, 3.0)):  # 5 to 8 rows are one class
+        expected_s = times * at_start.pass_s("turns", num_rows, 1)
+        assert told.pass_s("turns", num_rows, 1) == pytest.approx(expected_s, rel=0.02)
+
+
+def test_a_class_of_rows_that_was_not_seen_yet_takes_after_the_nearest_until_it_is():
+    told, at_start = costs(), costs()
+    for num_rows, times in ((1, 1.5), (32, 3.0)):
+        predicted_s = at_start.pass_s("turns", num_rows, 1)
+        for _ in range(50):
+            told.observe("turns", 1, outcome(0.1, times * predicted_s, num_rows=num_rows))
+    for num_rows, times in ((2, 1.5), (24, 3.0), (60, 3.0)):
+        expected_s = times * at_start.pass_s("turns", num_rows, 1)
+        assert told.pass_s("turns", num_rows, 1) == pytest.approx(expected_s, rel=0.02)
+    for _ in range(50):
+        told.observe("turns", 1, outcome(0.1, at_start.pass_s("turns", 2, 1), num_rows=2))
+    assert told.pass_s("turns", 2, 1) == pytest.approx(at_start.pass_s("turns", 2, 1), rel=0.02)
+
+
+def test_more_rows_never_make_a_pass_shorter_by_so_much_that_a_row_is_paid_for():
+    told, at_start = costs(), costs()
+    for num_rows, times in ((4, 2.0), (8, 1.0)):
+        for _ in range(50):
+            told.observe("turns", 1, outcome(0.1, times * at_start.pass_s("turns", num_rows, 1), num_rows=num_rows))
+    assert all(told.row_s("turns", num_rows, 1) >= 0.0 for num_rows in range(1, 20))
+
+
+def test_a_row_costs_what_further_rows_make_a_pass_longer():
+    assert costs().row_s("turns", 4, 1) == pytest.approx(5e-4)
+    assert costs().row_s("beside", 4, 1) == pytest.approx(1e-3)
+
+
+def test_passes_that_read_prompts_besides_say_nothing_of_others():
+    told = costs()
+    view = replace(outcome(0, 0).view, num_prompt_tokens=40)
+    for _ in range(50):
+        told.observe("off", 1, outcome(1.1, 1.0, num_rows=41, view=view))
+    assert told.pass_s("off", 1, 1) == pytest.approx(7e-3)
+
+
+def test_what_passes_took_is_told_of_classes_that_were_seen_often_enough():
+    told, at_start = costs(), costs()
+    assert told.measured() == {}
+    seen_s = {num_rows: 2 * at_start.pass_s("turns", num_rows, 1) for num_rows in (1, 4, 16)}
+    for num_rows, num_rounds in ((1, 3 * LEAST_ROUNDS), (4, 3 * LEAST_ROUNDS), (16, LEAST_ROUNDS // 4)):
+        for _ in range(num_rounds):
+            told.observe("turns", 1, outcome(0.1, seen_s[num_rows], num_rows=num_rows))
+    found = told.measured()
+    assert set(found) == {"turns", "off"}, "passes are of cores, and nothing was seen on those beside the drafter"
+    target = found["turns"].target
+    assert [target.seconds(num_rows) for num_rows in (1, 4)] == pytest.approx([seen_s[1], seen_s[4]], rel=0.02)
+    assert max(num_rows for num_rows, _ in target.points) < 16
+    assert found["turns"].drafter == told.at_start["turns"].drafter
+
+
+# ---- what lies around -----------------------------------------------------------------------------------------------
+
+
+def test_python_around_a_round_grows_with_its_requests_and_drafting_makes_it_dearer():
+    told = costs()
+    assert told.around_s("off", 1) < told.around_s("off", 16) < 16 * told.around_s("off", 1)
+    assert told.around_s("off", 16) < told.around_s("turns", 16) == told.around_s("beside", 16)
+    for _ in range(50):
+        told.observe("off", 1, outcome(7e-3 + 3.2e-3, 7e-3, 16))
+    assert told.around_s("off", 16) == pytest.approx(3.2e-3, rel=0.01)
+
+
+def test_a_plain_round_by_what_was_measured_at_start_stays_what_it_was():
+    told = costs()
+    before = told.plain_s(4)
+    for _ in range(50):
+        told.observe("off", 1, outcome(40e-3, 30e-3))
+    assert told.plain_s(4) == before
+
+
+# ---- passes of the drafter ------------------------------------------------------------------------------------------
+
+
+def test_a_layer_in_turns_takes_what_was_waited_unless_texts_were_read():
+    untold = costs().draft_s("turns", 1)
+    for num_unread, expected_s in ((0, 3e-3), (1, untold)):
+        told = costs()
+        see_turns(told, 3e-3, 3e-3, num_unread=num_unread)
+        assert told.draft_s("turns", 1) == pytest.approx(expected_s, rel=0.01)
+
+
+def test_the_first_pass_of_a_turn_is_told_from_further_ones():
+    told = costs()
+    assert told.first_draft_s("turns", 1) > told.draft_s("turns", 1), "the weights have left the caches"
+    see_turns(told, 4e-3)
+    assert told.first_draft_s("turns", 1) == pytest.approx(4e-3, rel=0.01)
+    assert told.draft_s("turns", 1) < 1.1 * (1e-3 + ROUND_S), "a single pass says nothing of further ones"
+    see_turns(told, 4e-3, 2e-3, 2e-3, 2e-3)
+    assert told.first_draft_s("turns", 1) == pytest.approx(4e-3, rel=0.01)
+    assert told.draft_s("turns", 1) == pytest.approx(2e-3, rel=0.01)
+
+
+def test_a_first_pass_that_is_faster_than_was_measured_makes_further_ones_cheaper_too():
+    told = costs()
+    see_turns(told, 4e-4)
+    assert told.draft_s("turns", 1) <= 4.1e-4
+
+
+def test_a_hiccup_does_not_make_drafting_dear_for_ever():
+    told = costs()
+    see_turns(told, 0.1, num_rounds=1)
+    assert told.draft_s("turns", 1) <= 2e-3
+    see_turns(told, 1.2e-3, num_rounds=400)
+    assert told.first_draft_s("turns", 1) < 2e-3
+
+
+def test_passes_of_a_drafter_beside_are_learnt_from_what_it_reports():
+    told = costs()
+    for _ in range(50):
+        told.observe("beside", 1, outcome(1e-2, 1e-2, drafter_passes=4, drafter_busy_s=8e-3))
+    assert told.draft_s("beside", 1) == pytest.approx(2e-3, rel=0.01)
+    assert told.draft_s("off", 1) == 0.0
+
+
+def test_to_read_what_was_written_without_it_takes_a_drafter_longer_the_more_that_is_up_to_the_whole_text():
+    told = costs()
+    view = replace(outcome(0, 0).view, num_context_rows=60)
+    told.observe("off", 1, outcome(8e-3, 7e-3, view=view))
+    seconds = [told.reading_s("turns", 1, num_rounds) for num_rounds in (1, 20, 60, 5000)]
+    assert seconds[0] < seconds[1] < seconds[2] == seconds[3]
+    assert told.reading_s("off", 1, 20) == 0.0

@@ -1,0 +1,294 @@
+"""The schedule follows what rounds bring, and trials of the others cost no more of the time than their share."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from card.config import Schedule
+from card.engine.policy.modes import MOST_TRIAL_ROUNDS, TRIAL_SHARE, Modes
+
+ALL: frozenset[Schedule] = frozenset({"beside", "turns", "off"})
+LAYERS = 4  # of a turn
+
+
+@dataclass
+class World:
+    """A machine with a clock of its own: a plain round takes a second, each layer of a turn ``layer_s`` more."""
+
+    agreement: float  # chance of a candidate below an accepted one
+    layer_s: float = 0.15
+    beside_s: float = 2.0  # of a round beside, which brings as many tokens as a turn of all layers
+    crowding: float = 0.0  # by which each further request makes a layer dearer
+    seed: int = 0
+
+    def expected(self, schedule: Schedule, num_requests: int = 1) -> tuple[float, float]:
+        """Return the tokens of a request in a round, and its seconds."""
+        if schedule == "off":
+            return 1.0, 1.0
+        tokens = sum(self.agreement**depth for depth in range(LAYERS + 1))
+        return tokens, self.beside_s if schedule == "beside" else 1.0 + LAYERS * self._layer_s(num_requests)
+
+    def rate(self, num_requests: int = 1) -> float:
+        """Return the tokens of a request per second under the best schedule of turns and plain decoding."""
+        turns, off = (self.expected(schedule, num_requests) for schedule in ("turns", "off"))
+        return max(turns[0] / turns[1], off[0] / off[1])
+
+    def modes(self, *schedules: Schedule, believed: World | None = None) -> Modes:
+        """Return modes that expect of each schedule what it does in this world, or in the one they believe in."""
+        predict = (believed or self).expected
+        return Modes(
+            schedules or ("turns", "off"),
+            predict,
+            plain_s=lambda num_requests: 1.0,
+            trial_s=lambda num_requests, num_rounds: 1.0 + self._layer_s(num_requests),
+        )
+
+    def run(self, modes: Modes, num_rounds: int, num_requests: int = 1, available: frozenset[Schedule] = ALL) -> Report:
+        """Run so many rounds."""
+        rng, report = random.Random(self.seed), Report(Counter(), 0.0, 0.0, 0.0)
+        for _ in range(num_rounds):
+            modes.begin(num_requests, available)
+            schedule, depth = modes.schedule, min(LAYERS, modes.trial_layers or LAYERS)
+            depth = 0 if schedule == "off" else depth
+            agreed = [self._num_agreed(rng, depth) for _ in range(num_requests)]
+            tokens = num_requests + sum(agreed)
+            seconds = self.beside_s if schedule == "beside" else 1.0 + depth * self._layer_s(num_requests)
+            report.add(schedule, tokens, seconds, was_trial=modes.is_trial, rate=num_requests * self.rate(num_requests))
+            modes.observe(num_requests, tokens, seconds, was_right=2 * sum(agreed) >= num_requests * depth)
+        return report
+
+    def _layer_s(self, num_requests: int) -> float:
+        return self.layer_s * (1 + self.crowding * (num_requests - 1))
+
+    def _num_agreed(self, rng: random.Random, depth: int) -> int:
+        return next((i for i in range(depth) if rng.random() >= self.agreement), depth)
+
+
+@dataclass
+class Report:
+    """What some rounds came to."""
+
+    used: Counter[Schedule]
+    seconds: float
+    tokens: float
+    lost_s: float  # in trials, to the best schedule
+
+    def add(self, schedule: Schedule, tokens: int, seconds: float, *, was_trial: bool, rate: float) -> None:
+        """Take a round."""
+        self.used[schedule] += 1
+        self.seconds += seconds
+        self.tokens += tokens
+        self.lost_s += max(0.0, seconds - tokens / rate) if was_trial else 0.0
+
+
+GOOD, BAD = World(0.9), World(0.05)
+
+
+def test_a_schedule_that_brings_less_than_it_promised_is_left_within_few_rounds() -> None:
+    modes = BAD.modes(believed=World(0.4))
+    assert modes.schedule == "turns"
+    assert BAD.run(modes, 40).used["off"] > 20
+    assert BAD.run(modes, 400).used["off"] > 350
+
+
+@pytest.mark.parametrize(("believed", "world"), [(World(0.5), World(0.3)), (World(0.6), World(0.6, layer_s=0.5))])
+def test_a_prediction_that_stays_too_high_costs_little_once_rounds_have_shown_it(believed: World, world: World) -> None:
+    modes = world.modes(believed=believed)
+    world.run(modes, 500)
+    report = world.run(modes, 2000)
+    assert report.tokens / report.seconds > 0.96 * world.rate()
+
+
+def test_a_schedule_that_is_worth_it_is_kept_though_its_tokens_scatter() -> None:
+    for seed in range(5):
+        world = replace(GOOD, seed=seed)
+        assert world.run(world.modes(), 1000).used["turns"] > 900
+
+
+@given(
+    agreement=st.floats(0.0, 0.5),
+    layer_s=st.floats(0.15, 3.0),
+    num_requests=st.sampled_from([1, 2, 6]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=25)
+def test_trials_cost_no_more_than_their_share_of_thousands_of_rounds(
+    agreement: float, layer_s: float, num_requests: int, seed: int
+) -> None:
+    world = World(agreement, layer_s=layer_s, seed=seed)
+    report = world.run(world.modes(), 4000, num_requests)
+    a_trial_s = MOST_TRIAL_ROUNDS * (1 + LAYERS * layer_s)  # that may be begun before anything is known
+    assert report.lost_s <= 1.25 * TRIAL_SHARE * report.seconds + a_trial_s
+
+
+def test_a_dear_drafter_is_tried_seldom_and_a_cheap_one_often() -> None:
+    dear, cheap = World(0.0, layer_s=2.0), World(0.0, layer_s=0.05)
+    used = [world.run(world.modes(), 4000).used["turns"] for world in (dear, cheap)]
+    assert 3 <= used[0] < used[1] / 4
+
+
+def test_a_drafter_that_was_unlucky_at_first_is_taken_back() -> None:
+    for num_unlucky in (5, 15, 30):
+        modes = GOOD.modes()
+        replace(GOOD, agreement=0.0).run(modes, num_unlucky)
+        GOOD.run(modes, 150)
+        assert GOOD.run(modes, 100).used["turns"] > 80
+
+
+def test_a_drafter_that_turns_good_later_is_found() -> None:
+    modes = BAD.modes()
+    assert BAD.run(modes, 3000).used["turns"] < 300
+    GOOD.run(modes, 300)
+    assert GOOD.run(modes, 200).used["turns"] > 160
+
+
+def test_plain_decoding_that_becomes_better_later_is_found() -> None:
+    modes = GOOD.modes()
+    GOOD.run(modes, 2000)
+    dear = World(0.9, layer_s=2.0)
+    dear.run(modes, 200)
+    assert dear.run(modes, 200).used["off"] > 160
+
+
+def test_costs_that_were_measured_twice_too_dear_do_not_keep_drafting_off_for_good() -> None:
+    believed = World(GOOD.agreement, layer_s=0.9)
+    modes = GOOD.modes(believed=believed)
+    assert modes.schedule == "off"
+    GOOD.run(modes, 400)
+    assert GOOD.run(modes, 200).used["turns"] > 160
+
+
+def test_each_class_of_batch_sizes_has_its_own_best_schedule() -> None:
+    world = World(0.8, layer_s=0.1, crowding=0.5)
+    modes = world.modes()
+    for _ in range(4):
+        world.run(modes, 50, 1)
+        world.run(modes, 50, 16)
+    assert world.run(modes, 200, 1).used["turns"] > 160
+    assert world.run(modes, 200, 16).used["off"] > 160
+    assert world.run(modes, 10, 1).used["turns"] >= 8, "it goes on where it was"
+
+
+def test_a_batch_size_that_was_not_seen_begins_with_what_is_predicted_for_it() -> None:
+    world = World(0.8, layer_s=0.1, crowding=0.5)
+    modes = world.modes()
+    for num_requests, schedule in ((1, "turns"), (16, "off"), (2, "turns")):
+        modes.begin(num_requests, ALL)
+        assert (modes.schedule, modes.is_trial) == (schedule, False)
+
+
+def test_a_schedule_that_is_not_available_is_left_at_once_and_taken_up_again() -> None:
+    modes = GOOD.modes()
+    GOOD.run(modes, 200)
+    assert GOOD.run(modes, 50, available=frozenset({"off"})).used["turns"] == 0
+    GOOD.run(modes, 100)
+    assert GOOD.run(modes, 100).used["turns"] > 80
+
+
+def test_a_trial_ends_where_its_drafter_goes_away() -> None:
+    modes = BAD.modes()
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    assert modes.schedule == "turns"
+    modes.begin(1, frozenset({"off"}))
+    assert (modes.schedule, modes.is_trial) == ("off", False)
+
+
+def test_the_only_schedule_left_is_kept_while_its_drafter_is_down() -> None:
+    modes = GOOD.modes("turns")
+    modes.begin(1, frozenset({"off"}))
+    assert (modes.schedule, modes.reason) == ("turns", "no drafter is up")
+
+
+@pytest.mark.parametrize(("beside_s", "best"), [(1.0, "beside"), (2.4, "turns")])
+@pytest.mark.parametrize("believed_s", [1.4, 1.8])
+def test_of_three_schedules_the_fastest_is_found_whichever_was_predicted(
+    beside_s: float, best: Schedule, believed_s: float
+) -> None:
+    world = replace(GOOD, beside_s=beside_s)
+    modes = world.modes("beside", "turns", "off", believed=replace(GOOD, beside_s=believed_s))
+    assert modes.schedule == ("beside" if believed_s < 1.6 else "turns")
+    world.run(modes, 400)
+    assert world.run(modes, 200).used[best] > 150
+
+
+def test_a_trial_of_a_drafter_begins_with_one_layer_and_doubles_them_while_all_are_right() -> None:
+    modes = BAD.modes()
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    layers = []
+    while modes.is_trial:
+        layers.append(modes.trial_layers)
+        modes.observe(1, 1 + (modes.trial_layers or 0), 1.2, was_right=True)
+    assert layers == [1 << idx for idx in range(MOST_TRIAL_ROUNDS)]
+    assert modes.trial_layers is None
+
+
+def test_a_trial_of_a_drafter_that_is_wrong_is_over_after_a_round() -> None:
+    modes = BAD.modes()
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    modes.observe(1, 1, 1.2, was_right=False)
+    assert not modes.is_trial
+
+
+def test_a_trial_waits_for_a_round_in_which_the_drafter_is_asked() -> None:
+    modes = BAD.modes()
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    believed = modes.rate_of("turns")
+    for _ in range(50):  # a text that is copied wants no draft
+        modes.observe(1, 17, 1.2, was_right=False, was_asked=False)
+        modes.begin(1, ALL)
+    assert modes.is_trial and modes.trial_layers == 1
+    assert modes.rate_of("turns") == believed, "what was copied is not the drafter's merit"
+
+
+def test_a_trial_waits_for_a_drafter_that_reads_a_long_text_and_pays_for_that() -> None:
+    modes = BAD.modes()
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    for _ in range(3):
+        modes.observe(1, 1, 31.0, was_right=True, reading_s=30.0)
+        modes.begin(1, ALL)
+        assert modes.is_trial, "nothing was drafted yet"
+    believed = modes.rate_of("turns")
+    modes.observe(1, 1, 1.2, was_right=False)
+    assert believed > 0.5, "later rounds read nothing"
+    assert "turns" not in BAD.run(modes, 1000).used, "90 s of reading are a hundredth of 9000"
+
+
+def test_a_trial_that_takes_far_too_long_is_over_though_the_drafter_is_right() -> None:
+    modes = BAD.modes()
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    modes.observe(1, 2, 50.0, was_right=True)
+    assert not modes.is_trial
+
+
+def test_the_rate_is_that_of_the_best_schedule_while_another_one_is_tried() -> None:
+    modes = BAD.modes()
+    BAD.run(modes, 100)
+    while not modes.is_trial:
+        BAD.run(modes, 1)
+        modes.begin(1, ALL)
+    assert modes.rate == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_round_without_any_time_says_nothing() -> None:
+    modes = GOOD.modes()
+    before = modes.rate_of("turns")
+    modes.observe(1, 50, 0.0, was_right=True)
+    assert modes.rate_of("turns") == before
