@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.links.child import DrafterChild
     from card.links.server import DraftServer
     from card.links.zmq_link import Watch, ZmqLink
-    from card.models.kv_cache import KVCache
-    from card.models.pool import SequencePool
-    from card.models.row_tree import RowTree
+    from card.models.rows.kv_cache import KVCache
+    from card.models.rows.pool import SequencePool
+    from card.models.rows.row_tree import RowTree
     from card.models.torch_runner import TorchRunner
     from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState

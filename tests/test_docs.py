@@ -22,7 +22,7 @@ from card.cli.main import cli
 from card.drafting.local import find_writer, writer_names
 from card.methods import Method
 from card.models.architectures import find_architecture
-from card.models.decoder_model import read_decoder
+from card.models.own.decoder_model import read_decoder
 from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[1]

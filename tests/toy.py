@@ -12,7 +12,7 @@ from torch import Tensor
 
 from card.errors import CapacityError, ModelError, SettingsError, VocabularyError
 from card.models.protocol import NO_PARENT, Extension
-from card.models.selection import AttentionScores, ChosenRows
+from card.models.rows.selection import AttentionScores, ChosenRows
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # odd, near 2**64 / golden ratio: spreads consecutive numbers

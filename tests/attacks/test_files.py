@@ -18,9 +18,9 @@ import torch
 import transformers
 
 from card.errors import CardError
-from card.models.gguf.header import GgufError
-from card.models.gguf.model import open_gguf
-from card.models.gguf.tokenizer import check_tokenizer
+from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.model import open_gguf
+from card.models.files.gguf.tokenizer import check_tokenizer
 from card.text.chat_template import render_chat
 from tests.attacks.conftest import Book
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf

@@ -17,7 +17,7 @@ import pytest
 from card.cli.fetching import fetch_models
 from card.cli.options import choose_models, resolve_models
 from card.errors import ModelError, SettingsError
-from card.models.known_pairs import KNOWN_PAIRS
+from card.models.files.known_pairs import KNOWN_PAIRS
 from card.models.loading import load_tokenizer
 from tests.commands import run_command
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf

@@ -21,7 +21,7 @@ from card.engine.self_draft import looked_up
 from card.engine.target import TargetWorker
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
-from card.models.decoder_model import mark_int8
+from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target

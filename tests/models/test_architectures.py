@@ -13,8 +13,9 @@ from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [
-    *(PACKAGE / f"{name}.py" for name in ("decoder_model", "own_pass", "int8", "../theirs/cuda/fused")),
-    *sorted(PACKAGE.glob("gguf/*.py")),
+    *(PACKAGE / "own" / f"{name}.py" for name in ("decoder_model", "reasons", "exact_decoder")),
+    PACKAGE.parent / "theirs" / "cuda" / "fused.py",
+    *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
 TABLE = PACKAGE / "architectures" / "architecture.py"
 NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate

@@ -42,10 +42,10 @@ from transformers import (
 )
 
 from card.errors import ModelError
-from card.models.decoder_model import DecoderModel, read_decoder
 from card.models.facts import end_token_ids, parameter_count
 from card.models.loading import load_decoder, load_model
-from card.models.own_pass import why_not_walked
+from card.models.own.decoder_model import DecoderModel, read_decoder
+from card.models.own.reasons import why_not_walked
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.tiny import LLAMA3, tiny

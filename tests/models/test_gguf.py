@@ -23,13 +23,13 @@ from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
 from card.kernels.int8_linear import why_not_int8
 from card.models import dtypes, loading
-from card.models.block_layers import has_blocks
-from card.models.decoder_model import DecoderModel, is_int8
 from card.models.facts import end_token_ids, parameter_count
-from card.models.gguf import kept_weights
-from card.models.gguf import source as gguf_source
-from card.models.gguf.header import GgufError
+from card.models.files.gguf import kept_weights
+from card.models.files.gguf import source as gguf_source
+from card.models.files.gguf.header import GgufError
 from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
+from card.models.own.block_layers import has_blocks
+from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
 from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner

@@ -20,14 +20,14 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.kernels.int8_linear import machine_code, why_not_int8
-from card.models.block_layers import EmbeddedRows, embedded, has_blocks
-from card.models.decoder_model import is_int8
 from card.models.draft_vocab import restrict_head
-from card.models.exact_layers import products_of
 from card.models.facts import parameter_count
-from card.models.gguf import block_weights
-from card.models.gguf import source as gguf_source
+from card.models.files.gguf import block_weights
+from card.models.files.gguf import source as gguf_source
 from card.models.loading import load_decoder
+from card.models.own.block_layers import EmbeddedRows, embedded, has_blocks
+from card.models.own.decoder_model import is_int8
+from card.models.own.exact_layers import products_of
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, make_runner
 from card.models.said_once import say_once

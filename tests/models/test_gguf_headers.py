@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
-from card.models.gguf.model import open_gguf
-from card.models.gguf.tokenizer import check_tokenizer
+from card.models.files.gguf.header import GgufError, Header, TensorPlace, read_header
+from card.models.files.gguf.model import open_gguf
+from card.models.files.gguf.tokenizer import check_tokenizer
 from tests.hostile_headers import HEADERS, LLAMA, array, hostile, write
 
 _MOST_TIME_S = 60

@@ -17,8 +17,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.models.gguf.header import GgufError, Header, TensorPlace
-from card.models.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer
+from card.models.files.gguf.header import GgufError, Header, TensorPlace
+from card.models.files.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer
 from card.models.loading import load_decoder, load_tokenizer
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 

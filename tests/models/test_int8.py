@@ -54,11 +54,11 @@ from card.kernels import int8_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.threads import use_threads
 from card.methods import METHODS
-from card.models import int8
-from card.models.decoder_model import mark_int8
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.own import exact_decoder as int8
+from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.pair import Pair

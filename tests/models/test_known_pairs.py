@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from card.models.known_pairs import KNOWN_PAIRS, KnownPair, gigabytes, known_file, known_pair
-from card.models.places import hub_file, local_model
+from card.models.files.known_pairs import KNOWN_PAIRS, KnownPair, gigabytes, known_file, known_pair
+from card.models.files.places import hub_file, local_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "gguf.md"
 

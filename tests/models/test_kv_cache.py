@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from card.errors import CapacityError, ModelError
-from card.models.kv_cache import MAX_SLACK, KVCache, KVLayout
+from card.models.rows.kv_cache import MAX_SLACK, KVCache, KVLayout
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_size=4, dtype=torch.float32, device=torch.device("cpu"))
 ROW_BYTES = 2 * 2 * 3 * 4 * 4

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.models.demo import demo_folder
+from card.models.files.mapped_weights import MappedWeights
 from card.models.loading import load_decoder
-from card.models.mapped_weights import MappedWeights
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 
@@ -94,7 +94,7 @@ def test_what_a_file_has_lost_is_zeros_and_the_rest_stays(tmp_path: Path) -> Non
 
 def test_a_bus_error_elsewhere_still_ends_the_process(tmp_path: Path) -> None:
     code = (
-        "import mmap, sys; from pathlib import Path; from card.models.mapped_weights import MappedWeights\n"
+        "import mmap, sys; from pathlib import Path; from card.models.files.mapped_weights import MappedWeights\n"
         "import torch; from safetensors.torch import save_file\n"
         "file = Path(sys.argv[1]) / 'w.safetensors'; save_file({'weight': torch.zeros(9999)}, file)\n"
         "weights, stream = MappedWeights(file), (file.parent / 'other').open('w+b')\n"

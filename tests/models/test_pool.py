@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from card.errors import CapacityError, ModelError, SettingsError
-from card.models.kv_cache import MAX_FREE_BYTES, MAX_SLACK
-from card.models.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
 from card.models.protocol import Extension, LanguageModel
+from card.models.rows.kv_cache import MAX_FREE_BYTES, MAX_SLACK
+from card.models.rows.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
 from card.models.torch_runner import TorchRunner
 from tests.pair import make_model
 from tests.reaching_in import cache_of, retained_slot

@@ -13,9 +13,9 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 from card.models.architectures import Architecture, all_architectures
-from card.models.decoder_model import DecoderModel, read_config
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import load_decoder
+from card.models.own.decoder_model import DecoderModel, read_config
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.models.published import CONFIGS, VOCAB, save_published

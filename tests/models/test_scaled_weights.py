@@ -163,7 +163,7 @@ def test_scaled_weights_are_in_the_dtype_that_is_asked_for_and_a_line_says_so(
     folders: Mapping[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, load: Callable[..., Any]
 ) -> None:
     stored, meant = quantized(folders["Llama"], "compressed-tensors, rows", tmp_path)
-    with caplog.at_level(logging.INFO, "card.models.scaled_weights"):
+    with caplog.at_level(logging.INFO, "card.models.files.scaled_weights"):
         model = load(stored, dtype="bfloat16")
     theirs = load(meant, dtype="bfloat16").state_dict()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in model.state_dict().items())

@@ -41,16 +41,16 @@ from card.models.features import FeatureConsumer, Rows
 from card.models.images import ImagePrompt
 from card.models.inflation import price_in_words
 from card.models.names import model_name
-from card.models.own_pass import could_run_int8, is_exact
+from card.models.own.reasons import could_run_int8, is_exact
 from card.models.parallel_draft import wants_states
-from card.models.pool import sequence_bytes
+from card.models.rows.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from card.text.pictures import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 

@@ -24,7 +24,7 @@ from card.models.loading import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from card.machine.memory import give_back_memory
 from card.protocol.messages import DrafterMessage, Fault, decode, encode
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5

@@ -35,9 +35,9 @@ from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
-from card.models.int8 import prepare_code
 from card.models.loading import load_decoder, load_tokenizer
-from card.models.own_pass import is_exact
+from card.models.own.exact_decoder import prepare_code
+from card.models.own.reasons import is_exact
 from card.models.runners import make_runner, plain_runner
 from card.models.torch_runner import TorchRunner
 from card.protocol.messages import PassSeconds, Ready
@@ -45,7 +45,7 @@ from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 IN_TURNS_S = 0.1  # for what the passes of a draft model in this process cost: everybody waits for it
 

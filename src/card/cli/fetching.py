@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from card.cli.starting import Say, load, spinner
-from card.models.known_pairs import gigabytes
-from card.models.places import hub_file, local_model
+from card.models.files.known_pairs import gigabytes
+from card.models.files.places import hub_file, local_model
 
 _LINE_PERCENT = 10  # between two lines where standard error is no terminal
 
@@ -21,7 +21,7 @@ def fetch_models(*names: str | None) -> None:
     for name in filter(None, names):
         place = hub_file(name) if local_model(name) is None else None
         if place is not None:
-            sources = load("card.models.sources")
+            sources = load("card.models.files.sources")
             with spinner(f"looking for {name}") as draw, sources.quiet():
                 sources.fetch(name, *place, bar=_bar(name, draw))
 

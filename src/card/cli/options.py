@@ -18,8 +18,8 @@ from card.config.fields import Setting, declared, require
 from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.methods import METHODS, OWN_SETTINGS, STEPWISE, find_method
-from card.models.known_pairs import KnownPair, gigabytes, known_pair
-from card.models.places import local_model
+from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
+from card.models.files.places import local_model
 from card.text.lines import text_of
 from card.tools.bench.names import DRAFTER
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from card.cli.tables import show, table
-from card.models.known_pairs import KNOWN_PAIRS, gigabytes
+from card.models.files.known_pairs import KNOWN_PAIRS, gigabytes
 
 _SPARE = ("quantisation", "licence")
 

@@ -1,4 +1,4 @@
-"""How a drafter works for a target, and how it is: words that policies, links and statistics share."""
+"""The ways that a drafter works for a target, and its states: words that policies, links and statistics share."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import CapacityError, CardError, ModelError, in_words
-from card.models.pool import SequencePool, sequence_bytes
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
+from card.models.rows.pool import SequencePool, sequence_bytes
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from card.engine.sequence import Sequence
 from card.errors import CapacityError, SettingsError
-from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel, Movable, Recurrent
-from card.models.row_store import RowStore, StoredRows
+from card.models.rows.pool import SequencePool
+from card.models.rows.row_store import RowStore, StoredRows
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 from card.errors import CapacityError, CardError, PromptError, TargetError, in_words
 from card.machine.threads import CoreSet, pinned
-from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.models.rows.pool import SequencePool
 from card.tree.sampling import TokenLogprobs, token_logprobs
 
 Scores = tuple[TokenLogprobs, ...]

@@ -17,7 +17,7 @@ from torch import Tensor
 from card.config.selection import ScoreKind, SelfDrafting
 from card.drafting.local.protocol import Observation, WriterSequence
 from card.models.protocol import Extension
-from card.models.selection import ChosenRows, choose_blocks, choose_rows
+from card.models.rows.selection import ChosenRows, choose_blocks, choose_rows
 from card.tree.nodes import Nodes
 
 SELF = "self"  # the name of a model that drafts for itself among the writers

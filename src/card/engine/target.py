@@ -24,9 +24,9 @@ from card.engine.target_pass import MASK_WAIT_S, DraftPass, Pass
 from card.engine.watchers import Watchers
 from card.errors import PromptError
 from card.models.images import Seeing
-from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
-from card.models.row_store import RowStore
+from card.models.rows.pool import SequencePool
+from card.models.rows.row_store import RowStore
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.text.following import AtOnce, Lanes
 from card.tree.nodes import NO_NODES, Nodes

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
-from card.models.block_layers import BlockLinear
-from card.models.decoder_model import linear_of
+from card.models.own.block_layers import BlockLinear
+from card.models.own.decoder_model import linear_of
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _MARK = "head_ids"
 

@@ -10,14 +10,14 @@ from card.config import INT8
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.machine.processor import computes_bfloat16
-from card.models.decoder_model import mark_int8
-from card.models.gguf.source import GgufSource
-from card.models.own_pass import is_exact
+from card.models.files.gguf.source import GgufSource
+from card.models.files.sources import Source, explained
+from card.models.own.decoder_model import mark_int8
+from card.models.own.reasons import is_exact
 from card.models.said_once import say_once
-from card.models.sources import Source, explained
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _NO_BFLOAT16 = "this processor has no bfloat16 instructions"
 _DTYPES = {

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from card.config import NEUTRAL
 from card.errors import ModelError
-from card.models.block_layers import BlockEmbedding, BlockLinear
+from card.models.own.block_layers import BlockEmbedding, BlockLinear
 from card.text.prompts import turn_end_id
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _NO_CONTEXT_LIMIT = 1 << 30
 

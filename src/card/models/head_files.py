@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from card.errors import ModelError
+from card.models.files.trained_file import TrainedFile
 from card.models.probe import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
-from card.models.trained_file import TrainedFile
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6

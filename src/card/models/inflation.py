@@ -28,14 +28,14 @@ import transformers
 from torch import Tensor
 
 from card.errors import ModelError, SettingsError
-from card.models.decoder_model import is_int8, mark_int8
 from card.models.facts import parameter_count
 from card.models.names import model_name
+from card.models.own.decoder_model import is_int8, mark_int8
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
 _MLP_MULTIPLES = (64, 8, 1)  # rounding of the MLP width: the coarsest that keeps the tolerance

@@ -9,7 +9,7 @@ from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from card.errors import ModelError
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 WITH_WINDOW = frozenset({"sliding_attention", "hybrid_sliding"})
 WITH_CHUNKS = frozenset({"chunked_attention"})

@@ -15,16 +15,16 @@ from transformers import PreTrainedTokenizerBase
 
 from card.config import INT8
 from card.errors import ModelError, VocabularyError
-from card.models.decoder_model import read_config, read_decoder
 from card.models.dtypes import dtype_for, fit_to_processor, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
+from card.models.files.places import local_model
+from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.files.stray_tensors import check_taken
 from card.models.layer_kinds import keeps_state
 from card.models.names import model_name
+from card.models.own.decoder_model import read_config, read_decoder
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
-from card.models.places import local_model
-from card.models.sources import Source, explained, find_source, quiet
-from card.models.states import least_state_bytes
-from card.models.stray_tensors import check_taken
+from card.models.rows.states import least_state_bytes
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id
 from card.theirs.transformers.opening import check_folder, read_model, read_transformers_config
@@ -33,7 +33,7 @@ from card.theirs.vision.tower import VisionTower, read_tower
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _SAMPLE = "A text."  # which every tokenizer must take
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from card.errors import ModelError
 from card.models.names import model_name
-from card.models.row_tree import BoolArray
+from card.models.rows.row_tree import BoolArray
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _TYPE = "longrope"
 

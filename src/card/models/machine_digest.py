@@ -22,15 +22,15 @@ from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
-from card.models.block_layers import BlockLinear, BlockWeight
-from card.models.decoder_model import architecture_of
 from card.models.loading import load_decoder
+from card.models.own.block_layers import BlockLinear, BlockWeight
+from card.models.own.decoder_model import architecture_of
 from card.models.protocol import Extension
-from card.models.row_tree import FloatArray
+from card.models.rows.row_tree import FloatArray
 from card.models.torch_runner import TorchRunner
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 EXPECTED = "0e8f90d2ca27c0cf"
 _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]

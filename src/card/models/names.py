@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 OTHER_FAMILY = "choose a model of another family, such as Llama, Mistral, Qwen, Gemma, Phi or OLMo"
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from card.errors import ModelError
 from card.machine.folders import expanded
-from card.models.weight_files import raw_config
+from card.models.files.weight_files import raw_config
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 FILE = "pard.json"
 STATES_FILE = "pard_features.safetensors"

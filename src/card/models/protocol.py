@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from card.config.selection import ScoreKind
-from card.models.selection import AttentionScores, ChosenRows
+from card.models.rows.selection import AttentionScores, ChosenRows
 
 NO_PARENT = -1  # parent of a sequence's first token
 

@@ -11,7 +11,7 @@ from card.models.torch_runner import TorchRunner
 from card.theirs.transformers.hybrid import HybridRunner
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 def plain_runner(model: LoadedModel, **settings: Any) -> TorchRunner:

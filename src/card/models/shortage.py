@@ -8,8 +8,8 @@ from typing import Any
 
 from card.errors import ModelError, ShortageError
 from card.machine.memory import in_gigabytes, is_shortage, memory_in_words
-from card.models.places import local_model
-from card.models.weight_files import raw_config
+from card.models.files.places import local_model
+from card.models.files.weight_files import raw_config
 
 _ADVICE = "take a smaller model, a quantised GGUF file or dtype int8, lower max_model_len, or allow more memory"
 

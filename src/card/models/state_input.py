@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from card.errors import ModelError
-from card.models.block_layers import embedded
 from card.models.facts import vocab_size
 from card.models.features import FeatureWish
+from card.models.files.trained_file import TrainedFile
 from card.models.head_files import EPS, STORED_DTYPE, TargetSizes, target_difference
 from card.models.inflation import original_size
+from card.models.own.block_layers import embedded
 from card.models.probe import probed_tokens
 from card.models.torch_runner import TorchRunner
-from card.models.trained_file import TrainedFile
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 SCALE = 0.02
 _PUBLISHED_LAYERS = (-1, -8, -16, -24)

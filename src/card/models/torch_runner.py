@@ -12,29 +12,35 @@ import torch
 from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_few_words
-from card.models.block_layers import BlockEmbedding, embedded
-from card.models.decoder import Decoder
-from card.models.decoder_model import is_int8
-from card.models.extension_rows import added_rows, logits_rows_of, require_selectable, require_well_formed, token_ids_of
 from card.models.features import Features
 from card.models.images import PlacedImages, ShownImages, Tower
 from card.models.inflation import original_size
-from card.models.int8 import ExactDecoder
-from card.models.kv_cache import KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
-from card.models.own_pass import why_not_exact, why_not_walked
+from card.models.own.block_layers import BlockEmbedding, embedded
+from card.models.own.decoder import Decoder
+from card.models.own.decoder_model import is_int8
+from card.models.own.exact_decoder import ExactDecoder
+from card.models.own.reasons import why_not_exact, why_not_walked
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
-from card.models.row_tree import BoolArray, IntArray, window_size
-from card.models.selection import AttentionScores, ChosenRows
+from card.models.rows.extension_rows import (
+    added_rows,
+    logits_rows_of,
+    require_selectable,
+    require_well_formed,
+    token_ids_of,
+)
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.row_tree import BoolArray, IntArray, window_size
+from card.models.rows.selection import AttentionScores, ChosenRows
 from card.theirs.transformers.generic import GenericDecoder, require_causal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:

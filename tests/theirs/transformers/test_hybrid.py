@@ -25,10 +25,10 @@ from card.errors import CapacityError, ModelError, SettingsError
 from card.methods import METHODS
 from card.models.features import FeatureWish
 from card.models.loading import load_model
-from card.models.pool import SequencePool, sequence_bytes
 from card.models.protocol import Extension, LanguageModel, Recurrent
+from card.models.rows.pool import SequencePool, sequence_bytes
+from card.models.rows.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.models.runners import how_it_runs, plain_runner
-from card.models.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.models.torch_runner import TorchRunner
 from card.theirs.transformers.hybrid import HybridRunner
 from card.theirs.transformers.row_check import differing_rows

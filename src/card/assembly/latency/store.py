@@ -22,7 +22,7 @@ from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
-from card.models.places import is_gguf
+from card.models.files.places import is_gguf
 
 logger = logging.getLogger(__name__)
 

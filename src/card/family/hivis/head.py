@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from card.family.learning.head_layer import DraftLayer
+from card.models.files.trained_file import TrainedFile
 from card.models.head_files import EPS, DraftingHead, TargetSizes, scaled
 from card.models.torch_runner import TorchRunner
-from card.models.trained_file import TrainedFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

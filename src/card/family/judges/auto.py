@@ -17,9 +17,9 @@ from torch import Tensor
 from card.errors import ModelError
 from card.family.judges.judge import Mismatch
 from card.models.features import FINAL, FeatureWish
+from card.models.files.trained_file import TrainedFile
 from card.models.probe import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
-from card.models.trained_file import TrainedFile
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
 _FILE = TrainedFile("judge", "card-judge-1", "card train judge")

@@ -1,1 +1,1 @@
-"""What trainings share."""
+"""The parts that all trainings share."""

@@ -16,9 +16,9 @@ from card.family.pard.folders import Adaptable, clipped, load_adaptable, read_te
 from card.family.pard.rows import Document
 from card.family.pard.teacher import Teacher
 from card.family.pard.training import Trained, TrainSettings, train_pard
+from card.models.files.places import local_model
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
-from card.models.places import local_model
 from card.models.state_input import StateInput
 
 CHECKPOINT = "training.pt"

@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from card.errors import ModelError
 from card.models.features import FeatureWish, Rows, SeenRows
+from card.models.files.trained_file import TrainedFile
 from card.models.torch_runner import TorchRunner
-from card.models.trained_file import TrainedFile
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
 OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair

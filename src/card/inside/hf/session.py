@@ -23,7 +23,7 @@ from card.inside.hf.batch import Batch
 from card.links.link import DrafterLink
 from card.machine.memory import whole_memory
 from card.models.facts import context_limit
-from card.models.pool import sequence_bytes
+from card.models.rows.pool import sequence_bytes
 from card.models.runners import plain_runner
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model

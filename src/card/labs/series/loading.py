@@ -12,7 +12,7 @@ from card.labs.series.decoding import PatchModel
 from card.labs.series.forecaster import load_forecaster, model_type
 from card.labs.series.hf import TimeSeriesModel
 from card.labs.series.timesfm import TimesFmForecaster
-from card.models.sources import quiet
+from card.models.files.sources import quiet
 
 _FAMILIES = ("time_series_transformer", "timesfm", "timesfm2_5")  # model types of transformers
 

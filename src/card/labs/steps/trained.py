@@ -21,8 +21,8 @@ from card.errors import ModelError
 from card.family.judges.auto import PairFacts
 from card.labs.steps.rewards import equations_hold
 from card.labs.steps.routers import Step
+from card.models.files.trained_file import TrainedFile
 from card.models.torch_runner import TorchRunner
-from card.models.trained_file import TrainedFile
 
 _FILE = TrainedFile("router", "card-router-1", "card train router")
 _PROBES = "target_probe", "draft_probe"

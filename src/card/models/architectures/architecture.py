@@ -1,7 +1,7 @@
 """The make-up of decoder-only models as data: the parts that all share, and what an entry of the table says.
 
-The passes (`card.models.int8`, `card.theirs.cuda.fused`) and the readers (`card.models.decoder_model`,
-`card.models.gguf`) read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary
+The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the readers (`card.models.own.decoder_model`,
+`card.models.files.gguf`) read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary
 embeddings, and a head that may be tied. An entry states what differs. Annotations are evaluated here: values of configs
 are checked against them.
 """

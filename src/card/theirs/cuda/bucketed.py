@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from card.models.features import PassStates
-from card.models.own_pass import why_not_walked
+from card.models.own.reasons import why_not_walked
 from card.models.protocol import Extension
-from card.models.row_tree import BoolArray, FloatArray, IntArray
+from card.models.rows.row_tree import BoolArray, FloatArray, IntArray
 from card.models.torch_runner import TorchRunner
 from card.theirs.cuda.fused import FusedDecoder
 from card.theirs.cuda.graphs import StagedTensor, bucket_of
 from card.theirs.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 class BucketedRunner(TorchRunner):

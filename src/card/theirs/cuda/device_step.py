@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from card.config import SamplingRule
-from card.models.row_tree import BoolArray
+from card.models.rows.row_tree import BoolArray
 from card.theirs.cuda.graphs import FetchedTensor, StagedTensor
 from card.theirs.cuda.static_cache import StaticDecoder
 from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise, filter_logits

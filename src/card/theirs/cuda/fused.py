@@ -12,19 +12,19 @@ from torch.nn import functional
 
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim
-from card.models.decoder_model import architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
 from card.models.images import ImageRows
-from card.models.kv_cache import KVLayout, SequenceRows
-from card.models.own_pass import rotary_table
+from card.models.own.decoder_model import architecture_of, linears_of, release_pages
+from card.models.own.reasons import rotary_table
 from card.models.protocol import Extension
+from card.models.rows.kv_cache import KVLayout, SequenceRows
 from card.theirs.cuda.joined import Linear, joined, share
 from card.theirs.transformers.attention import Scoring, SequencePass, attend, sequence_pass
 from card.theirs.transformers.generic import layer_windows
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

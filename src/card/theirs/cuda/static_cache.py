@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from card.models.features import PassStates
-from card.models.row_tree import BIAS_ALIGNMENT
+from card.models.rows.row_tree import BIAS_ALIGNMENT
 from card.theirs.cuda.fused import FusedDecoder, StaticPass
 from card.theirs.cuda.graphs import Recorder, Step, bucket_of
 from card.theirs.transformers.attention import MAX_PACKED_ROWS

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.config.selection import ScoreKind
-from card.models.kv_cache import SequenceRows
 from card.models.protocol import Extension
-from card.models.row_tree import FloatArray, Window, window_size
-from card.models.selection import MEANS, bound_scores
+from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.row_tree import FloatArray, Window, window_size
+from card.models.rows.selection import MEANS, bound_scores
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 

@@ -14,12 +14,12 @@ from card.errors import ModelError, in_few_words
 from card.models.draft_vocab import masked
 from card.models.features import PassStates
 from card.models.images import ImageRows
-from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
-from card.models.row_tree import BoolArray, Chunk, Window
+from card.models.rows.kv_cache import KVLayout, SequenceRows
+from card.models.rows.row_tree import BoolArray, Chunk, Window
 from card.theirs.transformers.attention import SequencePass, sequence_pass
 from card.theirs.transformers.query_scales import QueryScales
 from card.theirs.transformers.shared_attention import SharedAttention
@@ -28,7 +28,7 @@ from card.theirs.transformers.taken_attention import AttentionPass, AttentionPro
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _OWN_ATTENTION = "{} models compute attention in code of their own, which cannot be taken over"
 

@@ -22,7 +22,7 @@ from card.errors import ModelError
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
-from card.models.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
+from card.models.rows.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
 from card.models.torch_runner import TorchRunner
 from card.theirs.transformers.attention import SequencePass
 from card.theirs.transformers.generic import GenericDecoder, require_causal
@@ -32,7 +32,7 @@ from card.theirs.transformers.taken_attention import own_attention
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 class HybridRunner(TorchRunner):

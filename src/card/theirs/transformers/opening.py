@@ -11,12 +11,12 @@ import transformers  # what lies below its models is imported where a name of it
 from transformers import PreTrainedConfig
 
 from card.errors import ModelError
-from card.models.gguf.source import GgufSource
-from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
+from card.models.files.gguf.source import GgufSource
+from card.models.files.inner_text import WEIGHT_NAMES, inner_name, text_config
+from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
+from card.models.files.sources import Source, explained
+from card.models.files.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 from card.models.layer_kinds import check_kinds
-from card.models.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
-from card.models.sources import Source, explained
-from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 
 _PLAIN_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError
-from card.models.kv_cache import KVLayout
-from card.models.row_tree import Window
+from card.models.rows.kv_cache import KVLayout
+from card.models.rows.row_tree import Window
 from card.theirs.transformers.attention import Scoring, SequencePass, attend
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.config import ResolvedParams
-from card.models.decoder_model import DecoderModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.tools.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts

@@ -20,11 +20,11 @@ from card.family.judges.names import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.machine.threads import pinned
 from card.methods import find_method
-from card.models.decoder_model import is_int8
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_model, load_tokenizer
-from card.models.own_pass import could_run_int8, is_exact
+from card.models.own.decoder_model import is_int8
+from card.models.own.reasons import could_run_int8, is_exact
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.datasets import Dataset
 from card.tools.bench.environment import MEASURED_START, weights_fingerprint

@@ -1,1 +1,1 @@
-"""Whether a draft model is worth its while for a target, and why not."""
+"""A measurement that says whether a draft model is worth its while for a target, and why not."""

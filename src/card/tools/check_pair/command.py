@@ -46,7 +46,7 @@ from card.tools.check_pair.measuring import TIMED_RUNS, TimeLimit, measure_agree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
 _AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed

@@ -12,13 +12,13 @@ from card.config import INT8, DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
-from card.models.block_layers import block_bytes
 from card.models.facts import parameter_count
-from card.models.pool import sequence_bytes
+from card.models.own.block_layers import block_bytes
+from card.models.rows.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
 _SHOWN_TOKENS = (1, 2, 4, 8, 16)

@@ -24,7 +24,7 @@ from card.tools.planner.profile import PassTable, Profile, Setup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024

@@ -33,7 +33,7 @@ from card.links.in_process import InlineLink
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
-from card.models.selection import ChosenRows, choose_rows
+from card.models.rows.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
 from card.protocol.messages import Close, DraftSpec, Open
 from card.tools.planner.own_drafts import HEAD

@@ -22,7 +22,7 @@ from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT, Extension
-from card.models.selection import AttentionScores, ChosenRows
+from card.models.rows.selection import AttentionScores, ChosenRows
 from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.sampling import CHOICE_SHARPNESS

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, block_linear
 from card.kernels.int8_linear import PANEL, PackedLinear
-from card.models.row_tree import FloatArray
+from card.models.rows.row_tree import FloatArray
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 # Of rows that a runner keeps as floats: 1,365 of a width of 1,536. Of 4,000 tokens of this package's code and pages, by
 # the tokenizer of Qwen2.5, 720 to 1,080 are different ones.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from card.models.features import PassStates
 from card.models.images import ImageRows
-from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
-from card.models.row_tree import Window
+from card.models.rows.kv_cache import KVLayout, SequenceRows
+from card.models.rows.row_tree import Window
 
 
 class Decoder(Protocol):

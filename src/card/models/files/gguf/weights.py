@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace
+from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 
 PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once

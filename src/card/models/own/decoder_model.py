@@ -1,6 +1,6 @@
 """The weights of a decoder of a known architecture, read without transformers' modelling code.
 
-That code takes a second or more to import, and a decoder with a pass of our own (`card.models.own_pass`) uses none.
+That code takes a second or more to import, and a decoder with a pass of our own (`card.models.own.reasons`) uses none.
 A model that is unusual in any way is left to transformers: `read_decoder` then returns None.
 """
 
@@ -25,11 +25,11 @@ from card.models.architectures.architecture import (
     rotary_size,
     sizes_of,
 )
-from card.models.block_layers import BlockEmbedding, BlockLinear, BlockWeight
+from card.models.files.mapped_weights import MappedWeights
+from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
+from card.models.files.weight_files import raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
-from card.models.mapped_weights import MappedWeights
-from card.models.scaled_weights import find_scaled, say_scaled, unquantized
-from card.models.weight_files import raw_config, weight_files
+from card.models.own.block_layers import BlockEmbedding, BlockLinear, BlockWeight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,11 +17,11 @@ from torch import Tensor
 from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
 from card.kernels.int8_linear import PANEL
 from card.machine.container import num_usable_cores
-from card.models.block_layers import BlockWeight
-from card.models.gguf.header import GgufError
-from card.models.gguf.model import GgufModel
-from card.models.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
-from card.models.mapped_weights import MappedWeights, safetensors_header
+from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.model import GgufModel
+from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
+from card.models.files.mapped_weights import MappedWeights, safetensors_header
+from card.models.own.block_layers import BlockWeight
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
 _TYPES_NAME, _TENSORS_NAME = "blocks.json", "model.safetensors"

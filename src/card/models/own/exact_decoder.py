@@ -27,10 +27,12 @@ from card.kernels.int8_linear import GROUP, LANES, PANEL, PackedLinear, extended
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size
-from card.models.block_layers import BlockLinear, EmbeddedRows, has_blocks
-from card.models.decoder_model import architecture_of, is_int8, linears_of, pages_of, release_pages
 from card.models.draft_vocab import head_of, spread
-from card.models.exact_layers import (
+from card.models.features import FINAL, PassStates
+from card.models.images import ImageRows
+from card.models.own.block_layers import BlockLinear, EmbeddedRows, has_blocks
+from card.models.own.decoder_model import architecture_of, is_int8, linears_of, pages_of, release_pages
+from card.models.own.exact_layers import (
     angles_of_axes,
     as_stored,
     in_integers,
@@ -41,17 +43,15 @@ from card.models.exact_layers import (
     turning_tables,
     with_padded_heads,
 )
-from card.models.exact_rows import IntArray, NewRows, row_tables
-from card.models.features import FINAL, PassStates
-from card.models.images import ImageRows
-from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.own.exact_rows import IntArray, NewRows, row_tables
 from card.models.protocol import Extension
-from card.models.row_tree import FloatArray
-from card.models.selection import bound_scores
+from card.models.rows.kv_cache import KVLayout, SequenceRows
+from card.models.rows.row_tree import FloatArray
+from card.models.rows.selection import bound_scores
 from card.theirs.transformers.generic import layer_windows
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 MOST_TILE_ROWS = 16  # of the largest kind of tile
 _LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB

@@ -11,14 +11,14 @@ from card.kernels.float_linear import FLOAT_PRODUCTS
 from card.kernels.int8_linear import why_not_int8
 from card.models.architectures import all_architectures
 from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
-from card.models.block_layers import BlockLinear, has_blocks
-from card.models.decoder_model import RotaryEmbedding, architecture_of, is_int8
 from card.models.facts import context_limit
 from card.models.layer_kinds import WITH_CHUNKS, layer_kinds
 from card.models.long_rope import switch_len
+from card.models.own.block_layers import BlockLinear, has_blocks
+from card.models.own.decoder_model import RotaryEmbedding, architecture_of, is_int8
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 
 def why_not_walked(model: LoadedModel, max_model_len: int) -> str | None:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from card.models.kv_cache import SequenceRows
 from card.models.protocol import Extension
+from card.models.rows.kv_cache import SequenceRows
 
 IntArray = npt.NDArray[np.int64]
 _SCORE_KINDS = "logits", "weights", "bounds"  # as `card.kernels.jit.tables` numbers them; of bounds queries are left

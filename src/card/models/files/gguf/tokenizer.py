@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processo
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from card.models.gguf.header import DamagedError, GgufError, Header
-from card.models.gguf.splits import RULES, UNNAMED, SplitRule
+from card.models.files.gguf.header import DamagedError, GgufError, Header
+from card.models.files.gguf.splits import RULES, UNNAMED, SplitRule
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import PANEL, PackedLinear, quantize_linear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
-from card.models.block_layers import BlockLinear, has_blocks
-from card.models.decoder_model import is_int8
-from card.models.own_pass import rotary_table
+from card.models.own.block_layers import BlockLinear, has_blocks
+from card.models.own.decoder_model import is_int8
+from card.models.own.reasons import rotary_table
 
 if TYPE_CHECKING:
-    from card.models.decoder_model import LoadedModel
+    from card.models.own.decoder_model import LoadedModel
 
 Pack = Callable[[Tensor, Tensor | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from card.kernels.blocks import BLOCK_FORMATS
 from card.kernels.int8_linear import LANES
 from card.models.architectures import Architecture
-from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace
-from card.models.gguf.keys import Facts
-from card.models.gguf.tokenizer import end_ids, special_id
-from card.models.gguf.weights import PLAIN_DTYPES, Weight, read_rows
+from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
+from card.models.files.gguf.keys import Facts
+from card.models.files.gguf.tokenizer import end_ids, special_id
+from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
 
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one

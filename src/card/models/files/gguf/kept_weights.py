@@ -17,7 +17,7 @@ from pathlib import Path
 
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
 from card.machine.memory import is_shortage
-from card.models.gguf.sealed import is_whole, seal
+from card.models.files.gguf.sealed import is_whole, seal
 from card.models.said_once import say_once
 
 MOST_BYTES = 20 << 30  # of all entries; those that were not used for longest go first

@@ -17,12 +17,12 @@ from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, in_few_words
 from card.machine.folders import weights_folder
-from card.models.gguf.header import GgufError
-from card.models.gguf.source import GgufSource
+from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.source import GgufSource
+from card.models.files.places import GGUF_SUFFIX, hub_file, local_model
+from card.models.files.weight_files import check_counts, raw_config
 from card.models.layer_kinds import unheard_of_kinds
 from card.models.names import OTHER_FAMILY
-from card.models.places import GGUF_SUFFIX, hub_file, local_model
-from card.models.weight_files import check_counts, raw_config
 
 _HUB_TIMEOUT_S = 10.0
 _MOST_NAMED = 8  # files of a repository in an error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from card.errors import CapacityError, ModelError
-from card.models.row_tree import RowTree
+from card.models.rows.row_tree import RowTree
 
 MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next ones: new memory costs page faults
 MAX_SLACK = 2  # a kept buffer serves a sequence that needs at least this part of it

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from card.models.architectures.architecture import Architecture, Cap, Scale
-from card.models.gguf.header import GgufError
+from card.models.files.gguf.header import GgufError
 from card.models.said_once import say_once
 
 

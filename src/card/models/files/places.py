@@ -8,7 +8,7 @@ from pathlib import Path
 from card.errors import ModelError
 from card.machine.folders import expanded
 from card.models.demo import DEMO_NAMES, demo_folder
-from card.models.known_pairs import known_file
+from card.models.files.known_pairs import known_file
 
 GGUF_SUFFIX = ".gguf"
 _ADVICE = "give a folder saved by transformers, or a GGUF file"

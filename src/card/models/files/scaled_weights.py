@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from card.models.weight_files import FolderError, Shapes, raw_config, weight_files
+from card.models.files.weight_files import FolderError, Shapes, raw_config, weight_files
 
 logger = logging.getLogger(__name__)
 

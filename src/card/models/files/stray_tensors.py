@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from card.errors import ModelError
-from card.models.inner_text import inner_name
-from card.models.scaled_weights import is_left_aside
-from card.models.sources import Source
+from card.models.files.inner_text import inner_name
+from card.models.files.scaled_weights import is_left_aside
+from card.models.files.sources import Source
 
 # Buffers that are computed, and what drafters inside a checkpoint are called, which no pass here runs.
 _HARMLESS = re.compile(

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from card.models.architectures import Architecture, all_architectures
-from card.models.decoder_model import DecoderModel, config_of
-from card.models.gguf.config import ROPE_FACTORS, read_config
-from card.models.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
-from card.models.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
+from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
+from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
+from card.models.own.decoder_model import DecoderModel, config_of
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from card.errors import ModelError
 from card.models.images import ImageRows
-from card.models.kv_cache import KVLayout
 from card.models.protocol import Extension
-from card.models.row_tree import IntArray, RowTree
+from card.models.rows.kv_cache import KVLayout
+from card.models.rows.row_tree import IntArray, RowTree
 
 
 def require_well_formed(extensions: Sequence[Extension]) -> None:

@@ -19,21 +19,21 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
-from card.models.block_layers import BlockWeight
-from card.models.decoder_model import DecoderModel, config_of
-from card.models.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
-from card.models.gguf.config import generation_config
-from card.models.gguf.header import GgufError
-from card.models.gguf.kept_weights import KeptWeights
-from card.models.gguf.model import GgufModel, open_gguf
-from card.models.gguf.tokenizer import (
+from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
+from card.models.files.gguf.config import generation_config
+from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.kept_weights import KeptWeights
+from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.tokenizer import (
     check_tokenizer,
     load_tokenizer,
     read_tokenizer,
     tokenizer_digest,
     write_tokenizer,
 )
-from card.models.mapped_weights import MappedWeights, safetensors_header
+from card.models.files.mapped_weights import MappedWeights, safetensors_header
+from card.models.own.block_layers import BlockWeight
+from card.models.own.decoder_model import DecoderModel, config_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The exact pass: our own machine code over packed weights."""

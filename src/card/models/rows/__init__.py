@@ -1,0 +1,1 @@
+"""KV rows of running sequences."""
