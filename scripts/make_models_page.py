@@ -259,7 +259,7 @@ def summary(result: str) -> str:
 def rows_of(text: str) -> list[Row]:
     """Return the rows of docs/models.md."""
     rows = []
-    for line in text.split(BEGIN)[1].split(END)[0].splitlines():
+    for line in text.split(BEGIN)[1].split(END, maxsplit=1)[0].splitlines():
         *known, names = line.removeprefix("| ").removesuffix(" |").split(" | ")
         if line.startswith("| ") and names != "families":
             facts = known if len(known) == 3 else ["", "", known[0]]

@@ -213,7 +213,7 @@ def _places(path: str) -> list[Path]:
     return [ROOT / path, PACKAGE / path, *(PACKAGE.rglob(path) if "/" not in path else ())]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=_name)
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), *README_PAGES], ids=_name)
 def test_python_files_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`(?!\s+at [0-9a-f]{7})", page.read_text("utf-8")))  # here, at no old commit
     assert sorted(path for path in named if not any(place.exists() for place in _places(path))) == []
