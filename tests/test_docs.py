@@ -106,8 +106,10 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short_and_the_list_of_pages_leads_to_every_one() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
-    listed = LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8"))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(listed)
+    pages = ROOT / "docs"
+    links = LINK.findall((pages / "README.md").read_text("utf-8"))
+    listed = {(pages / link.partition("#")[0]).resolve() for link in links}
+    assert {*pages.glob("*.md"), *README_PAGES} - {pages / "README.md"} - listed == set()
 
 
 def test_the_pages_of_the_core_are_few_and_short_enough_to_read() -> None:

@@ -16,10 +16,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = sorted(
-    page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")
-)
 README_PAGES = sorted((ROOT / "src" / "card").rglob("README.md"))
+PAGES = [
+    *sorted(page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")),
+    *README_PAGES,
+]
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
@@ -93,7 +94,7 @@ def test_every_line_says_the_command_the_clean_commit_and_the_machine_that_made_
     assert max((day for day, _ in faults), default="") <= LAST_EXCUSED_DAY
 
 
-@pytest.mark.parametrize("page", [*PAGES, *README_PAGES, *SCRIPTS], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_results_that_a_page_or_a_script_names_exist(page: Path) -> None:
     assert missing(figures_of(page)) == []
 
