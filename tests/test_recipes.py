@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +14,10 @@ import pytest
 import card.writers.local
 from tests.commands import Ran, run_command
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
+from tests.server.running import PATIENCE_S, command
 
 PAGE = (Path(__file__).parents[1] / "docs" / "i-have.md").read_text("utf-8")
 MAX_LINES = 15  # of a recipe's commands and programs
-PATIENCE_S = 90.0
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -83,30 +80,18 @@ def test_a_folder_writes_as_stored_and_in_integers(run: Callable[..., Ran], tmp_
         assert ran.status == 0 and ran.out, ran.err
 
 
-def test_a_team_is_served_with_its_key_and_nobody_without_it() -> None:
+def test_a_team_is_served_with_its_key_and_nobody_without_it(tmp_path: Path) -> None:
     _, serve, ask = commands("A team to serve")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    name, _, key = serve[0].partition("=")
-    arguments = [port if word == "8000" else word for word in serve[2:]]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "card", *arguments],
-        env={**os.environ, name: key},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None and "ready" in process.stdout.readline()
-        curl = [word.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for word in ask]
-        if shutil.which("curl") is None:
-            pytest.skip("curl is not installed")
+    (name, _, key), port = serve[0].partition("="), serve.index("--port")
+    assert serve[1:3] == ["card", "serve"]
+    arguments = [*serve[3:port], *serve[port + 2 :]]
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    with command(tmp_path, *arguments, env={name: key}) as server:
+        place = f"127.0.0.1:{server.url.rpartition(':')[2]}"
+        curl = [word.replace(f"127.0.0.1:{serve[port + 1]}", place) for word in ask]
         assert "#### 16" in _asked(curl)
         assert "invalid_api_key" in _asked([word.replace(key, "another") for word in curl])
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _asked(curl: list[str]) -> str:
