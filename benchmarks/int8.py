@@ -3,7 +3,7 @@
 Passes: milliseconds of one pass by rows, in integers and in the stored dtype, in turn, the shortest of several runs.
 Quality: perplexity of texts under both, and how often both find the same token likeliest.
 
-    python benchmarks/int8.py --texts gsm8k=gsm8k_test.jsonl:question,answer --out benchmarks/results/int8.jsonl
+    python benchmarks/int8.py --texts gsm8k=gsm8k_test.jsonl:question,answer --out int8.jsonl
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ process of their own that read streams over HTTP. Both ways take turns; their te
 shown. The clients do as little as can be: they read bytes, and look into them when the clock has stopped.
 
     python benchmarks/server_overhead.py --prompts FILE.jsonl --limit 48 --max-tokens 96 --dtype float32 \\
-        --out benchmarks/results/server_overhead.jsonl
+        --out server_overhead.jsonl
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ end, `card generate` and `card.LLM` until their first text. What starts keep for
 run: "cold" begins with an empty one, "warm" with what the cold starts left there. The first run of each kind is not
 counted: the system then has the files in memory.
 
-    python benchmarks/startup.py --out benchmarks/results/startup.jsonl
+    python benchmarks/startup.py --out startup.jsonl
 
 With a pair of GGUF files, `card generate` alone is run, until its 64th token. The files are read once before, and each
 run counts. It also tells processor time and memory, of the command and the processes that it starts: pages that they

@@ -29,7 +29,7 @@ HEAD = """\
 Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
 [shared ones](#shared-options). Brackets hold the default. An option with `...` may be given several times.
 `--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter. `card --version`
-prints the version. [Prompts, chat and Tab](chat.md) have a page.
+prints the version. [Pipes and Tab](README.md#pipes-and-tab) have a section.
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
 2 for wrong input, with one line on standard error; 130 after Ctrl-C."""

@@ -1,4 +1,4 @@
-"""Try every causal architecture of the installed transformers, and write docs/models.md.
+"""Try every causal architecture of the installed transformers, and write the tables of docs/models.md.
 
     python scripts/make_models_page.py                      # all of them: a quarter of an hour on two cores
     python scripts/make_models_page.py --only llama,gpt_oss # renews their rows
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import signal
 import sys
 import warnings
@@ -30,6 +31,17 @@ from card.models.runners import plain_runner
 from card.theirs.transformers.row_check import check_rows, rows_that_differ
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- made by scripts/make_models_page.py -->\n", "\n<!-- end -->"
+# What refusals say of one family, and what is said of all that are refused alike.
+_REASONS = (
+    (r"^not tried: (.*?) \(.*", r"not tried: \1"),
+    (r"^this \S+ model cannot be run(?: exactly)?[:,] ", ""),
+    (r"^this \S+ model (attends)", r"it \1"),
+    (r"^(?:\S+ models|they) (compute|keep)", r"they \1"),
+    (r"^\S+ has layers of type", "it has layers of type"),
+    (r"\w*Attention (is|attends)", r"its attention \1"),
+    (r"^it has \d+ layers of attention, but \d+ called", "other layers than its own call"),
+)
 _LIMIT_S = 60  # of processor time, for one family
 _LONGEST = 40  # tokens
 # What configs call their sizes, and what they become. Where a family has no such field nothing changes.
@@ -207,58 +219,51 @@ def _limited() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def page(rows: Sequence[Row]) -> str:
-    """Return docs/models.md."""
+def page(rows: Sequence[Row], text: str) -> str:
+    """Return docs/models.md with these rows in place of those that the text has; its prose stays."""
     running = [row for row in rows if row.runs]
     wrong = [row for row in rows if row.path and not row.runs]
     refused = [row for row in rows if not row.path]
     lines = [
-        "# Which models run",
+        f"With transformers {transformers.__version__}: {len(running)} families run, {len(wrong)} are wrong, "
+        f"{len(refused)} are refused or could not be tried.",
         "",
-        f"Made by `python scripts/make_models_page.py` with transformers {transformers.__version__}: a tiny random",
-        "model of every causal architecture, float32. *Equal* means that logits are those of transformers' own",
-        "forward: for a text at once, token by token, as a tree, and beside a longer text. `own pass` is the fast path",
-        "(float and 8-bit integers); the others run through transformers' own modules, with CARD's attention.",
-        "",
-        f"{len(running)} families run, {len(wrong)} are wrong, {len(refused)} are refused or could not be tried.",
-        "",
-        "| family | how it runs | candidates | logits |",
+        "| how it runs | candidates | logits | families |",
         "|---|---|---|---|",
-        *(f"| {row.family} | {row.path} | {row.shape} | {row.result} |" for row in [*running, *wrong]),
+        *_grouped(rows=[*running, *wrong]),
         "",
-        "## How weights are stored",
-        "- **safetensors** in float32, bfloat16 or float16, in one file or several; other files as transformers reads",
-        "  them. [GGUF files](gguf.md) have a page of their own.",
-        "- **8-bit floats (FP8)**: ModelOpt (`weight_scale` of a tensor), compressed-tensors (`float-quantized`, of a",
-        "  tensor or of each row), and DeepSeek's and Qwen's `fp8` (`weight_scale_inv`, of blocks). Weights are",
-        "  multiplied by their scales when they are read, and run in the model's dtype; a line in the log says so.",
-        "  Static scales of activations and of KV caches are left aside: both are kept in more bits here, which is",
-        "  closer to the model before it was quantised. That is so for folders; fetch a model of the hub first",
-        "  (`hf download`).",
-        "- **Refused by name**: 8-bit floats without a scale, weights packed to fewer bits (NVFP4, compressed-tensors'",
-        "  `weight_packed`), and any tensor that the model does not take. Left out are computed buffers",
-        "  (`rotary_emb.inv_freq`), towers for images, layers that draft (`mtp.*`, those behind the last layer), and a",
-        "  stored head that the config ties to the embeddings.",
-        "- **Chat templates** run in transformers' sandbox with a bound on steps and characters, which grows with the",
-        "  conversation. It is far above what published templates take (70 were tried, with 2,000 messages and 200",
-        "  tools). One that takes more is refused in one line, when the model is loaded or at the request.",
-        "",
-        "## Refused",
-        "| family | in these words |",
+        "| refused, because | families |",
         "|---|---|",
-        *(f"| {row.family} | {row.result.replace('|', '/')} |" for row in refused),
-        "",
+        *_grouped(refused),
     ]
-    return "\n".join(lines)
+    head, rest = text.split(BEGIN)
+    return head + "\n".join([BEGIN, *lines, END]) + rest.split(END)[1]
+
+
+def _grouped(rows: Sequence[Row]) -> list[str]:
+    """Return a line for all families of which the same is known."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        known = (row.path, row.shape, row.result) if row.path else (summary(row.result),)
+        groups.setdefault(known, []).append(row.family)
+    return [f"| {' | '.join(known)} | {', '.join(names)} |" for known, names in sorted(groups.items())]
+
+
+def summary(result: str) -> str:
+    """Return the reason of a refusal without what differs between the families that it holds for."""
+    for pattern, words in _REASONS:
+        result = re.sub(pattern, words, result)
+    return result.replace("|", "/")
 
 
 def rows_of(text: str) -> list[Row]:
     """Return the rows of docs/models.md."""
     rows = []
-    for line in text.splitlines():
-        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
-        if line.startswith("| ") and cells[0] != "family":
-            rows.append(Row(*cells) if len(cells) == 4 else Row(cells[0], "", "", cells[1]))
+    for line in text.split(BEGIN)[1].split(END, maxsplit=1)[0].splitlines():
+        *known, names = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if line.startswith("| ") and names != "families":
+            facts = known if len(known) == 3 else ["", "", known[0]]
+            rows += [Row(family, *facts) for family in names.split(", ")]
     return sorted(rows, key=lambda row: row.family)
 
 
@@ -275,14 +280,14 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # the models are tiny
-    text = PAGE.read_text("utf-8") if only else ""
-    if only and f"with transformers {transformers.__version__}:" not in text:
+    text = PAGE.read_text("utf-8")
+    if only and f"With transformers {transformers.__version__}:" not in text:
         parser.error("the page was made with another version of transformers: leave --only out")
-    rows = {row.family: row for row in rows_of(text)}
+    rows = {row.family: row for row in rows_of(text)} if only else {}
     for family in only.split(",") if only else families():
         row = rows[family] = examine(family)
         print(f"{family}: {row.path or '-'}: {row.shape or '-'}: {row.result}", flush=True)
-    PAGE.write_text(page([rows[family] for family in sorted(rows)]), "utf-8")
+    PAGE.write_text(page([rows[family] for family in sorted(rows)], text), "utf-8")
     return int(any(row.path and not row.runs for row in rows.values()))
 
 

@@ -28,10 +28,13 @@ from tests.tiny import tiny
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "card"
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "paper")
-PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
+README_PAGES = sorted((ROOT / "src" / "card").rglob("README.md"))
+PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md")) + README_PAGES
 MAX_COLUMNS = 110
 MAX_RESULTS_BYTES = 4_000_000  # of the committed lines; benchmarks/README.md says how large files are packed
 MAX_README_LINES = 110  # a screen and a half
+MAX_PAGES, MAX_WORDS = 16, 28_000  # of docs/, about the core; what is beside it has a README.md next to its code
+MAX_CHANGELOG_WORDS = 600
 MAX_TABLE_CELLS = 8  # of a row; wider tables are for scripts to print
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -103,8 +106,21 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short_and_the_list_of_pages_leads_to_every_one() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
-    listed = LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8"))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(listed)
+    pages = ROOT / "docs"
+    links = LINK.findall((pages / "README.md").read_text("utf-8"))
+    listed = {(pages / link.partition("#")[0]).resolve() for link in links}
+    assert {*pages.glob("*.md"), *README_PAGES} - {pages / "README.md"} - listed == set()
+
+
+def test_the_pages_of_the_core_are_few_and_short_enough_to_read() -> None:
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    words = {page.name: len(page.read_text("utf-8").split()) for page in pages}
+    assert len(pages) <= MAX_PAGES, sorted(words)
+    assert sum(words.values()) <= MAX_WORDS, words
+
+
+def test_the_changelog_says_what_a_user_gets_in_few_words() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_text("utf-8").split()) <= MAX_CHANGELOG_WORDS
 
 
 def test_every_committed_result_is_named_by_a_page_and_all_together_stay_small() -> None:
@@ -119,13 +135,17 @@ def test_the_rule_of_lines_exempts_what_cannot_be_folded() -> None:
     assert _long_lines(f"{words}\n| {words} |\n```\n{words}\n```\n{link}\n{words}") == [1, 7]
 
 
-def _commands(text: str) -> list[str]:
-    """Return what is called in blocks and spans of code: `card ...` and scripts of this repository."""
+def _code(text: str) -> list[str]:
+    """Return the lines of blocks and the spans of code."""
     blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    called = [" ".join(one.split(" #")[0].split()) for one in (*lines, *spans)]
-    return [one for one in called if re.match(r"(card [a-z][a-z-]*(?=\s|$)|python (benchmarks|scripts)/)", one)]
+    return [" ".join(one.split(" #")[0].split()) for one in (*lines, *spans)]
+
+
+def _commands(text: str) -> list[str]:
+    """Return what is called in code: `card ...` and scripts of this repository."""
+    return [one for one in _code(text) if re.match(r"(card [a-z][a-z-]*(?=\s|$)|python (benchmarks|scripts)/)", one)]
 
 
 def _unknown_options(command: str) -> list[str]:
@@ -184,9 +204,9 @@ def test_an_install_that_cannot_work_is_found() -> None:
 
 def test_targets_of_make_that_a_page_names_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = {
-        one for page in PAGES for one in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE)
-    }
+    code = [one for page in PAGES for one in _code(page.read_text("utf-8"))]
+    named = {found[1] for one in code if (found := re.match(r"make ([a-z-]+)", one))}
+    assert "demo" in named
     assert named - targets == set()
 
 
@@ -195,7 +215,7 @@ def _places(path: str) -> list[Path]:
     return [ROOT / path, PACKAGE / path, *(PACKAGE.rglob(path) if "/" not in path else ())]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=_name)
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), *README_PAGES], ids=_name)
 def test_python_files_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`(?!\s+at [0-9a-f]{7})", page.read_text("utf-8")))  # here, at no old commit
     assert sorted(path for path in named if not any(place.exists() for place in _places(path))) == []

@@ -1,4 +1,4 @@
-"""Every attack books what it sent and what came of it; the run ends with the table of docs/server-operation.md."""
+"""Every attack books what it sent and what came of it; the run ends with a table of them."""
 
 from __future__ import annotations
 

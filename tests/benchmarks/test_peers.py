@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import itertools
 import json
 import random
 import sys
@@ -326,3 +327,45 @@ def test_a_peer_that_cannot_be_built_is_one_line_and_the_others_run(
     }
     assert len(lines) == 6 and all(line["same_text"] for line in lines)
     assert {line["version"] for line in lines} == {"1.0"}
+
+
+def rows_of_the_readme(heading: str) -> list[list[str]]:
+    """Return the cells of the README's table below this row of headings."""
+    lines = (BENCHMARKS.parent / "README.md").read_text("utf-8").splitlines()
+    body = itertools.takewhile(lambda line: line.startswith("|"), lines[lines.index(heading) + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def fastest(peers: SimpleNamespace, title: str, weights: str, *files: str) -> list[Any]:
+    """Return the README's three rows of one group of lines: `card`, plain decoding of ours, and llama.cpp's best."""
+    lines = [line for file in files for line in peers.peer_results.read_lines(BENCHMARKS / "results" / file)]
+    found = [one for one in peers.peer_results.summarise(peers.peer_results.groups(lines)[title])]
+    ours = {one.row.method: one for one in found if (one.row.peer, one.row.quantisation) == ("card", weights)}
+    return [
+        ours["card"],
+        ours["vanilla-all-cores"],
+        max((one for one in found if one.row.peer == "llama.cpp"), key=lambda one: one.tokens_per_s),
+    ]
+
+
+OF_THE_README = ("CARD as it starts", "plain decoding of ours", "fastest row of llama.cpp")
+
+
+def test_the_readme_s_table_of_a_real_pair_is_that_of_its_lines(peers: SimpleNamespace) -> None:
+    file = "peers_qwen_zen5_default.jsonl.gz"
+    questions, code = (fastest(peers, f"qwen, {of}", "Q4_K_M", file) for of in ("questions", "code"))
+    assert rows_of_the_readme("| AMD EPYC (Zen 5), two cores | questions | code | first token |") == [
+        [name, f"{asked.tokens_per_s:.0f}", f"{coded.tokens_per_s:.0f}", f"{1000 * asked.first_token_s:.0f} ms"]
+        for name, asked, coded in zip(OF_THE_README, questions, code, strict=True)
+    ]
+
+
+def test_the_readme_s_table_of_the_inflated_target_is_that_of_its_lines(peers: SimpleNamespace) -> None:
+    files = ("peers_90M_zen5_default.jsonl.gz", "peers_90M_at_once_zen5_default.jsonl.gz")
+    of = ("questions", "code", "copy-edit"), ("questions, 4 at once", "questions, 16 at once")
+    columns = [
+        fastest(peers, f"demo-90M, {one}", "Q4_0", file) for file, some in zip(files, of, strict=True) for one in some
+    ]
+    assert rows_of_the_readme("| inflated, 4 bits | questions | code | copying | 4 at once | 16 at once |") == [
+        [name, *(f"{column[place].tokens_per_s:.0f}" for column in columns)] for place, name in enumerate(OF_THE_README)
+    ]

@@ -16,9 +16,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = sorted(
-    page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")
-)
+README_PAGES = sorted((ROOT / "src" / "card").rglob("README.md"))
+PAGES = [
+    *sorted(page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")),
+    *README_PAGES,
+]
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
@@ -30,20 +32,17 @@ EXCUSED: Mapping[str, tuple[int, str]] = {
     "ctc.jsonl": (4, "two trainings of many minutes: the commands stand in docs/methods.md"),
     "edge.jsonl": (120, "each line was written into the committed file, which made the next one look dirty"),
     "hivis.jsonl": (16, "has processor times: wants a quiet machine and a pair of benchmarks/toy_vision.py"),
-    "int8.jsonl": (24, "seconds of passes: wants a quiet machine"),
     "judges.jsonl.gz": (305, "counts: the second run at one commit, with files in the tree that were not committed"),
     "learned_preset.jsonl": (26, "wants three short trainings; the run is dirty"),
     "onnx_genai_90M.jsonl": (6, "tokens/s: wants a quiet machine and an environment with ONNX"),
     "pard_cost.jsonl": (3, "seconds of trainings: wants a quiet machine"),
     "pard_family.jsonl": (7, "wants the drafters that pard_states.jsonl is about, and a further target"),
     "pard_states.jsonl": (3, "seconds of trainings: wants a quiet machine"),
-    "perplexity.jsonl": (1, "wants a build of llama.cpp held to AVX2, and real weights"),
     "policy_gate_2.jsonl": (160, "half an hour of virtual time; the policy called before is that of an old commit"),
     "policy_gate_overheads.jsonl": (1, "put together by hand from two measurements of a policy"),
     "round_overheads.jsonl": (1, "what the policy called before was charged: of an old commit"),
     "series.jsonl": (32, "has seconds: wants a quiet machine, and two trainings"),
     "sparse.jsonl": (8, "has seconds, of real weights: wants a quiet machine"),
-    "startup.jsonl": (14, "seconds of starts, of old commits too: wants a quiet machine"),
     "vllm_overhead.jsonl": (2, "seconds: wants a quiet machine and an environment with vLLM"),
     "vllm_suffix.jsonl": (18, "tokens/s: wants a quiet machine and an environment with vLLM"),
     "writers_90M_amd.jsonl.gz": (1118, "tokens/s, hours of them: wants a quiet machine; the run is dirty"),

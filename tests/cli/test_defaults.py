@@ -11,7 +11,7 @@ from tests.commands import Ran, run_command
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
-HINT = "card: the weights run as they are stored; --dtype int8 is two to three times as fast"
+HINT = "card: the weights run as they are stored; --dtype int8 reads half as much and is faster"
 Run = Callable[..., Ran]
 
 pytestmark = pytest.mark.timeout(240)

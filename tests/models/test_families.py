@@ -40,19 +40,27 @@ def test_a_family_that_cannot_run_is_refused_with_the_reason(family: str) -> Non
 def page() -> str:
     """Return the page; it tells of one version of transformers, and each has families of its own."""
     text = (ROOT / "docs" / "models.md").read_text("utf-8")
-    told = re.findall(r"with transformers ([\d.]+):", text)
+    told = re.findall(r"With transformers ([\d.]+):", text)
     assert len(told) == 1
     if told != [transformers.__version__]:
         pytest.skip(f"the page tells of transformers {told[0]}, and this is {transformers.__version__}")
     return text
 
 
-def test_the_page_is_what_the_script_writes_of_its_rows(page: str) -> None:
-    assert script().page(script().rows_of(page)) == page
+def test_the_tables_are_what_the_script_writes_of_their_rows(page: str) -> None:
+    assert script().page(script().rows_of(page), page) == page
 
 
 def test_the_page_tells_of_every_family_and_how_many_run(page: str) -> None:
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    rows = {row.family: row for row in script().rows_of(page)}
     assert set(script().families()) <= set(rows)
+    assert f"{sum(row.runs for row in rows.values())} families run" in page
     for family, path in RUNNING.items():
-        assert f"| {family} | {path} | trees | equal |" in page
+        assert (rows[family].path, rows[family].shape, rows[family].result) == (path, "trees", "equal")
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_the_page_says_of_a_refusal_is_what_the_code_says_without_the_family(family: str, page: str) -> None:
+    rows = {row.family: row for row in script().rows_of(page)}
+    assert rows[family].result == script().summary(script().examine(family).result)
+    assert family not in rows[family].result

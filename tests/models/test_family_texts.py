@@ -44,9 +44,8 @@ pytestmark = pytest.mark.timeout(300)
 
 def running() -> list[str]:
     """Return the families that run, as docs/models.md tells."""
-    page = (ROOT / "docs" / "models.md").read_text("utf-8").partition("## Refused")[0]
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.endswith("| equal |")]
-    return list(dict.fromkeys([*MANY, *rows]))
+    rows = script().rows_of((ROOT / "docs" / "models.md").read_text("utf-8"))
+    return list(dict.fromkeys([*MANY, *(row.family for row in rows if row.runs)]))
 
 
 def marked(*values: str, is_quick: bool) -> Any:

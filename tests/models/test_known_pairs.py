@@ -9,7 +9,7 @@ import pytest
 from card.models.files.known_pairs import KNOWN_PAIRS, KnownPair, gigabytes, known_file, known_pair
 from card.models.files.places import hub_file, local_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "gguf.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 @pytest.mark.parametrize("pair", KNOWN_PAIRS, ids=lambda pair: pair.target.model)
