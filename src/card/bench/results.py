@@ -3,7 +3,7 @@
 A file is appended to as the run goes: a line of kind ``run``, what was chosen for each row (``chosen``), one
 ``sample`` per decode, one ``check`` per row once texts were compared, and an ``end``. A run that was cut off goes on
 under the same ``run_id``. One that is packed with gzip is read, too. Summaries are never stored: `card.bench.summary`
-computes them from the samples. The format is described in docs/bench.md.
+computes them from the samples. The format is described in README.md of bench.
 """
 
 from __future__ import annotations
