@@ -1,7 +1,7 @@
 """Compare speculated forecasts with plain ones and with the draft alone: counts, errors, time.
 
-    card train forecaster ...  # docs/series.md tells how the models were made
-    python benchmarks/series.py --series ETTh1.csv --target target --draft draft --out benchmarks/results/series.jsonl
+    card train forecaster ...  # src/card/labs/series/README.md tells how the models were made
+    python benchmarks/series.py --series ETTh1.csv --target target --draft draft --out series.jsonl
 
 Windows of all columns are taken from hours 11,520 to 14,400, the usual test part of ETTh1 and ETTh2, of which the
 models have seen nothing. Errors are in the units of a column over its deviation in hours 0 to 8,640, as others report.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import card.writers.local
+import card.drafting.local
 from tests.commands import Ran, run_command
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.server.running import PATIENCE_S, command
@@ -116,7 +116,7 @@ def test_a_writer_in_a_file_of_its_own_is_used_by_its_name(
     file = tmp_path / path[1]
     file.parent.mkdir(parents=True)
     file.write_text(code, "utf-8")
-    monkeypatch.setattr(card.writers.local, "__path__", [*card.writers.local.__path__, str(file.parent)])
+    monkeypatch.setattr(card.drafting.local, "__path__", [*card.drafting.local.__path__, str(file.parent)])
     (words,) = commands("A method to add")
     with_echo, plain = run(words), run([word for word in words if word not in ("--writers", "echo")])
     assert with_echo.status == plain.status == 0, with_echo.err + plain.err

@@ -1,7 +1,6 @@
-"""Make the tables of this folder's README from the committed lines.
+"""Print all tables of the committed lines; this folder's README shows some of their rows.
 
-    python benchmarks/paper/tables.py            # prints them
-    python benchmarks/paper/tables.py --write    # puts them into the README
+    python benchmarks/paper/tables.py
 
 Of lines that say the same thing the last one counts.
 """
@@ -17,14 +16,7 @@ from typing import Any
 
 from published import SWEEP, WIDTHS, SweepPoint
 
-from card.tools.bench.results import load
-from card.tools.bench.summary import RowSummary, summarise
-
-FOLDER = Path(__file__).parent
-RESULTS = FOLDER.parent / "results"
-README = FOLDER / "README.md"
-BEGIN, END = "<!-- made by tables.py -->", "<!-- end of what tables.py made -->"
-SPEED_FILE = "paper_draft_speed.jsonl"  # of `card bench`
+RESULTS = Path(__file__).parents[1] / "results"
 _SAME = (
     *("kind", "basis", "pair", "workload", "beam_width", "layers_per_round", "bookkeeping", "ablation", "draft"),
     *("ratio", "devices"),
@@ -39,8 +31,6 @@ def read_lines(folder: Path) -> list[Line]:
     """Return the lines of the scripts here, each the last one of its kind, in the order of the first."""
     found: dict[tuple[Any, ...], Line] = {}
     for path in sorted(folder.glob("paper_*.jsonl")):
-        if path.name == SPEED_FILE:
-            continue
         for text in path.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
             found[(*(line.get(name) for name in _SAME), line.get("agreement"))] = line
@@ -53,9 +43,6 @@ def all_tables(folder: Path) -> str:
     parts = [width_table(lines, workload) for workload in SWEEP]
     parts += [own_pair_table(lines), ablation_table(lines), agreement_table(lines), draft_table(lines)]
     parts += [map_table(lines, devices) for devices in ("own", "shared")]
-    speed_file = folder / SPEED_FILE
-    if speed_file.is_file():
-        parts.append(speed_table(summarise(load(speed_file)[-1])))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -181,24 +168,6 @@ def draft_table(lines: Iterable[Line]) -> str:
     return f"Our draft models, counted, K = {chosen[0]['beam_width']}:\n\n{table(head, rows)}"
 
 
-def speed_table(summaries: Sequence[RowSummary]) -> str:
-    """Return the measured speed of our draft models over plain decoding on all cores."""
-    rows = [
-        [one.pair, one.row, f"{one.tokens_per_s.median:.1f}", f"{one.speedup.median:.2f}" if one.speedup else "–"]
-        for one in summaries
-    ]
-    return f"Our draft models, measured:\n\n{table(['pair', 'row', 'tokens/s', 'over plain, all cores'], rows)}"
-
-
-def put_into(text: str, tables: str) -> str:
-    """Return a README with these tables in place of those that it has. Raises: ValueError if it has no place."""
-    before, has_begin, rest = text.partition(BEGIN)
-    _, has_end, after = rest.partition(END)
-    if not has_begin or not has_end:
-        raise ValueError(f"the README needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
-
-
 def _without_idle_hits(line: Line | None) -> Line | None:
     """Leave out the hits of a tree that no correction ever re-roots: they lead nowhere."""
     if line is None or not line["variant"].startswith("no-re-rooting"):
@@ -233,16 +202,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print or write. Returns the exit status."""
+    """Print the tables. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="put the tables into the README")
-    args = parser.parse_args(argv)
-    tables = all_tables(args.results)
-    if not args.write:
-        print(tables)
-        return 0
-    README.write_text(put_into(README.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    print(all_tables(parser.parse_args(argv).results))
     return 0
 
 

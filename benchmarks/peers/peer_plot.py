@@ -1,6 +1,6 @@
 """Draw the fastest row of each engine and number of bits, from the lines of `run.py`.
 
-    python benchmarks/peers/peer_plot.py benchmarks/results/peers_90M.jsonl.gz --out docs/images/peers.png
+    python benchmarks/peers/peer_plot.py benchmarks/results/peers_*M_intel.jsonl.gz --out docs/images/peers.png
 
 A mark per set of prompts, a panel per model. Needs matplotlib: pip install '.[bench]'.
 """

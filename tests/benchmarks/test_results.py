@@ -21,6 +21,7 @@ PAGES = [
     *sorted(page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")),
     *README_PAGES,
 ]
+EDGE = "src/card/labs/edge/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
@@ -41,7 +42,6 @@ EXCUSED: Mapping[str, tuple[int, str]] = {
     "policy_gate_2.jsonl": (160, "half an hour of virtual time; the policy called before is that of an old commit"),
     "policy_gate_overheads.jsonl": (1, "put together by hand from two measurements of a policy"),
     "round_overheads.jsonl": (1, "what the policy called before was charged: of an old commit"),
-    "series.jsonl": (32, "has seconds: wants a quiet machine, and two trainings"),
     "sparse.jsonl": (8, "has seconds, of real weights: wants a quiet machine"),
     "vllm_overhead.jsonl": (2, "seconds: wants a quiet machine and an environment with vLLM"),
     "vllm_suffix.jsonl": (18, "tokens/s: wants a quiet machine and an environment with vLLM"),
@@ -104,8 +104,8 @@ def test_what_is_excused_is_there() -> None:
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
-    """Return the cells of a page's table below this row of headings."""
-    lines = (ROOT / "docs" / page).read_text("utf-8").splitlines()
+    """Return the cells of the table below this row of headings; the page is named by its path from the root."""
+    lines = (ROOT / page).read_text("utf-8").splitlines()
     body = itertools.takewhile(lambda line: line.startswith("|"), lines[lines.index(heading) + 2 :])
     return [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in body]
 
@@ -117,7 +117,7 @@ def test_the_table_of_the_edge_is_that_of_its_lines() -> None:
         found.setdefault(names, {})[line["devices"]] = line
     overlap = ""
     for first, ways, *cells in rows_of(
-        "edge.md", "| overlap, sent | servers by, shares | 30 devices | 180 devices | saved |"
+        EDGE, "| overlap, sent | servers by, shares | 30 devices | 180 devices | saved |"
     ):
         overlap = first or overlap
         policy, _, shares = ways.replace("`", "").partition(", ")
@@ -142,13 +142,13 @@ def test_the_table_of_places_is_that_of_its_lines() -> None:
         for line in lines_of(RESULTS / "edge_places.jsonl")
     ]
     heading = "| overlap | place | alone | `random` | `best-signal` | `most-compute` | `matching` | saved |"
-    assert rows_of("edge.md", heading) == told
+    assert rows_of(EDGE, heading) == told
 
 
 def test_the_table_of_heads_is_that_of_its_lines() -> None:
     losses = {"CTC": "ctc", "cross-entropy": "cross-entropy"}
     lines = {(line["loss"], line["candidates"]): line for line in lines_of(RESULTS / "ctc.jsonl")}
-    rows = rows_of("methods.md", "| loss | candidates | tokens a step | accepted to depth 1, 2, 3, 4 |")
+    rows = rows_of("docs/methods.md", "| loss | candidates | tokens a step | accepted to depth 1, 2, 3, 4 |")
     assert len(rows) == len(lines)
     for loss, candidates, tokens, depths in rows:
         line = lines[losses[loss], int(candidates.split(",")[0])]

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+import card
 from card.cli.main import cli
 from card.errors import ModelError
+from card.machine.packages import install_command
 from card.family.learning.checkpoint import Checkpoint
 from card.labs.series.forecaster import forecast, load_forecaster, save_forecaster
 from card.labs.series.training import TrainSettings, train_forecaster
 from card.labs.series.transformer import SHAPES, Shape
 from card.labs.series.verify import MODES
-from card.machine.packages import install_command
 from tests.commands import run_command
 from tests.labs.series.models import tiny_forecaster
 
@@ -106,7 +107,7 @@ def test_what_cannot_be_is_one_line_and_status_2(run, file, folders, tmp_path):
 
 
 def test_the_example_of_the_page_runs(folders, tmp_path, monkeypatch):
-    page = Path(__file__).parents[3] / "docs" / "series.md"
+    page = Path(card.__file__).parent / "labs" / "series" / "README.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     rows = (f"{math.sin(step)},{step}" for step in range(60))
     (tmp_path / "load.csv").write_text("\n".join(("load,step", *rows)), "utf-8")

@@ -9,7 +9,7 @@ import pytest
 
 from card import LLM, SamplingParams
 from card.errors import SettingsError, VocabularyError
-from card.steps import (
+from card.labs.steps import (
     Arbitrage,
     EntropyRouter,
     OracleRouter,

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
+import card
 from card.tools.bench.records import Run
 from card.tools.bench.report.charts import charts_of
 from card.tools.bench.report.page import render
 from card.tools.bench.report.table import write_csv
 from card.tools.bench.results import load
 from card.tools.bench.summary import Spread, summarise
-from tests.commands import Ran, run_command
 from tests.tools.bench.bench_files import BASELINE, ROWS, make_run, write_run
+from tests.commands import Ran, run_command
 
 LONG_NAME = "card,beam_width=8,budget=32,verify=tree,growth=best-first,all-cores"
 NEEDS_MORE = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta"}
@@ -305,3 +306,13 @@ def test_a_speed_up_is_told_with_its_range_and_that_it_is_none(results: Path) ->
     row = next(row for row in summarise(load_one(results)) if row.row == "card")
     (line,) = charts_of([replace(row, speedup=Spread.of([0.9, 0.8, 1.1]))], BASELINE)[0].lines
     assert (line.name, line.words, line.is_loss) == ("card", "0.90× (0.80–1.10) slower", True)
+
+
+@pytest.mark.timeout(240)
+def test_the_program_of_the_page_writes_a_trace_of_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(card.__file__).parent / "tools" / "bench" / "README.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, str(page), "exec"), {})
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text("utf-8"))["traceEvents"]}
+    assert {"candidates of request 0", "decode"} <= names

@@ -1,1 +1,1 @@
-"""Measure methods, pairs, data sets and settings against each other in one run. See docs/bench.md."""
+"""Measure methods, pairs, data sets and settings against each other in one run. See its README.md."""

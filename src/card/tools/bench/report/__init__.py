@@ -1,1 +1,1 @@
-"""One self-contained page, pictures and a table of what bench files hold. See docs/report.md."""
+"""One self-contained page, pictures and a table of what bench files hold. See tools/bench/README.md."""
