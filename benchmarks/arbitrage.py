@@ -27,7 +27,7 @@ from card.config import SamplingParams
 from card.errors import CardError
 from card.labs.steps.rewards import Reward
 from card.labs.steps.routers import Router
-from card.labs.steps import Arbitrage, RandomRouter, SolutionReward, equations_hold, parse_router
+from card.steps import Arbitrage, RandomRouter, SolutionReward, equations_hold, parse_router
 from card.text.answers import final_number
 from card.tools.bench.summary import Share
 

@@ -18,7 +18,7 @@ from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.labs.cascade import cascade_argmin, spearman
+from card.cascade import cascade_argmin, spearman
 from card.cli.files import read_prompts, read_records
 from card.labs.cascade.examples import Beginning, PromptLoss, SolvedProblem, draw_example_sets
 from card.models.facts import context_limit

@@ -65,7 +65,7 @@ class Timed:
 def make_rows(draft: str, lengths: Sequence[int], cores: Sequence[int]) -> list[Row]:
     """Return the rows, plain decoding first."""
     ngram = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 6}
-    plugin = {"method": "custom_class", "model": "card.inside.vllm.CardProposer", "num_speculative_tokens": 12}
+    plugin = {"method": "custom_class", "model": "card.vllm.CardProposer", "num_speculative_tokens": 12}
     suffix = {"method": "suffix", "num_speculative_tokens": 8}
     suffix["suffix_decoding_max_cached_requests"] = 0  # the same questions come again: it would copy its own answers
     rows = [Row("plain"), Row("ngram", ngram), Row("suffix", suffix)]

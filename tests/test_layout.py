@@ -235,7 +235,7 @@ def test_the_public_names_are_those_that_the_package_can_import() -> None:
 
 
 def test_the_package_for_transformers_is_reached_without_an_import_of_its_own() -> None:
-    assert _in_fresh_python("import card; print(card.inside.hf.__name__)") == "card.inside.hf"
+    assert _in_fresh_python("import card; print(card.hf.__name__)") == "card.hf"
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:

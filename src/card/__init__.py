@@ -45,7 +45,7 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any name for a 
     def __getattr__(name: str) -> object:
         """Return a public name, importing its module. Raises: AttributeError if ``name`` is not public."""
         if name == "hf":  # the one package that is public as such
-            return import_module("card.inside.hf")
+            return import_module("card.hf")
         if name not in MODULE_OF:
             raise AttributeError(f"module 'card' has no attribute {name!r}; public names: {', '.join(__all__)}")
         return getattr(import_module(MODULE_OF[name]), name)

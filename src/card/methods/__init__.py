@@ -29,7 +29,7 @@ def find_method(name: str) -> Method:
     if name == STEPWISE:
         raise SettingsError(
             f"method {name} shares an answer between two engines; take card generate --method {name}, or "
-            "card.labs.steps.Arbitrage in Python"
+            "card.steps.Arbitrage in Python"
         )
     if name not in METHODS:
         raise SettingsError(f"unknown method {name!r}; {known_instead(name, METHODS)}")

@@ -1,4 +1,4 @@
-"""`card.inside.hf.generate` against transformers' own `generate`: the same tokens, shapes and padding, in float32."""
+"""`card.hf.generate` against transformers' own `generate`: the same tokens, shapes and padding, in float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import card.inside.hf
+import card.hf
 import card.inside.hf.session
 from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
@@ -49,7 +49,7 @@ NUM_NEW = 24
 def target() -> Iterator[LlamaForCausalLM]:
     model = make_model(VOCAB_SIZE)
     yield model
-    card.inside.hf.release(model)
+    card.hf.release(model)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def theirs(model: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> 
 
 
 def ours(model: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> Any:
-    return theirs(model, batch, custom_generate=card.inside.hf.generate, **options)
+    return theirs(model, batch, custom_generate=card.hf.generate, **options)
 
 
 ONE, EVEN, RAGGED = (7,), (6, 6, 6, 6), (3, 12, 1, 8)
@@ -133,7 +133,7 @@ def test_the_assistant_model_drafts_and_its_settings_can_be_given(
 
 def test_a_wrapped_callable_still_finds_the_assistant_model(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return card.inside.hf.generate(*args, **kwargs)
+        return card.hf.generate(*args, **kwargs)
 
     batch = make_batch(ONE)
     done = theirs(target, batch, custom_generate=wrapped, assistant_model=draft, return_dict_in_generate=True)
@@ -157,7 +157,7 @@ def test_the_demo_pair_answers_as_in_transformers() -> None:
     done = ours(target, batch, assistant_model=draft, return_dict_in_generate=True, **options)
     assert torch.equal(done.sequences, expected)
     assert min(stats.mean_acceptance_length for stats in done.stats) > 1.3
-    card.inside.hf.release(target)
+    card.hf.release(target)
 
 
 def test_a_model_with_learned_positions_runs_through_its_modules() -> None:
@@ -389,7 +389,7 @@ def test_what_cannot_be_done_is_refused_by_name(target: LlamaForCausalLM, option
 
 def test_embeddings_instead_of_tokens_are_refused(target: LlamaForCausalLM) -> None:
     with pytest.raises(SettingsError, match="inputs_embeds"):
-        target.generate(inputs_embeds=torch.zeros(1, 3, 32), custom_generate=card.inside.hf.generate, max_new_tokens=3)
+        target.generate(inputs_embeds=torch.zeros(1, 3, 32), custom_generate=card.hf.generate, max_new_tokens=3)
 
 
 def test_positions_of_ones_own_are_refused(target: LlamaForCausalLM) -> None:
@@ -426,12 +426,12 @@ def test_models_that_are_not_decoders_are_refused() -> None:
         T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     )
     with pytest.raises(ModelError, match="encoder-decoder"):
-        t5.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.inside.hf.generate, max_new_tokens=3)
+        t5.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.hf.generate, max_new_tokens=3)
     bert = BertLMHeadModel(
         BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     )
     with pytest.raises(ModelError):
-        bert.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.inside.hf.generate, max_new_tokens=3)
+        bert.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.hf.generate, max_new_tokens=3)
 
 
 def test_a_text_that_fills_the_context_ends_there() -> None:
@@ -538,8 +538,8 @@ def test_what_is_kept_goes_with_the_model_and_is_bounded(draft: LlamaForCausalLM
     assert kept[-1]
     assert sum(kept) <= 4
     for one in models:
-        card.inside.hf.release(one)
-        card.inside.hf.release(one)  # twice does no harm
+        card.hf.release(one)
+        card.hf.release(one)  # twice does no harm
     assert not any(one in sessions_of(card.inside.hf.session) for one in models)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from card.inside.onnx import SpeculativeEngine
+from card.onnx import SpeculativeEngine
 
 _EVENTS = 256
 _MAX_EVENTS_S = 300.0

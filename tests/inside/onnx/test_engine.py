@@ -15,7 +15,7 @@ import pytest
 from card.errors import SettingsError
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.onnx import engine as module
-from card.inside.onnx import SpeculativeEngine
+from card.onnx import SpeculativeEngine
 from tests.decoding import toy_draft, toy_target
 from tests.inside.adapters.drafters import VOCAB_SIZE, DirectLink, greedy_of, plain, toy_proposer
 from tests.inside.onnx.fake import MODULE, FakeEngine, FakeRequest

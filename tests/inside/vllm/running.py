@@ -55,7 +55,7 @@ def _main(folder: Path) -> None:
     if job.get("card") is not None:
         speculation = {
             "method": "custom_class",
-            "model": "card.inside.vllm.CardProposer",
+            "model": "card.vllm.CardProposer",
             "num_speculative_tokens": job.get("num_speculative_tokens", 5),
         }
     llm = LLM(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.labs.cascade import cascade_argmin, spearman
+from card.cascade import cascade_argmin, spearman
 from card.errors import ScoreError, SettingsError
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)

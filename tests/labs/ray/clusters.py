@@ -97,7 +97,7 @@ def running_cluster(head: Mapping[str, float], *nodes: Mapping[str, float]) -> I
 
 
 def deploy(args: Mapping[str, Any], name: str = "default", route: str | None = "/") -> None:
-    """Run the application as `serve run card.labs.ray:app` does, and wait until it answers."""
+    """Run the application as `serve run card.ray:app` does, and wait until it answers."""
     serve.run(app(dict(args)), name=name, route_prefix=route)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-import card.labs.ray
+import card.ray
 from card.errors import SettingsError
 from card.labs.ray.allocation import LOAD, ByTargets
 from card.labs.ray.settings import API_KEY_VARIABLE, AppSettings
@@ -60,9 +60,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(args: dict[str, Any], 
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.labs.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("card.ray.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=re.escape(f"not installed; run {install_command('ray')}")):
-        card.labs.ray.app  # noqa: B018
+        card.ray.app  # noqa: B018
 
 
 def test_keys_are_for_both_sides_or_for_none() -> None:
@@ -85,7 +85,7 @@ def test_nobody_gets_in_from_elsewhere_without_a_key(monkeypatch: pytest.MonkeyP
 def test_the_example_is_one_that_would_be_deployed() -> None:
     example = yaml.safe_load(EXAMPLE.read_text("utf-8"))
     (application,) = example["applications"]
-    assert application["import_path"] == "card.labs.ray:app"
+    assert application["import_path"] == "card.ray:app"
     assert example["http_options"]["host"] == "127.0.0.1"
     settings = AppSettings.of(application["args"])
     settings.check_keys()

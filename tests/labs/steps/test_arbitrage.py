@@ -9,7 +9,7 @@ import pytest
 
 from card import LLM, SamplingParams
 from card.errors import SettingsError, VocabularyError
-from card.labs.steps import (
+from card.steps import (
     Arbitrage,
     EntropyRouter,
     OracleRouter,

@@ -66,7 +66,7 @@ def test_steps_stream_and_stats_say_who_wrote(capfd: pytest.CaptureFixture[str],
         (["generate", "--method", "arbitrage", "--target", "x", "hi"], "needs a draft model"),
         (
             ["chat", "--method", "arbitrage"],
-            "take card generate --method arbitrage, or card.labs.steps.Arbitrage in Python",
+            "take card generate --method arbitrage, or card.steps.Arbitrage in Python",
         ),
         (["serve", "--method", "arbitrage"], "take card generate --method arbitrage"),
     ],

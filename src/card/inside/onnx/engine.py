@@ -214,8 +214,8 @@ def genai() -> Any:
     try:
         import onnxruntime_genai
     except ImportError as error:
-        raise SettingsError(f"card.inside.onnx needs ONNX Runtime GenAI; {hint}") from error
+        raise SettingsError(f"card.onnx needs ONNX Runtime GenAI; {hint}") from error
     version = str(onnxruntime_genai.__version__)
     if not version.startswith(f"{SUPPORTED}."):
-        raise SettingsError(f"card.inside.onnx works with ONNX Runtime GenAI {SUPPORTED}, and this is {version}; {hint}")
+        raise SettingsError(f"card.onnx works with ONNX Runtime GenAI {SUPPORTED}, and this is {version}; {hint}")
     return onnxruntime_genai

@@ -1,1 +1,1 @@
-"""CARD as a proposer of vLLM: method `custom_class`, model `card.inside.vllm.CardProposer`."""
+"""CARD as a proposer of vLLM: method `custom_class`, model `card.vllm.CardProposer`."""

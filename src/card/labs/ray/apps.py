@@ -24,7 +24,7 @@ def app(args: dict[str, Any]) -> Any:
     """Return an application of targets, with drafters of its own unless `pool` names another one's.
 
     Args:
-        args: settings of the pool, the engine and the server; see the README.md beside it.
+        args: settings of the pool, the engine and the server; see docs/ray.md.
     Raises: SettingsError.
     """
     settings = AppSettings.of(args)

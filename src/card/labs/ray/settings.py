@@ -1,4 +1,4 @@
-"""Settings of an application on Ray Serve: in the `args` of a YAML file, or after `serve run card.labs.ray:app`.
+"""Settings of an application on Ray Serve: in the `args` of a YAML file, or after `serve run card.ray:app`.
 
 Its own settings stand beside those of the engine and of the server, by the same names as everywhere.
 """
@@ -71,9 +71,9 @@ class AppSettings:
         own, server, engine = declared(PoolSettings), declared(ServerSettings), dict(args)
         for name in engine:
             if name in _BY_RAY:
-                raise SettingsError(f"{name} is not for card.labs.ray: {_who_has(name)}")
+                raise SettingsError(f"{name} is not for card.ray: {_who_has(name)}")
             if name in _BY_POOL:
-                raise SettingsError(f"{name} is not for card.labs.ray: the pool says where a drafter is; leave it out")
+                raise SettingsError(f"{name} is not for card.ray: the pool says where a drafter is; leave it out")
         given = {name: _read(name, engine.pop(name)) for name in list(engine)}
         pool = {name: given.pop(name) for name in list(given) if name in own}
         served = {name: given.pop(name) for name in list(given) if name in server}
