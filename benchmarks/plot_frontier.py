@@ -1,6 +1,6 @@
 """Draw what judges cost and earn: how many answers stay the same against tokens a pass.
 
-    python benchmarks/plot_frontier.py benchmarks/results/judges.jsonl.gz --out docs/images/judges.png
+    python benchmarks/plot_frontier.py benchmarks/results/judges.jsonl.gz --out judges.png
 
 Takes a file of `judges.py`, with a picture for each data set, or the last run of a file of `card bench` whose questions
 have answers. Rows that are exact are the end point of every judge, whose knobs are joined by a line. Needs matplotlib:
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw a file's judges. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("file", type=Path, help="file of judges.py or card bench; may be packed (.gz)")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/judges.png"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("judges.png"), help="default: %(default)s")
     parser.add_argument("--solved", action="store_true", help="draw solved questions instead of answers that stay")
     args = parser.parse_args(argv)
     try:

@@ -28,7 +28,8 @@ from tests.tiny import tiny
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "card"
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "paper")
-PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
+README_PAGES = sorted((ROOT / "src" / "card").rglob("README.md"))
+PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md")) + README_PAGES
 MAX_COLUMNS = 110
 MAX_RESULTS_BYTES = 4_000_000  # of the committed lines; benchmarks/README.md says how large files are packed
 MAX_README_LINES = 110  # a screen and a half
@@ -103,8 +104,10 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short_and_the_list_of_pages_leads_to_every_one() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
-    listed = LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8"))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(listed)
+    pages = ROOT / "docs"
+    links = LINK.findall((pages / "README.md").read_text("utf-8"))
+    listed = {(pages / link.partition("#")[0]).resolve() for link in links}
+    assert {*pages.glob("*.md"), *README_PAGES} - {pages / "README.md"} - listed == set()
 
 
 def test_every_committed_result_is_named_by_a_page_and_all_together_stay_small() -> None:
@@ -195,7 +198,7 @@ def _places(path: str) -> list[Path]:
     return [ROOT / path, PACKAGE / path, *(PACKAGE.rglob(path) if "/" not in path else ())]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=_name)
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), *README_PAGES], ids=_name)
 def test_python_files_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`(?!\s+at [0-9a-f]{7})", page.read_text("utf-8")))  # here, at no old commit
     assert sorted(path for path in named if not any(place.exists() for place in _places(path))) == []

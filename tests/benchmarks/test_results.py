@@ -16,9 +16,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = sorted(
-    page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")
-)
+README_PAGES = sorted((ROOT / "src" / "card").rglob("README.md"))
+PAGES = [
+    *sorted(page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")),
+    *README_PAGES,
+]
+CTC = "src/card/family/ctc/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
@@ -27,26 +30,17 @@ TO_BE_MADE = re.compile(r"--out(?:=|\s+(?:\\\n\s*)?)\S+")
 # Faulty lines of earlier runs: how many, and why they stay. Later lines are never excused, and the list only shrinks.
 LAST_EXCUSED_DAY = "2026-11-27"
 EXCUSED: Mapping[str, tuple[int, str]] = {
-    "ctc.jsonl": (4, "two trainings of many minutes: the commands stand in docs/methods.md"),
+    "ctc.jsonl": (4, "two trainings of many minutes: the commands stand in its README"),
     "edge.jsonl": (120, "each line was written into the committed file, which made the next one look dirty"),
     "hivis.jsonl": (16, "has processor times: wants a quiet machine and a pair of benchmarks/toy_vision.py"),
     "int8.jsonl": (24, "seconds of passes: wants a quiet machine"),
     "judges.jsonl.gz": (305, "counts: the second run at one commit, with files in the tree that were not committed"),
-    "learned_preset.jsonl": (26, "wants three short trainings; the run is dirty"),
-    "onnx_genai_90M.jsonl": (6, "tokens/s: wants a quiet machine and an environment with ONNX"),
-    "pard_cost.jsonl": (3, "seconds of trainings: wants a quiet machine"),
-    "pard_family.jsonl": (7, "wants the drafters that pard_states.jsonl is about, and a further target"),
-    "pard_states.jsonl": (3, "seconds of trainings: wants a quiet machine"),
     "perplexity.jsonl": (1, "wants a build of llama.cpp held to AVX2, and real weights"),
     "policy_gate_2.jsonl": (160, "half an hour of virtual time; the policy called before is that of an old commit"),
     "policy_gate_overheads.jsonl": (1, "put together by hand from two measurements of a policy"),
     "round_overheads.jsonl": (1, "what the policy called before was charged: of an old commit"),
     "series.jsonl": (32, "has seconds: wants a quiet machine, and two trainings"),
-    "sparse.jsonl": (8, "has seconds, of real weights: wants a quiet machine"),
     "startup.jsonl": (14, "seconds of starts, of old commits too: wants a quiet machine"),
-    "vllm_overhead.jsonl": (2, "seconds: wants a quiet machine and an environment with vLLM"),
-    "vllm_suffix.jsonl": (18, "tokens/s: wants a quiet machine and an environment with vLLM"),
-    "writers_90M_amd.jsonl.gz": (1118, "tokens/s, hours of them: wants a quiet machine; the run is dirty"),
 }
 
 
@@ -105,8 +99,8 @@ def test_what_is_excused_is_there() -> None:
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
-    """Return the cells of a page's table below this row of headings."""
-    lines = (ROOT / "docs" / page).read_text("utf-8").splitlines()
+    """Return the cells of the table below this row of headings; the page is named by its path from the root."""
+    lines = (ROOT / page).read_text("utf-8").splitlines()
     body = itertools.takewhile(lambda line: line.startswith("|"), lines[lines.index(heading) + 2 :])
     return [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in body]
 
@@ -118,7 +112,7 @@ def test_the_table_of_the_edge_is_that_of_its_lines() -> None:
         found.setdefault(names, {})[line["devices"]] = line
     overlap = ""
     for first, ways, *cells in rows_of(
-        "edge.md", "| overlap, sent | servers by, shares | 30 devices | 180 devices | saved |"
+        "docs/edge.md", "| overlap, sent | servers by, shares | 30 devices | 180 devices | saved |"
     ):
         overlap = first or overlap
         policy, _, shares = ways.replace("`", "").partition(", ")
@@ -143,13 +137,13 @@ def test_the_table_of_places_is_that_of_its_lines() -> None:
         for line in lines_of(RESULTS / "edge_places.jsonl")
     ]
     heading = "| overlap | place | alone | `random` | `best-signal` | `most-compute` | `matching` | saved |"
-    assert rows_of("edge.md", heading) == told
+    assert rows_of("docs/edge.md", heading) == told
 
 
 def test_the_table_of_heads_is_that_of_its_lines() -> None:
     losses = {"CTC": "ctc", "cross-entropy": "cross-entropy"}
     lines = {(line["loss"], line["candidates"]): line for line in lines_of(RESULTS / "ctc.jsonl")}
-    rows = rows_of("methods.md", "| loss | candidates | tokens a step | accepted to depth 1, 2, 3, 4 |")
+    rows = rows_of(CTC, "| loss | candidates | tokens a step | accepted to depth 1, 2, 3, 4 |")
     assert len(rows) == len(lines)
     for loss, candidates, tokens, depths in rows:
         line = lines[losses[loss], int(candidates.split(",")[0])]
