@@ -1,8 +1,8 @@
 """Draw what judges cost and earn: how many answers stay the same against tokens a pass.
 
-    python benchmarks/plot_frontier.py benchmarks/results/judges.jsonl.gz --out docs/images/judges.png
+    python benchmarks/plot_frontier.py benchmarks/results/judges.jsonl.gz --out judges.png
 
-Takes a file of `family/judges.py`, with a picture for each data set, or the last run of a file of `card bench` whose questions
+Takes a file of `judges.py`, with a picture for each data set, or the last run of a file of `card bench` whose questions
 have answers. Rows that are exact are the end point of every judge, whose knobs are joined by a line. Needs matplotlib:
 pip install '.[bench]'. No display is needed.
 """
@@ -65,7 +65,7 @@ def points(run: Run, *, solved: bool) -> list[Point]:
 
 
 def points_by_data(lines: Sequence[dict[str, Any]], *, solved: bool) -> dict[str, list[Point]]:
-    """Return the rows of lines of `family/judges.py`, by data set and number of questions; `solved` as for `points`."""
+    """Return the rows of lines of `judges.py`, by data set and number of questions; `solved` as for `points`."""
     found: dict[str, list[Point]] = {}
     for row in judges.summarise(lines):
         judge = "" if row.judge == judges.EXACT else row.judge
@@ -140,8 +140,8 @@ def _draw_panel(axes: Any, found: Sequence[Point], styles: Mapping[str, tuple[st
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw a file's judges. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("file", type=Path, help="file of family/judges.py or card bench; may be packed (.gz)")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/judges.png"), help="default: %(default)s")
+    parser.add_argument("file", type=Path, help="file of judges.py or card bench; may be packed (.gz)")
+    parser.add_argument("--out", type=Path, default=Path("judges.png"), help="default: %(default)s")
     parser.add_argument("--solved", action="store_true", help="draw solved questions instead of answers that stay")
     args = parser.parse_args(argv)
     try:

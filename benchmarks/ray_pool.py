@@ -123,7 +123,7 @@ class Pool:
         import ray
         from ray import serve
 
-        from card.labs.ray import app
+        from card.ray import app
 
         ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": _PORT})

@@ -40,7 +40,6 @@ MODULES = (
     "table",
     "toy_vision",
     "validation_report",
-    "vllm_overhead",
     "vllm_plugin",
 )
 

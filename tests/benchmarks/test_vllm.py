@@ -8,18 +8,6 @@ from types import ModuleType
 
 import pytest
 
-from tests.decoding import toy_target
-from tests.inside.adapters.drafters import greedy_of, plain, toy_proposer
-
-
-def test_texts_are_played_to_a_proposer_as_an_engine_would(bench: dict[str, ModuleType]):
-    follow = greedy_of(toy_target())
-    texts = [plain(follow, prompt, 60) for prompt in ([3, 1, 4], [1, 5, 9, 2])]
-    played = bench["vllm_overhead"].play(toy_proposer(None), texts, [3, 4], 2, 0.0)
-    assert len(played.wall_ms) == len(played.busy_ms) < 60
-    assert len(played.begin_ms) == 1
-    assert 0 < played.num_accepted <= played.num_proposed
-
 
 def test_the_table_shows_each_row_against_plain_decoding(
     bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
