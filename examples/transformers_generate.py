@@ -15,7 +15,7 @@ question = [{"role": "user", "content": problem}]
 inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 options = {"max_new_tokens": 100, "do_sample": False, "return_dict_in_generate": True}
 
-fast = target.generate(**inputs, **options, custom_generate=card.inside.hf.generate, assistant_model=draft)
+fast = target.generate(**inputs, **options, custom_generate=card.hf.generate, assistant_model=draft)
 slow = target.generate(**inputs, **options)
 
 print(tokenizer.decode(fast.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

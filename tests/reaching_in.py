@@ -117,7 +117,7 @@ def child_pid(spare: DrafterChild) -> int:
 
 
 def sessions_of(module: ModuleType) -> MutableMapping[PreTrainedModel, Any]:
-    """Return what is kept between calls of `card.inside.hf.generate`."""
+    """Return what is kept between calls of `card.hf.generate`."""
     return module._sessions
 
 

@@ -56,5 +56,5 @@ def test_the_guide_to_the_python_api_shows_lines_of_the_examples_and_links_them_
     guide = (ROOT / "docs" / "python-api.md").read_text()
     for example in EXAMPLES:
         assert f"](../examples/{example.name})" in guide
-    call = next(line for line in guide.splitlines() if "custom_generate=card.inside.hf.generate, assistant" in line)
+    call = next(line for line in guide.splitlines() if "custom_generate=card.hf.generate, assistant" in line)
     assert call in (ROOT / "examples" / "transformers_generate.py").read_text()

@@ -111,7 +111,7 @@ def test_a_writer_in_a_file_of_its_own_is_used_by_its_name(
     run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", recipe("A method to add"), re.DOTALL)
-    path = re.match(r"# src/card/(writers/local/echo\.py)\n", code)
+    path = re.match(r"# src/card/(drafting/local/echo\.py)\n", code)
     assert path, "the program says where it is saved"
     file = tmp_path / path[1]
     file.parent.mkdir(parents=True)

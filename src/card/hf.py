@@ -1,4 +1,4 @@
-"""`custom_generate=card.inside.hf.generate`: the public door of `card.inside.hf`."""
+"""`custom_generate=card.hf.generate`: the public door of `card.inside.hf`."""
 
 from card.inside.hf.generating import GenerateOutput, generate
 from card.inside.hf.session import release

@@ -222,7 +222,7 @@ def test_generate_of_transformers_gets_each_row_as_if_it_were_alone(name: str, d
     options: dict[str, Any] = {
         "do_sample": False,
         "max_new_tokens": NUM_NEW,
-        "custom_generate": card.inside.hf.generate,
+        "custom_generate": card.hf.generate,
     }
     if drafts:
         options["assistant_model"] = copy.deepcopy(long_rope_model(name, 0.05))

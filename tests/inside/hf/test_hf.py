@@ -1,4 +1,4 @@
-"""`card.inside.hf.generate` against transformers' own `generate`: the same tokens, shapes and padding, in float32."""
+"""`card.hf.generate` against transformers' own `generate`: the same tokens, shapes and padding, in float32."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def theirs(model: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> 
 
 
 def ours(model: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> Any:
-    return theirs(model, batch, custom_generate=card.inside.hf.generate, **options)
+    return theirs(model, batch, custom_generate=card.hf.generate, **options)
 
 
 ONE, EVEN, RAGGED = (7,), (6, 6, 6, 6), (3, 12, 1, 8)
@@ -389,7 +389,7 @@ def test_what_cannot_be_done_is_refused_by_name(target: LlamaForCausalLM, option
 
 def test_embeddings_instead_of_tokens_are_refused(target: LlamaForCausalLM) -> None:
     with pytest.raises(SettingsError, match="inputs_embeds"):
-        target.generate(inputs_embeds=torch.zeros(1, 3, 32), custom_generate=card.inside.hf.generate, max_new_tokens=3)
+        target.generate(inputs_embeds=torch.zeros(1, 3, 32), custom_generate=card.hf.generate, max_new_tokens=3)
 
 
 def test_positions_of_ones_own_are_refused(target: LlamaForCausalLM) -> None:
@@ -426,12 +426,12 @@ def test_models_that_are_not_decoders_are_refused() -> None:
         T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     )
     with pytest.raises(ModelError, match="encoder-decoder"):
-        t5.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.inside.hf.generate, max_new_tokens=3)
+        t5.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.hf.generate, max_new_tokens=3)
     bert = BertLMHeadModel(
         BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     )
     with pytest.raises(ModelError):
-        bert.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.inside.hf.generate, max_new_tokens=3)
+        bert.generate(torch.ones(1, 3, dtype=torch.long), custom_generate=card.hf.generate, max_new_tokens=3)
 
 
 def test_a_text_that_fills_the_context_ends_there() -> None:

@@ -348,7 +348,7 @@ def test_generate_of_transformers_gets_its_own_text(name: str, drafts: bool) -> 
     if drafts:
         options["assistant_model"] = copy.deepcopy(model_of(name, 0.1))
     for _ in range(2):
-        written = model.generate(ids, custom_generate=card.inside.hf.generate, **options)[0, 20:].tolist()
+        written = model.generate(ids, custom_generate=card.hf.generate, **options)[0, 20:].tolist()
         assert written == expected(name, 20)
     options.pop("assistant_model", None)
     assert model.generate(ids, **options)[0, 20:].tolist() == expected(name, 20), "it can be used elsewhere again"

@@ -21,8 +21,8 @@ from card.tools.bench.report.page import render
 from card.tools.bench.report.table import write_csv
 from card.tools.bench.results import load
 from card.tools.bench.summary import Spread, summarise
-from tests.tools.bench.bench_files import BASELINE, ROWS, make_run, write_run
 from tests.commands import Ran, run_command
+from tests.tools.bench.bench_files import BASELINE, ROWS, make_run, write_run
 
 LONG_NAME = "card,beam_width=8,budget=32,verify=tree,growth=best-first,all-cores"
 NEEDS_MORE = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta"}

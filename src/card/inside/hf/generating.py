@@ -1,4 +1,4 @@
-"""CARD inside transformers: ``model.generate(**inputs, custom_generate=card.inside.hf.generate, assistant_model=draft)``.
+"""CARD inside transformers: ``model.generate(**inputs, custom_generate=card.hf.generate, assistant_model=draft)``.
 
 transformers prepares the inputs, the logits processors and the stopping criteria as for its own decoding; the decoding
 itself is ours. Greedy output is that of transformers' own `generate`, in content, shape and padding.

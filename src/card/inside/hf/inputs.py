@@ -88,7 +88,7 @@ def refuse(
         faults.append("synced_gpus")
     if faults:
         raise SettingsError(
-            f"card.inside.hf.generate cannot do {', '.join(faults)}; leave it out, or leave custom_generate out"
+            f"card.hf.generate cannot do {', '.join(faults)}; leave it out, or leave custom_generate out"
         )
 
 

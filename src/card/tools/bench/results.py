@@ -1,8 +1,8 @@
 """Bench files: JSON lines that say what a run promises and what it measured; reading one checks that the two agree.
 
-A file is appended to as the run goes: a line of kind ``run``, what was chosen for each row (``chosen``), one
-``sample`` per decode, one ``check`` per row once texts were compared, and an ``end``. A run that was cut off goes on
-under the same ``run_id``. One that is packed with gzip is read, too. Summaries are never stored: `card.tools.bench.summary`
+A file is appended to as the run goes: a line of kind ``run``, what was chosen for each row (``chosen``), one ``sample``
+per decode, one ``check`` per row once texts were compared, and an ``end``. A run that was cut off goes on under the
+same ``run_id``. One that is packed with gzip is read, too. Summaries are never stored: `card.tools.bench.summary`
 computes them from the samples. The format is described in README.md of bench.
 """
 
@@ -18,9 +18,9 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from card.tools.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
 from card.errors import BenchError
 from card.text.lines import text_of
+from card.tools.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
 
 VERSION = 1
 
