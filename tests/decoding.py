@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
 from card.drafting.beam import BeamWriter
 from card.drafting.drafter import DrafterWorker
@@ -19,7 +20,6 @@ from card.engine.request import Request
 from card.engine.target import TargetWorker
 from card.links.in_process import InlineLink
 from card.links.link import DrafterLink
-from card.methods import find_method
 from card.models.protocol import LanguageModel
 from card.tree.masks import GrammarState
 from tests.toy import TableModel

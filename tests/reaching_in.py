@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
     from card.drafting.drafter import DrafterWorker
-    from card.drafting.local.store import StoreWriter
     from card.engine.engine import Engine
     from card.engine.policy.rounds import Schedule
     from card.engine.policy.tuned import TunedPolicy
@@ -22,6 +21,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.engine.replica import Replica
     from card.engine.sequence import Sequence
     from card.engine.target import TargetWorker
+    from card.family.copying.store import StoreWriter
     from card.links.child import DrafterChild
     from card.links.server import DraftServer
     from card.links.zmq_link import Watch, ZmqLink
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
 def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:
     """Let models be loaded and run as on a machine where integer passes are not possible for a reason, or are."""
-    for module in ("dtypes", "own_pass"):
+    for module in ("dtypes", "own.reasons"):
         monkeypatch.setattr(f"card.models.{module}.why_not_int8", lambda: reason)
 
 

@@ -19,8 +19,8 @@ import card.drafting.local
 import card.methods
 import card.models.architectures
 from card.cli.main import cli
+from card.config.method import Method
 from card.drafting.local import find_writer, writer_names
-from card.methods import Method
 from card.models.architectures import find_architecture
 from card.models.own.decoder_model import read_decoder
 from tests.tiny import tiny

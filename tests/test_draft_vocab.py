@@ -11,11 +11,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from card.api.llm import LLM
 from card.config import SamplingParams
+from card.config.registry import methods
 from card.drafting.beam import BeamSequence
-from card.drafting.phrase_drafting import PhraseDraftSequence
 from card.errors import SettingsError
+from card.family.copying.phrase_drafting import PhraseDraftSequence
 from card.kernels.int8_linear import why_not_int8
-from card.methods import METHODS
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.own.decoder_model import mark_int8
@@ -31,7 +31,7 @@ PROMPTS = ["the cat sat", "one two three"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, seed=0, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=11)
 ENDING = SamplingParams(temperature=2.0, max_tokens=200, seed=14)  # both texts end after 52 tokens
-DRAFTING = [name for name, one in METHODS.items() if one.needs_draft and not one.needs_training]
+DRAFTING = [name for name, one in methods().items() if one.needs_draft and not one.needs_training]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from worker_protocol import Batch, Decoded, serve
 import card
 from card.api.llm import LLM
 from card.config import DraftSettings, SamplingParams
-from card.methods import find_method
+from card.config.registry import find_method
 from card.tools.bench.rows import CardRow
 
 _GREEDY = SamplingParams(temperature=0.0).resolved()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings, Schedule
+from card.config.registry import methods
 from card.errors import SettingsError
 from card.family.judges.choosing import choose_verifier
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
-from card.methods import METHODS
 from card.tree.verify import MATCH
 
-OF_ROUNDS = sorted(name for name, method in METHODS.items() if method.length_from_latencies)
+OF_ROUNDS = sorted(name for name, method in methods().items() if method.length_from_latencies)
 
 
 def cost(first_s: float, per_token_s: float = 0.0) -> PassCost:
@@ -29,7 +29,7 @@ def length_of(name: str, *, ratio: float, per_token_s: float = 0.0, most: int = 
     """Return the length beside a target whose pass takes ``ratio`` drafter passes of one token, each of a second."""
     settings = DraftSettings(**draft)  # type: ignore[arg-type]
     target, drafter = cost(ratio), cost(1.0, per_token_s)
-    return round_length(METHODS[name], settings, target=target, drafter=drafter, most=most)
+    return round_length(methods()[name], settings, target=target, drafter=drafter, most=most)
 
 
 def test_they_are_the_methods_in_which_target_and_drafter_meet_after_each_block() -> None:
@@ -69,7 +69,7 @@ def test_its_passes_fit_and_those_of_a_longer_round_do_not(
 ) -> None:
     shape = {"beam_width": beam_width, "fan_out": fan_out}
     length = length_of(name, ratio=ratio, per_token_s=per_token_s, most=most, **shape)
-    method, drafter = METHODS[name], cost(1.0, per_token_s)
+    method, drafter = methods()[name], cost(1.0, per_token_s)
     assert method.passes_of_round is not None
 
     def round_s(num_speculative_tokens: int) -> float:

@@ -13,8 +13,11 @@ from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)
 
-_WORK = ("bench.run_bench", "bench.read_plan", "bench_report.load", "commands.text.make_llm", "plan.measure_profile",
-         "plan.read_datasets", "plan.record_pair")  # fmt: skip
+_WORK = (
+    *("cli.commands.text.make_llm", "tools.bench.command.run_bench", "tools.bench.command.read_plan"),
+    *("tools.bench.report.command.load", "tools.planner.command.measure_profile"),
+    *("tools.planner.command.read_datasets", "tools.planner.command.record_pair"),
+)
 
 Places = Callable[[str], Path]
 
@@ -66,7 +69,7 @@ def assert_refused(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in _WORK:
-        monkeypatch.setattr(f"card.cli.{name}", lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+        monkeypatch.setattr(f"card.{name}", lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
     (tmp_path / "results").write_text("{}\n")
     given = [str(tmp_path / "results") if one == "RESULTS" else one for one in arguments]
     monkeypatch.setattr("sys.argv", ["card", *given])

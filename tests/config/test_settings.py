@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams, split_settings
+from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.config.splitting import split_settings
 from card.errors import CardError, SettingsError, known_instead
 
 Kind = type[SamplingParams] | type[DraftSettings] | type[EngineSettings]

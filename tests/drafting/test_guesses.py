@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.drafting.guesses import Guesses, NgramPool, RankRates, guess_rates, merged
+from card.family.copying.guesses import Guesses, NgramPool, RankRates, guess_rates, merged
 from card.tree.nodes import ROOT, MergedNodes
 from tests.local_observing import scores_of
 

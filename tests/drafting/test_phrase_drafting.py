@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.drafter import DrafterWorker
-from card.drafting.phrase_drafting import PhraseDraftSequence, PhraseDraftWriter
+from card.family.copying.phrase_drafting import PhraseDraftSequence, PhraseDraftWriter
 from card.links.in_process import InlineLink
 from card.tree.nodes import NewNodes
 from tests.decoding import assert_plain_in_turns, assert_plain_under_any_order, decode, plain, toy_draft, toy_target

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.config.registry import methods
 from card.drafting.local import writer_names
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.sequence import Work
 from card.engine.target import TargetWorker
-from card.methods import METHODS
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults
 from tests.watching import Notes, watched
 
-ANY = sorted(name for name, method in METHODS.items() if not method.needs_head)
-DRAFTING = sorted(name for name, method in METHODS.items() if method.needs_draft)
-PARALLEL = sorted(name for name, method in METHODS.items() if method.needs_draft and method.placement != "inline")
-ALONE = sorted(name for name, method in METHODS.items() if not (method.needs_draft or method.needs_head))
+ANY = sorted(name for name, method in methods().items() if not method.needs_head)
+DRAFTING = sorted(name for name, method in methods().items() if method.needs_draft)
+PARALLEL = sorted(name for name, method in methods().items() if method.needs_draft and method.placement != "inline")
+ALONE = sorted(name for name, method in methods().items() if not (method.needs_draft or method.needs_head))
 WRITERS = sorted(name for name in writer_names() if name not in ("store", "ctc", "hivis"))  # those need a file
 
 agreements = st.sampled_from([0.0, 0.6, 0.9, 1.0])
@@ -97,7 +97,7 @@ def test_each_text_of_a_batch_is_that_of_plain_decoding_alone(
     method, seed, agreement, shape, faults, num_requests, max_num_seqs, temperature
 ):
     target = toy_target(seed)
-    link = fake(toy_draft(target, agreement), faults) if METHODS[method].needs_draft else None
+    link = fake(toy_draft(target, agreement), faults) if methods()[method].needs_draft else None
     engine = make_engine(target, link, method, limits=Limits(max_num_seqs=max_num_seqs, prefill_chunk=4))
     requests = [
         make_request(
@@ -130,7 +130,7 @@ def test_without_a_drafter_a_text_that_repeats_itself_gives_more_than_one_token_
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=110)
     _, _, stats = decode(target, None, method=method, params=params)
     assert stats.mean_acceptance_length > 1.3
-    assert set(stats.accepted_by_writer) == {"self" if METHODS[method].selection else method}
+    assert set(stats.accepted_by_writer) == {"self" if methods()[method].selection else method}
 
 
 def test_statistics_say_what_each_writer_earned():

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
+from card.config.registry import methods
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.request import Request
-from card.methods import METHODS
 from card.models.runners import plain_runner
 from card.models.torch_runner import TorchRunner
 from card.tree.sampling import Sampler
@@ -83,7 +83,7 @@ def requests_of(family: str, method: str, params: Sequence[SamplingParams]) -> l
             params=one,
             draft=DRAFT,
             prompt=prompt_of(length),
-            uses_drafter=METHODS[method].needs_draft,
+            uses_drafter=methods()[method].needs_draft,
         )
         for length, one in zip(LENGTHS, params, strict=False)
     ]
@@ -94,7 +94,7 @@ def prompt_of(length: int) -> tuple[int, ...]:
 
 
 def engine_of(family: str, method: str) -> Engine:
-    link = inline(runner_of(family, 0.1)) if METHODS[method].needs_draft else None
+    link = inline(runner_of(family, 0.1)) if methods()[method].needs_draft else None
     return make_engine(runner_of(family), link, method, limits=Limits(prefill_chunk=11))
 
 

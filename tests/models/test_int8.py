@@ -49,11 +49,11 @@ from transformers import (
 
 from card.api.llm import LLM
 from card.config import SamplingParams
+from card.config.registry import methods
 from card.errors import ModelError
 from card.kernels import int8_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.threads import use_threads
-from card.methods import METHODS
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_model, load_tokenizer
@@ -333,11 +333,11 @@ def expected(pair: Pair) -> list[tuple[int, ...]]:
     return together
 
 
-@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not one.needs_training])
+@pytest.mark.parametrize("method", [name for name, one in methods().items() if not one.needs_training])
 def test_every_method_writes_the_text_of_plain_decoding(
     pair: Pair, expected: list[tuple[int, ...]], method: str
 ) -> None:
-    draft = pair.draft if METHODS[method].needs_draft else None
+    draft = pair.draft if methods()[method].needs_draft else None
     settings: dict[str, Any] = {"placement": "inline"} if draft else {}
     with LLM(pair.target, draft, method=method, dtype="int8", **settings) as llm:
         assert texts(llm) == expected

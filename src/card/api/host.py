@@ -20,6 +20,7 @@ from card.api.target import Target, load_target
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import DraftSource, make_drafter, tell_ahead
+from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import ResolvedParams, SamplingParams
@@ -28,8 +29,6 @@ from card.engine.request import CheckedRequest, Request, Update
 from card.engine.scoring import Scorer
 from card.engine.watchers import Watchers
 from card.errors import SettingsError, TargetError, in_words
-from card.family.judges.choosing import attach_verifier, choose_verifier
-from card.family.specbranch.network import OFF, hrad_consumers
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.links.link import DrafterLink
@@ -123,7 +122,9 @@ class Host:
         )
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
         self.method, self.settings = plan.method, plan.settings
-        facts = replace(facts, verifier=choose_verifier(self.settings.judge, verifier))
+        chosen, named = choose_verifier(self.settings, verifier)
+        facts = replace(facts, verifier=chosen, verifier_named=named)
+        resolve(asked, facts, method=method)  # a verifier with nothing to judge is refused as early
         if spare is not None and plan.has_drafter_process and isinstance(draft, str):
             tell_ahead(spare, self.settings)
         say(f"loading {self.settings.target}")
@@ -267,12 +268,11 @@ class Host:
         """Return those who look at the target's features, if there are any.
 
         Args:
-            draft: as of `attach_verifier`.
+            draft: as of `feature_wish`.
             shown: those who show them to the drafter.
         """
-        predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
-        consumers = [*hrad_consumers(predictor, self.runner, plan.draft.branch_below), *shown]
-        wish = attach_verifier(plan.verifier, self.runner, draft)
+        consumers = [*feature_consumers(plan, self.runner), *shown]
+        wish = feature_wish(plan.verifier, self.runner, draft)
         wanted = {writer.wanted_features for writer in writers.values()} - {None}
         if not (consumers or wish or wanted):
             return None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from card.api.host import Host
+from card.config.method import Method
 from card.engine.trace import Trace
-from card.methods import Method
 
 
 class Hosted:

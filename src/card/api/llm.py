@@ -69,7 +69,7 @@ class LLM(Hosted):
         Args:
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot go into a process of its own.
-            method: a name of `card.methods.METHODS`; None takes card if there is a draft model and vanilla if not.
+            method: a name that `card methods` lists; None takes card if there is a draft model and vanilla if not.
             verifier: decides which candidates stay, see `card.tree.verify`; one that is not exact needs allows_inexact.
             spare: a process for the drafter that was started before this one had loaded torch.
             say: is told what goes on, in words for a user who waits.

@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size, split_settings
+from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size
+from card.config.method import Method
+from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
+from card.config.splitting import split_settings
 from card.drafting.local import find_writer
 from card.engine.offers import DRAFTER
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
-from card.methods import Method, find_method
 from card.tree.verify import MATCH, Verifier
 
 SPARE_ROWS = 64  # KV rows of a sequence beyond its text and its tree: `num_speculative_tokens` may grow by measurement
@@ -61,6 +63,7 @@ class Facts:
     free_bytes: int = 0  # on the target's device
     latencies: Latencies | None = None
     verifier: Verifier = MATCH  # decides which candidates stay
+    verifier_named: str = ""  # by which settings, in words; empty: it was given as an object
 
     @property
     def draft_stays_here(self) -> bool:
@@ -91,7 +94,7 @@ class Plan:
         usual = self.method.selection
         if usual is None:
             return None
-        return SelfDrafting(parse_selection(self.settings.kv_selection or usual), self.method.num_looked_up)
+        return SelfDrafting(parse_selection(self.method.select(self.settings) or usual), self.method.num_looked_up)
 
     @property
     def first_schedule(self) -> Schedule:
@@ -210,12 +213,12 @@ def _refuse_contradictions(
 ) -> None:
     if drafts and not has_draft:
         raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
-    if settings.judge is not None and not (drafts or method.writers or settings.writers or method.selection):
+    if facts.verifier_named and not (drafts or method.writers or settings.writers or method.selection):
         raise SettingsError(
-            f"judge {settings.judge} has nothing to judge: method {method.name} has no candidates; leave it out, or "
+            f"{facts.verifier_named} has nothing to judge: method {method.name} has no candidates; leave it out, or "
             "name a method or writers that have"
         )
-    if not facts.verifier.is_exact and not (settings.allows_inexact or settings.judge is not None):
+    if not facts.verifier.is_exact and not (settings.allows_inexact or facts.verifier_named):
         raise SettingsError(
             "this verifier may keep tokens that the target would not choose: leave it out, or set allows_inexact=True"
         )

@@ -19,9 +19,9 @@ from card.cli.options import DEMO_TARGET, demo_note, given, hint_at_int8, resolv
 from card.cli.starting import spinner
 from card.cli.tables import show
 from card.config import SamplingParams
+from card.config.registry import methods
 from card.engine.metrics import RequestStats
 from card.errors import SettingsError
-from card.methods import METHODS
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
@@ -82,7 +82,7 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
         racers = []
         settings = given(options) | {"wait_for_drafter": True, "cache": False}
         for method in _METHODS:
-            has_draft = METHODS[method].needs_draft
+            has_draft = methods()[method].needs_draft
             llm = LLM(model, draft if has_draft else None, tokenizer=tokenizer, method=method, **settings)
             racers.append(Racer(method, llm))
     if note := demo_note(target):

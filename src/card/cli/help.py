@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+
+from card.config.fields import declared
+from card.config.record import Command, load_place
+from card.config.registry import commands, own_settings
 
 _SHORT = 20  # a command with at most so many options of its own shows them all
 
@@ -16,11 +20,11 @@ _SHORT = 20  # a command with at most so many options of its own shows them all
 _SECTIONS = {
     "Models": (
         "model target draft pair dtype device",
-        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad ctc hivis kv_selection",
+        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len",
     ),
     "Method": (
-        "method methods writers judge",
-        "placement schedule policy suffix_store suffix_store_key suffix_store_tokens",
+        "method methods writers",
+        "placement schedule policy",
     ),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
     "Text": (
@@ -46,8 +50,13 @@ _SECTIONS = {
         "tool_parser generation_config spec_metrics log_level",
     ),
 }
-_RARE = frozenset(name for _, rare in _SECTIONS.values() for name in rare.split())
-TITLE_OF = {name: title for title, names in _SECTIONS.items() for name in " ".join(names).split()}
+_OWN_RULES = {name: declared(kind)[name].rule for name, kind in own_settings().items()}
+_RARE = frozenset(name for _, rare in _SECTIONS.values() for name in rare.split()) | {
+    name for name, rule in _OWN_RULES.items() if not rule.is_common
+}
+TITLE_OF = {name: title for title, names in _SECTIONS.items() for name in " ".join(names).split()} | {
+    name: rule.section for name, rule in _OWN_RULES.items() if rule.section
+}
 _TITLES = ("Options", *_SECTIONS, "Help")
 _OWN = ("--verbose", "--help-all", "--help")  # of the section "Help"
 
@@ -85,17 +94,27 @@ class CardCommand(click.Command):
 
 
 class CardGroup(click.Group):
-    """A group of such commands."""
+    """A group of such commands, each of which is imported when it is asked for."""
 
-    command_class = CardCommand
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: Any, own: Sequence[Command] = (), under: str = "", **settings: Any) -> None:
+        """Take the commands of a group's own, which come first, and those that records have under its name."""
         super().__init__(*args, **settings)
         self.params.append(_VERBOSE)
+        self._table = {one.name: one for one in own} | commands(under)
 
-    def list_commands(self, _: click.Context) -> list[str]:
-        """Return the names in the order in which they were added: what is used most comes first."""
-        return list(self.commands)
+    def list_commands(self, _: click.Context | None = None) -> list[str]:
+        """Return the names in their order: what is used most comes first."""
+        return list(self._table)
+
+    def get_command(self, _: click.Context | None, name: str) -> click.Command | None:
+        """Return a command, which is imported now."""
+        found = self._table.get(name)
+        return None if found is None else load_place(found.place)
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command. None is imported for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.summary) for name, one in self._table.items()])
 
     def invoke(self, context: click.Context) -> Any:
         """Run a command; after Ctrl-C click itself would write an empty line, wherever standard error leads."""

@@ -8,45 +8,38 @@ import sys
 import click
 
 from card import __version__
-from card.cli.commands.measure import bench, plan, profile, report, verify_machine, verify_server
-from card.cli.commands.pairs import check_pair, choose_examples, pairs, record, train
-from card.cli.commands.serve import draft_server, keys, serve
-from card.cli.commands.text import chat, demo, generate
 from card.cli.help import CardGroup, StderrHandler
 from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
+from card.config.record import Command
 from card.errors import CardError, ShortageError
-from card.labs.series.options import forecast
 from card.machine.memory import is_shortage
 from card.models.shortage import shortage_in_words
 
+_COMMANDS = (
+    Command("generate", "Continue or answer a prompt.", "card.cli.commands.text:generate"),
+    Command("chat", "Talk with the target model.", "card.cli.commands.text:chat"),
+    Command("serve", "Serve a model over HTTP.", "card.cli.commands.serve:serve"),
+    Command("demo", "Watch the methods side by side on the built-in pair.", "card.cli.commands.text:demo"),
+    Command("methods", "List decoding methods.", "card.cli.commands.machine:methods"),
+    Command("pairs", "List known pairs.", "card.cli.commands.machine:pairs"),
+    Command("draft-server", "Draft for targets on other machines.", "card.cli.commands.serve:draft_server"),
+    Command("keys", "Make the keys of a draft server and its clients.", "card.cli.commands.serve:keys"),
+    Command(
+        "verify-machine",
+        "Check that exact passes compute here what they do elsewhere.",
+        "card.cli.commands.machine:verify_machine",
+    ),
+)
 
-@click.group(cls=CardGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+@click.group(
+    cls=CardGroup,
+    own=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, "-V", "--version", prog_name="card")
 def cli() -> None:
     """Faster text from large language models, word for word the same: CARD, query and correct."""
-
-
-for command in (
-    generate,
-    chat,
-    serve,
-    demo,
-    pairs,
-    check_pair,
-    verify_server,
-    verify_machine,
-    draft_server,
-    keys,
-    train,
-    forecast,
-    report,
-    profile,
-    record,
-    plan,
-    choose_examples,
-    bench,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -15,13 +15,12 @@ from card.cli.fetching import fetch_models
 from card.cli.starting import load, spinner, start_drafter_child, tell
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
+from card.config.registry import all_methods, find_method, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError
-from card.methods import METHODS, OWN_SETTINGS, STEPWISE, find_method
 from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.files.places import local_model
 from card.text.lines import text_of
-from card.tools.bench.names import DRAFTER
 
 if TYPE_CHECKING:  # loaded when a command runs
     from card.api.llm import LLM
@@ -29,6 +28,7 @@ if TYPE_CHECKING:  # loaded when a command runs
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
+DRAFTER = "beam"  # the writer that is the draft model
 WITH_DRAFT, ALONE = "card", "suffix"  # the methods taken unless one is named; the latter by docs/methods.md
 _OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, unless the user says
@@ -188,26 +188,37 @@ model_options = with_options(
 
 
 def _method_option(*names: str) -> Callable[[F], F]:
+    others = ", ".join(sorted(all_methods().keys() - methods().keys()))
     return option_of(
         EngineSettings,
         "method",
         shell_complete=lambda _, __, begun: [name for name in names if name.startswith(begun)],
-        help=f"One of {', '.join(METHODS)}; {STEPWISE} in generate.  "
+        help=f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}.  "
         f"[default: {WITH_DRAFT}; {ALONE} without a draft model]",
     )
+
+
+def own_option(name: str, **how: Any) -> Callable[[F], F]:
+    """Return the option of a setting that a folder beside the core declares; arguments as of `option_of`."""
+    return option_of(own_settings()[name], name, **how)
+
+
+def options_of_methods(command: F) -> F:
+    """Add the options of methods that `card generate` alone runs."""
+    kinds = [method.settings for method in all_methods().values() if method.settings is not None]
+    return with_options(*(option_of(kind, name) for kind in kinds for name in declared(kind)))(command)
 
 
 _how_it_drafts = with_options(
     *options_of(EngineSettings, "placement schedule policy"),
     option_of(EngineSettings, "writers", help=_WRITERS),
-    option_of(EngineSettings, "judge"),
-    *options_of(EngineSettings, " ".join(OWN_SETTINGS)),
-    *options_of(EngineSettings, "suffix_store suffix_store_key suffix_store_tokens draft_address"),
+    *(option_of(kind, name) for kind in own_kinds() for name in declared(kind)),
+    option_of(EngineSettings, "draft_address"),
     option_of(EngineSettings, "draft_optional", "--draft-optional/--draft-required"),
     option_of(EngineSettings, "draft_keys"),
 )
-method_options = with_options(_method_option(*METHODS), _how_it_drafts)
-all_method_options = with_options(_method_option(*METHODS, STEPWISE), _how_it_drafts)  # those of two engines as well
+method_options = with_options(_method_option(*methods()), _how_it_drafts)
+all_method_options = with_options(_method_option(*all_methods()), _how_it_drafts, options_of_methods)
 draft_options = with_options(
     *options_of(
         DraftSettings,

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from card.cli.interrupts import leaving_at_once
+from card.config.registry import find_method
 from card.links.child import DrafterChild
 from card.machine.container import cpu_quota, num_usable_cores
 from card.machine.pulse import Pulse, write_line
-from card.methods import find_method
 
 T = TypeVar("T")
 Say = Callable[[str], None]  # takes what is being done now, such as "loading demo-target"

@@ -9,7 +9,6 @@ from card.config.engine import (
     Placement,
     PolicyName,
     parse_size,
-    split_settings,
 )
 from card.config.keywords import LLMSettings
 from card.config.sampling import NEUTRAL, Grammar, ResolvedParams, SamplingParams, SamplingRule, ShapingRule
@@ -36,5 +35,4 @@ __all__ = [
     "TreeShape",
     "VerifyShape",
     "parse_size",
-    "split_settings",
 ]

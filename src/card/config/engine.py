@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
 
-from card.config.drafting import DraftSettings
-from card.config.fields import Replaceable, check, make_plain, refuse_unknown, require, setting
-from card.config.selection import parse_selection
+from card.config.fields import Replaceable, check, declared, make_plain, require, setting
 
+T = TypeVar("T")
 Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
 PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says remote
 ScheduleSetting = Literal["auto", "beside", "turns"]
@@ -80,11 +80,6 @@ class EngineSettings(Replaceable):
     allows_inexact: bool = setting(
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )
-    judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
-    ctc: str | None = setting(None, "Head for ctc.")
-    hivis: str | None = setting(None, "Drafter for hivis.")
-    hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.")
-    kv_selection: str | None = setting(None, "KV rows for sparsespec and specpv.")
     writers: tuple[str, ...] | None = setting(
         None,
         "Who proposes candidates, such as beam,suffix; beam is the draft model.",
@@ -92,9 +87,15 @@ class EngineSettings(Replaceable):
         allowed="a list of names",
         shown="by method",
     )
-    suffix_store: str | None = setting(None, "File of finished texts for the writer store.")
-    suffix_store_key: str = setting("default", "Texts under other keys are not read.")
-    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key.", least=1)
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of folders beside the core, by name
+
+    def of(self, kind: type[T]) -> T:
+        """Return the settings of a folder, as its class declares them. Raises: SettingsError for a value out of range.
+
+        Args:
+            kind: a dataclass; what was not set is as it says.
+        """
+        return kind(**{name: value for name, value in self.own.items() if name in declared(kind)})
 
     @property
     def weights_dir(self) -> str | None:
@@ -113,8 +114,6 @@ class EngineSettings(Replaceable):
         require(self.cache_dir != "", "cache_dir", allowed, self.cache_dir)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
-        if self.kv_selection is not None:
-            parse_selection(self.kv_selection)
         if self.draft_address is None:
             allowed = "given with draft_address only, which it is about"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
@@ -125,14 +124,6 @@ class EngineSettings(Replaceable):
         ):
             value = getattr(self, name)
             require(value is None, name, f"left out with draft_address, {why}", value)
-
-
-def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
-    engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
-    refuse_unknown(settings, engine_names | draft_names)
-    engine = {name: value for name, value in settings.items() if name in engine_names}
-    return engine, {name: value for name, value in settings.items() if name in draft_names}
 
 
 def parse_size(text: str) -> int:

@@ -55,6 +55,8 @@ class _Rule:
     unit: str = ""
     allowed: str = ""
     shown: str = ""
+    section: str = ""  # of the help, for a setting of a folder beside the core
+    is_common: bool = False  # such a one is shown by --help too, not by --help-all alone
 
 
 def setting(
@@ -76,6 +78,7 @@ def setting(
         unit: of the bounds, in words.
         allowed: what may be given, where bounds and type do not say it well.
         shown: the default in words, where the value does not say it.
+        section, is_common: where the help of a command shows it.
     """
     bounds = Bounds(least=least, above=above, most=most, below=below)
     metadata = {"rule": _Rule(meaning=meaning, bounds=bounds, **rule)}
@@ -138,12 +141,20 @@ class Replaceable:
 
     def __new__(cls, *_: Any, **values: Any) -> Self:
         """Refuse unknown names before the dataclass does: its TypeError says neither what is known nor what is near."""
-        refuse_unknown(values, declared(cls))  # type: ignore[arg-type]  # a class can be hashed
+        refuse_unknown(values, declared(cls))
         return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes``. Raises: SettingsError for a name that does not exist."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+class Checked(Replaceable):
+    """Settings that are made plain and checked as they are made. Raises: SettingsError for a value that may not be."""
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        check(self)
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
@@ -153,9 +164,13 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
             raise SettingsError(f"unknown setting {name!r}; {known_instead(name, known)}")
 
 
-@cache
 def declared(owner: type) -> Mapping[str, Setting]:
     """Return the fields of a dataclass, by name."""
+    return _declared(owner)
+
+
+@cache
+def _declared(owner: type) -> Mapping[str, Setting]:
     hints = get_type_hints(owner)
     return {one.name: _read(one, hints[one.name]) for one in dataclasses.fields(owner)}
 

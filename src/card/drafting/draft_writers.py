@@ -1,15 +1,14 @@
-"""Choose the writer that a draft model is given: the one place that knows which there are."""
+"""Choose the writer that a draft model is given."""
 
 from __future__ import annotations
 
+from card.config.record import load_place
+from card.config.registry import gifts
+from card.drafting.beam import BeamWriter
 from card.drafting.draft_shaping import FindGrammar
-from card.drafting.parallel import ParallelWriter
-from card.drafting.phrase_drafting import PhraseDraftWriter
 from card.drafting.protocol import DraftWriter
-from card.errors import ModelError
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import LanguageModel
-from card.models.state_input import StateInput
 from card.models.torch_runner import TorchRunner
 
 
@@ -22,39 +21,26 @@ def make_writer(
     parallel: ParallelDraft | None = None,
     target: TorchRunner | None = None,
 ) -> DraftWriter:
-    """Return the writer that suits ``model``: by the tokens that it guesses in a pass, and by whether that is recorded.
+    """Return the writer that suits ``model``: the first that a folder beside the core gives for it, else a beam.
 
     Args:
         kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
         takes_turns: the drafter works while the target waits, so that it must not work ahead.
         find_grammar: as of `DraftWriter`.
         parallel: of a model that guesses several tokens in a pass; None: as a runner says of its own.
-        target: shows its hidden states to a writer that wants them; None: nobody does.
+        target: shows its hidden states to a writer that wants them; None: none does.
     Raises: ModelError if the model reads the hidden states of another target, or of one that does not show them.
     """
     parallel = parallel or (model.parallel_draft if isinstance(model, TorchRunner) else None)
-    if parallel is not None:
-        state_input = _state_input(model, parallel, target)
-        return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=find_grammar, state_input=state_input)
-    if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
-        return PhraseDraftWriter(model, kv_cache_bytes, find_grammar=find_grammar)
-    from card.theirs.cuda.bucketed import BucketedRunner
-    from card.theirs.cuda.device_beam import DeviceBeamWriter
-
-    assert isinstance(model, BucketedRunner)
-    return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)
-
-
-def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRunner | None) -> StateInput | None:
-    path = parallel.states_file
-    if path is None:
-        return None
-    if target is None:
-        raise ModelError(
-            f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
-            "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
+    for place in gifts("draft_writer"):
+        writer: DraftWriter | None = load_place(place)(
+            model,
+            kv_cache_bytes,
+            takes_turns=takes_turns,
+            find_grammar=find_grammar,
+            parallel=parallel,
+            target=target,
         )
-    assert isinstance(model, TorchRunner), "a folder says what it reads"
-    state_input = StateInput.load(path)
-    state_input.check(target, model.original.hidden_size, str(path))
-    return state_input
+        if writer is not None:
+            return writer
+    return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
-from card.drafting.local.store import StoreWriter
+from card.family.copying.store import StoreWriter
 from tests.reaching_in import flush
 
 VOCAB_SIZE = 1000

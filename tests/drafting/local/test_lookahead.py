@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
-from card.drafting.local.lookahead import WRITER, LookaheadSequence
 from card.drafting.local.protocol import Observation
+from card.family.copying.lookahead import WRITER, LookaheadSequence
 from card.tree.nodes import NO_NODES
 from tests.local_observing import paths_of, plain, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, assert_well_formed, play

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
-from card.drafting.guesses import NgramPool
-from card.drafting.local.phrases import WRITER, PhraseSequence
 from card.drafting.local.protocol import Observation
 from card.engine.offers import Offers
+from card.family.copying.guesses import NgramPool
+from card.family.copying.phrases import WRITER, PhraseSequence
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from tests.local_observing import paths_of, plain, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, hung, play

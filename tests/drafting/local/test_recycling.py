@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
-from card.drafting.local.recycling import WRITER, RecyclingSequence
+from card.family.copying.recycling import WRITER, RecyclingSequence
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from tests.local_observing import plain, random_target, ranked_tokens, run, scores_of, shaken
 from tests.local_writing import play

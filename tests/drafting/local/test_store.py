@@ -25,10 +25,10 @@ from card.api.llm import LLM
 from card.config import EngineSettings, SamplingParams
 from card.drafting.local import find_writer
 from card.drafting.local.lookup import chance_per_count
-from card.drafting.local.store import ContextIndex, StoreWriter
 from card.drafting.local.suffix import best_first
-from card.drafting.text_database import Tokens
 from card.errors import SettingsError
+from card.family.copying.store import ContextIndex, StoreWriter
+from card.family.copying.text_database import Tokens
 from card.text.fit import tokenizer_fingerprint
 from tests.drafting.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 from tests.local_writing import assert_well_formed, play

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
-from card.drafting.local.ctc import CtcSequence
 from card.drafting.local.protocol import Observation
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES
 from card.family.ctc.training import Examples, TrainSettings, accepted_by_depth, train_head
+from card.family.ctc.writer import CtcSequence
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import TrainedHead
 from card.family.learning.target_texts import TargetTexts, write_texts

@@ -13,12 +13,12 @@ import torch
 from card import LLM, RequestOutput, SamplingParams
 from card.api.prompts import PromptReader
 from card.config import EngineSettings
-from card.drafting.local.hivis import HivisSequence
 from card.drafting.local.protocol import Observation
 from card.errors import ModelError, SettingsError
 from card.family.hivis.drafting import BEAM_WIDTH, TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.hivis.training import Examples, TrainSettings, train_fused, unrolled
+from card.family.hivis.writer import HivisSequence
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import IGNORED, TrainedHead, common_tokens
 from card.family.learning.target_texts import TargetTexts, write_texts

@@ -16,8 +16,8 @@ from card.config import DraftSettings, SamplingParams
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import DrafterWorker
-from card.drafting.phrase_drafting import PhraseDraftWriter
 from card.errors import ProtocolError
+from card.family.copying.phrase_drafting import PhraseDraftWriter
 from card.links.in_process import InlineLink, ThreadLink
 from card.machine.lane import Lane
 from card.models.protocol import Extension

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 import card.hf
 from card.config import DraftSettings, SamplingParams
+from card.config.registry import methods
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import CapacityError, ModelError, SettingsError
-from card.methods import METHODS
 from card.models.features import FeatureWish
 from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel, Recurrent
@@ -489,14 +489,14 @@ class ChainTable(TableModel):
 @pytest.mark.parametrize("verify", ["chain", "tree", "trunk"])
 @pytest.mark.parametrize(
     "way",
-    [name for name, one in METHODS.items() if name != "vanilla" and not (one.needs_head or one.selection)],
+    [name for name, one in methods().items() if name != "vanilla" and not (one.needs_head or one.selection)],
 )
 def test_neither_target_nor_drafter_is_ever_asked_for_a_tree(way: str, verify: Any) -> None:
     target = toy_target()
     chained, drafts = copy.copy(target), toy_draft(target, 0.8)
     chained.__class__ = drafts.__class__ = ChainTable
     draft = TREES.replace(verify=verify)
-    needs_draft = METHODS[way].needs_draft
+    needs_draft = methods()[way].needs_draft
     for make_link in (inline, fake):
         link = make_link(drafts) if needs_draft else None
         writers = ("recycling", "suffix") if needs_draft else ()

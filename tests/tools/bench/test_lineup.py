@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from card.config import SamplingParams
+from card.config.registry import methods
 from card.errors import SettingsError
-from card.methods import METHODS
 from card.tools.bench import lineup
 from card.tools.bench.datasets import Dataset, Question
 from card.tools.bench.lineup import LineupSettings, PairSpec, make_plan
@@ -54,7 +54,7 @@ def test_an_unknown_row_or_writer_is_refused(name: str, reason: str) -> None:
 
 
 def test_every_method_of_the_library_has_a_row() -> None:
-    assert {spec.method for spec in OURS.values()} == METHODS.keys()
+    assert {spec.method for spec in OURS.values()} == methods().keys()
 
 
 def test_uncoupled_twins_stand_beside_the_rows_that_have_one() -> None:

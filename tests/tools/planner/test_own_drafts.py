@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from card import LLM
 from card.cli.main import cli
 from card.config import SamplingParams
+from card.config.registry import methods
 from card.engine.metrics import RequestStats
 from card.errors import PlanError, SettingsError
 from card.family.ctc.training import TrainSettings, train_head
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.target_texts import write_texts
 from card.family.pard.folders import load_adaptable
-from card.methods import METHODS
 from card.models.loading import load_decoder
 from card.models.torch_runner import TorchRunner
 from card.tools.planner.overheads import measure_overheads
@@ -69,15 +69,15 @@ def recording(pair: Pair, made: dict[str, str]) -> Recording:
 
 def settings_of(method: str) -> Setting:
     fixed: Setting = {"policy": "fixed"}
-    if METHODS[method].selection is not None:
+    if methods()[method].selection is not None:
         fixed["kv_selection"] = SELECTION
-    return fixed | ({"placement": "inline"} if METHODS[method].needs_draft else {})
+    return fixed | ({"placement": "inline"} if methods()[method].needs_draft else {})
 
 
 def really(pair: Pair, made: dict[str, str], method: str, **settings: Any) -> list[RequestStats]:
     """Return the counters of a method that decodes the recorded prompts with the models."""
-    models = [pair.target, made["draft"]] if METHODS[method].needs_draft else [pair.target]
-    own = {"ctc": made["ctc"]} if METHODS[method].needs_head else {}
+    models = [pair.target, made["draft"]] if methods()[method].needs_draft else [pair.target]
+    own = {"ctc": made["ctc"]} if methods()[method].needs_head else {}
     with LLM(*models, method=method, dtype="float32", max_num_seqs=1, **settings_of(method), **own, **settings) as llm:
         return [one.stats for one in llm.generate([list(prompt) for prompt in PROMPTS], PARAMS)]
 
@@ -252,4 +252,4 @@ def test_masks_that_are_dropped_are_no_correction(recording: Recording) -> None:
 
 
 def test_all_methods_with_a_drafter_of_their_own_are_tested_here() -> None:
-    assert {name for name, method in METHODS.items() if has_own_drafter(method)} == {*OWN, "hivis"}
+    assert {name for name, method in methods().items() if has_own_drafter(method)} == {*OWN, "hivis"}

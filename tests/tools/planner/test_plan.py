@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from card.cli.main import cli
+from card.config.registry import methods
 from card.errors import CardError, PlanError, SettingsError
-from card.methods import METHODS
 from card.tools.planner.plan import KNOBS, make_plan
 from card.tools.planner.profile import load_profile, save_profile
 from card.tools.planner.recording import load_recording, save_recording
@@ -21,7 +21,7 @@ from tests.tools.planner.making import flat, toy_recording, toy_scene
 
 SHIPPED = ["--target", "llama-3.1-70b-4xh100", "--draft", "llama-3.2-1b-h100"]
 
-ANY_DRAFT = {name for name, method in METHODS.items() if not (method.needs_training or method.selection)}
+ANY_DRAFT = {name for name, method in methods().items() if not (method.needs_training or method.selection)}
 
 
 def run(*arguments: str) -> str:
@@ -47,7 +47,7 @@ def test_a_plan_holds_every_method_fastest_first():
 
 
 def test_every_method_has_knobs_to_search():
-    assert set(KNOBS) == set(METHODS)
+    assert set(KNOBS) == set(methods())
 
 
 def test_without_a_draft_profile_methods_that_need_one_are_left_out_with_the_reason():

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import SamplingParams
+from card.config.registry import methods
 from card.errors import PlanError, SettingsError
-from card.methods import METHODS
 from card.tools.planner.profile import Overheads, PassTable, Profile
 from card.tools.planner.recording import Recording
 from card.tools.planner.scene import Scene, Setups, build_stage, make_request, plan_method, replayed_texts, setups_of
@@ -54,7 +54,9 @@ def recorded(recording: Recording) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", RECORDINGS)
-@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not (one.needs_training or one.selection)])
+@pytest.mark.parametrize(
+    "method", [name for name, one in methods().items() if not (one.needs_training or one.selection)]
+)
 def test_every_method_writes_the_recorded_texts(method, kind):
     recording = RECORDINGS[kind]
     assert decoded(toy_scene(recording=recording), method, {}) == recorded(recording)

@@ -31,8 +31,9 @@ from card.cli.options import (
 from card.cli.prompt_input import read_prompt
 from card.cli.starting import load, run, spin_until_first, spinner
 from card.config import SamplingParams
+from card.config.fields import declared
+from card.config.registry import all_methods
 from card.errors import PromptError, SettingsError
-from card.methods import STEPWISE
 from card.models.demo import DEMO_PROBLEMS
 
 if TYPE_CHECKING:  # loaded by make_llm
@@ -57,7 +58,6 @@ system_option = click.option("--system", help="System prompt.")
     type=click.File("w", encoding="utf-8", lazy=False),
     help="Write a trace for ui.perfetto.dev.",
 )
-@click.option("--router", help=f"Of --method {STEPWISE}, such as entropy:1.")
 @all_method_options
 @sampling_options
 @shaping_options
@@ -72,7 +72,6 @@ def generate(
     stats: bool,
     as_json: bool,
     trace_file: TextIO | None,
-    router: str | None,
     **options: Any,
 ) -> None:
     """Answer PROMPT; the text streams to standard output.
@@ -86,23 +85,13 @@ def generate(
         raise PromptError("the prompt is empty; give at least one character")
     if raw and system:
         raise SettingsError("--system needs the chat template; leave out --raw")
-    if options["method"] == STEPWISE:
+    if runs := _runs_itself(options):
         beyond = {"--raw": raw, "--trace": trace_file, "--image": images, "--system": system}
         for flag, is_given in beyond.items():
             if is_given:
-                raise SettingsError(f"{flag} does not go with --method {STEPWISE}; leave it out")
-        run(
-            "card.labs.steps.command.run",
-            question=text,
-            params=params,
-            router=router,
-            as_json=as_json,
-            stats=stats,
-            **options,
-        )
+                raise SettingsError(f"{flag} does not go with --method {options['method']}; leave it out")
+        run(runs.replace(":", "."), prompt=text, params=params, as_json=as_json, stats=stats, **options)
         return
-    if router is not None:
-        raise SettingsError(f"--router is of --method {STEPWISE}; add that, or leave --router out")
     with make_llm(options | _seeing(images, raw)) as llm:
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
             click.echo(note, err=True)
@@ -121,6 +110,21 @@ def generate(
         elif stats or llm.target_cost:
             click.echo(stats_line(llm.method.name, chunks[-1].stats, llm.target_cost), err=True)
         remark(llm, params, chunks[-1].stats.num_new_tokens, chunks[-1].finish_reason)
+
+
+def _runs_itself(options: dict[str, Any]) -> str:
+    """Return the place that runs the method, if no engine does; take out the options of such methods if one does.
+
+    Raises: SettingsError for an option of a method that was not named.
+    """
+    for method in all_methods().values():
+        if method.runs and method.name == options["method"]:
+            return method.runs
+        for name in declared(method.settings) if method.settings is not None else ():
+            if options.pop(name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise SettingsError(f"{flag} is of --method {method.name}; add that, or leave {flag} out")
+    return ""
 
 
 def _seeing(images: Sequence[Path], raw: bool) -> dict[str, Any]:

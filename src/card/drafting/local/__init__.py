@@ -1,11 +1,12 @@
-"""The writers without a model, one module each, found by their module's name."""
+"""The writers without a model: the modules of this package, by their names, and those of folders beside the core."""
 
 from __future__ import annotations
 
 import pkgutil
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from card.config.record import load_place
+from card.config.registry import writer_places
 from card.errors import SettingsError
 
 if TYPE_CHECKING:  # help lists the names, and must not load torch for it
@@ -14,14 +15,20 @@ if TYPE_CHECKING:  # help lists the names, and must not load torch for it
 __all__ = ["find_writer", "writer_names"]
 
 
+def _places() -> dict[str, str]:
+    own = (module.name for module in pkgutil.iter_modules(__path__) if module.name != "protocol")
+    return {name: f"{__name__}.{name}:WRITER" for name in own} | dict(writer_places())
+
+
 def writer_names() -> tuple[str, ...]:
     """Return the names of all local writers."""
-    return tuple(module.name for module in pkgutil.iter_modules(__path__) if module.name != "protocol")
+    return tuple(sorted(_places()))
 
 
 def find_writer(name: str) -> type[LocalWriter]:
     """Return the class of a writer. Raises: SettingsError for an unknown name."""
-    if name not in writer_names():
-        raise SettingsError(f"unknown writer {name!r}; known: beam (the draft model), {', '.join(writer_names())}")
-    writer: type[LocalWriter] = import_module(f"{__name__}.{name}").WRITER
+    places = _places()
+    if name not in places:
+        raise SettingsError(f"unknown writer {name!r}; known: beam (the draft model), {', '.join(sorted(places))}")
+    writer: type[LocalWriter] = load_place(places[name])
     return writer

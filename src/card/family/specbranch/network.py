@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from card.config import DraftSettings, EngineSettings
 from card.errors import ModelError
+from card.family.specbranch.record import HRadSettings
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.files.trained_file import TrainedFile
 from card.models.torch_runner import TorchRunner
@@ -191,17 +193,18 @@ def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish
     return FeatureWish(tuple(range(-num_layers, 0)), rows)
 
 
-def hrad_consumers(predictor: str, runner: TorchRunner, usual: float) -> list[HRad]:
+def hrad_consumers(settings: EngineSettings, runner: TorchRunner, draft: DraftSettings) -> list[HRad]:
     """Return who is to be shown the features of ``runner``, a target; nobody if that never moves a branch point.
 
     Args:
-        predictor: "off", or as of `HRad.load`, with its errors.
-        usual: probability below which the drafter branches where nothing special is foreseen.
+        settings: name a predictor, "off" or as of `HRad.load`, with its errors.
+        draft: says below which probability the drafter branches where nothing special is foreseen.
     """
+    predictor = settings.of(HRadSettings).hrad
     if predictor == OFF:
         return []
     hrad = HRad.load(predictor)
-    hrad.attach(runner, usual)
+    hrad.attach(runner, draft.branch_below)
     return [hrad] if hrad.evidence.weight > 0.0 else []
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from card.config import DraftSettings, EngineSettings, parse_size, split_settings
+from card.config import DraftSettings, EngineSettings, parse_size
 from card.config.fields import check, declared, require, setting
+from card.config.splitting import split_settings
 from card.errors import SettingsError
 from card.models.demo import DEMO_NAMES
 from card.server.config import ServerSettings, known_as

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from card.cli.commands.pairs import train
 from card.cli.files import OutputPath
 from card.cli.help import command
 from card.cli.options import counted, file_option
@@ -41,7 +40,7 @@ def forecast(**options: Any) -> int:
     return run("card.labs.series.command.run_forecast", **options)
 
 
-@train.command("forecaster", short_help="Train a forecaster of time series.")
+@command("forecaster", short_help="Train a forecaster of time series.")
 @file_option("--series", required=True, words="CSV file.")
 @click.option("--column", "columns", multiple=True, required=True, help="Values to learn.")
 @_folder("--out", required=True, words="Folder to write.")

@@ -17,7 +17,7 @@ from card.config import SamplingParams
 from card.errors import SettingsError
 from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, check_params
 from card.labs.steps.names import parse_router
-from card.methods import STEPWISE
+from card.labs.steps.record import STEPWISE
 from card.models.loading import load_decoder, load_tokenizer
 
 _ROUTER = "entropy"  # it needs no training
@@ -25,9 +25,7 @@ _INSIDE = "sps"  # the method within the target's steps
 _OF_THE_DRAFT = "max_model_len threads cores cache check cache_dir"  # what its own engine takes over
 
 
-def run(
-    *, question: str, params: SamplingParams, router: str | None, as_json: bool, stats: bool, **options: Any
-) -> None:
+def run(*, prompt: str, params: SamplingParams, router: str | None, as_json: bool, stats: bool, **options: Any) -> None:
     """Do what `card generate --method arbitrage` was asked for. Raises: CardError of any kind."""
     chosen = parse_router(router or _ROUTER)
     check_params(params)
@@ -36,7 +34,7 @@ def run(
     del options["method"]
     with open_pair(options) as (both, single):
         stepped = Arbitrage(both, single, chosen)
-        output = stepped.answer([question], params, lambda _, step: None if as_json else _show(step.text))[0]
+        output = stepped.answer([prompt], params, lambda _, step: None if as_json else _show(step.text))[0]
         click.echo(json.dumps(_facts(output, router or _ROUTER), ensure_ascii=False) if as_json else "")
         if stats and not as_json:
             click.echo(_line(output), err=True)

@@ -20,9 +20,9 @@ from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, hint_at_int8
 from card.cli.starting import Say
 from card.cli.tables import show
 from card.config import SamplingParams
+from card.config.registry import settings_of_methods
 from card.engine.trace import Trace, write_trace
 from card.errors import BenchError, CardError, SettingsError
-from card.methods import OWN_SETTINGS
 from card.tools.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.tools.bench.environment import Environment, choose_cores, describe_run
 from card.tools.bench.lineup import BenchPlan, Lineup, LineupSettings, PairSpec, make_plan
@@ -105,7 +105,7 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
         dtype=options["dtype"],
         lengths=tuple(lengths),
         max_model_len=options["max_model_len"],
-        own={name: options[name] for name in OWN_SETTINGS},
+        own={name: options[name] for name in settings_of_methods()},
         draft_vocab=options["draft_vocab"],
         draft=given({name: options[name] for name in DRAFT_OPTIONS}),
         forced_acceptance=options["force_acceptance"],

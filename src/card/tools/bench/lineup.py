@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from card.api.llm import LLM
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import INT8, DraftSettings, ResolvedParams
+from card.config.registry import find_method
 from card.errors import SettingsError
 from card.family.judges.names import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.machine.threads import pinned
-from card.methods import find_method
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_model, load_tokenizer

@@ -15,11 +15,12 @@ import torch
 
 from card.api.llm import LLM
 from card.config import ResolvedParams
+from card.config.method import Method
+from card.config.registry import find_method
 from card.engine.request import CORRECTED, PLAIN
 from card.errors import PlanError
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
-from card.methods import Method, find_method
 from card.models.features import FINAL, FeatureWish
 from card.models.head_files import inputs_of
 from card.models.protocol import Extension

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from card.config import DraftSettings
+from card.config.registry import find_method, methods
 from card.errors import PlanError, SettingsError
-from card.methods import METHODS, find_method
 from card.tools.planner.scene import Scene, plan_method
 from card.tools.planner.simulate import Simulator, VirtualRun, sample_texts
 
@@ -99,7 +99,7 @@ def make_plan(
     baseline = simulator.run(_BASELINE)
     plans: list[MethodPlan] = []
     left_out: dict[str, str] = {}
-    for name in names or METHODS:
+    for name in names or methods():
         find_method(name)
         tell(name)
         try:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from card.api.llm import LLM
 from card.config import ResolvedParams, SamplingRule
+from card.config.registry import find_method
 from card.errors import PlanError
-from card.methods import find_method
 from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
 from card.models.loading import check_pair, load_decoder, load_tokenizer

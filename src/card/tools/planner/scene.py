@@ -12,8 +12,11 @@ from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.latency.threads import AS_FAST
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import SamplingParams, Schedule, split_settings
+from card.config import SamplingParams, Schedule
 from card.config.fields import check, setting
+from card.config.method import Method
+from card.config.registry import find_method
+from card.config.splitting import split_settings
 from card.drafting.draft_writers import make_writer
 from card.drafting.local import find_writer
 from card.drafting.local.protocol import LocalWriter
@@ -24,7 +27,6 @@ from card.links.link import DrafterLink
 from card.links.switch import SwitchLink
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
-from card.methods import Method, find_method
 from card.models.parallel_draft import ParallelDraft
 from card.tools.planner.own_drafts import HEAD, has_own_drafter
 from card.tools.planner.profile import Profile, Setup

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from card.config.registry import methods
 from card.errors import PlanError
-from card.methods import METHODS
 from card.tools.planner.own_drafts import has_own_drafter
 from card.tools.planner.recording import RecordedText, Recording, Rows, pack_text
 
-_OWN_DRAFTERS = tuple(name for name, one in METHODS.items() if has_own_drafter(one) and not one.needs_head)
+_OWN_DRAFTERS = tuple(name for name, one in methods().items() if has_own_drafter(one) and not one.needs_head)
 _VOCAB_SIZE = 2048
 _NUM_CANDIDATES, _NUM_TARGET_IDS = 16, 8
 _PROMPT_TOKENS = 64

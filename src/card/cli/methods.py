@@ -1,0 +1,24 @@
+"""`card methods`: the decoding methods that there are, and where each came from."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from card.cli.tables import show, table
+from card.config.registry import all_methods, origin_of
+
+
+def run(as_json: bool) -> None:
+    """Do what `card methods` was asked for."""
+    found = [(name, method.summary, origin_of(name)) for name, method in all_methods().items()]
+    if as_json:
+        rows = [{"method": name, "summary": summary, "from": origin} for name, summary, origin in found]
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    made = table("method", "summary", "from")
+    for row in found:
+        made.add_row(*row)
+    show(Console(), made)

@@ -1,0 +1,47 @@
+"""Records: what a folder beside the core gives to it.
+
+Each folder of `card.family`, `card.inside`, `card.theirs`, `card.tools` and `card.labs` may have a module ``record``
+with a `Record` named RECORD. Packages of others name such a record as an entry point of the group ``card.methods`` or
+``card.commands``. A record costs next to nothing to read: what computes is named as "module:name", and imported when it
+is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from card.config.method import Method
+from card.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `card`."""
+
+    name: str  # as it is typed; "train ctc" is a command of the group train
+    summary: str  # a line for the list of commands
+    place: str  # of the click command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The gifts of one folder, all optional."""
+
+    methods: tuple[Method, ...] = ()
+    commands: tuple[Command, ...] = ()
+    settings: type[Any] | None = None  # dataclass of what its parts read; its fields are settings like any other
+    writers: Mapping[str, str] = field(default_factory=dict)  # places of local writers, by name
+    draft_writer: str = ""  # place of a `card.drafting.draft_writers.MakeWriter`
+    verifier: str = ""  # place of a `card.engine.gifts.ChooseVerifier`
+    consumers: str = ""  # place of a `card.engine.gifts.MakeConsumers`
+
+
+def load_place(place: str) -> Any:
+    """Return what "module:name" names. Raises: SettingsError if it is not written so; ImportError, AttributeError."""
+    module, colon, name = place.partition(":")
+    if not colon:
+        raise SettingsError(f"a place must be written module:name, got {place!r}")
+    return getattr(import_module(module), name)

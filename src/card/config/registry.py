@@ -1,0 +1,124 @@
+"""The methods, commands, writers and settings that there are: those of the folders beside the core, and of packages."""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from card.config.fields import declared
+from card.config.method import Method
+from card.config.record import Command, Record
+from card.errors import SettingsError, known_instead
+
+logger = logging.getLogger(__name__)
+_GROUPS = ("theirs", "family", "inside", "tools", "labs")  # packages whose folders may have a record
+_ENTRY_POINTS = ("card.methods", "card.commands")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record, and where it came from: a folder of this package, or the name of another one."""
+
+    record: Record
+    origin: str
+
+
+@cache
+def records() -> tuple[Found, ...]:
+    """Return all records. One that cannot be read is left out with a line in the log.
+
+    Tests that add a folder call ``records.cache_clear()``, and that of `methods`.
+    """
+    return (*_of_folders(), *_of_packages())
+
+
+def _of_folders() -> Iterable[Found]:
+    for group in _GROUPS:
+        if find_spec(f"card.{group}") is None:
+            continue
+        for folder in pkgutil.iter_modules(import_module(f"card.{group}").__path__):
+            place = Path(getattr(folder.module_finder, "path", "")) / folder.name / "record.py"
+            if place.is_file():  # asked of the disk, as importing a folder without a record may take long
+                record = import_module(f"card.{group}.{folder.name}.record").RECORD
+                yield Found(record, f"{group}/{folder.name}")
+
+
+def _of_packages() -> Iterable[Found]:
+    for group in _ENTRY_POINTS:
+        for point in metadata.entry_points(group=group):
+            origin = point.dist.name if point.dist is not None else point.value
+            try:
+                found = point.load()
+            except Exception as error:  # it is not ours: anything may happen
+                logger.warning("%s of %s cannot be loaded, and is left out: %r", point.name, origin, error)
+                continue
+            if isinstance(found, Record):
+                yield Found(found, origin)
+            else:
+                logger.warning("%s of %s is no card.config.record.Record, and is left out", point.name, origin)
+
+
+@cache
+def methods() -> Mapping[str, Method]:
+    """Return the methods that an engine runs, by name."""
+    return {name: method for name, method in all_methods().items() if not method.runs}
+
+
+def all_methods() -> Mapping[str, Method]:
+    """Return all methods by name, those of several engines too."""
+    return dict(sorted((method.name, method) for found in records() for method in found.record.methods))
+
+
+def origin_of(method: str) -> str:
+    """Return where a method came from."""
+    return next(found.origin for found in records() if any(one.name == method for one in found.record.methods))
+
+
+def find_method(name: str) -> Method:
+    """Return the method of this name. Raises: SettingsError for an unknown one, and for one of several engines."""
+    if name in methods():
+        return methods()[name]
+    if name in all_methods():
+        raise SettingsError(
+            f"method {name} shares an answer between several engines; take card generate --method {name}, or "
+            f"{all_methods()[name].in_python} in Python"
+        )
+    raise SettingsError(f"unknown method {name!r}; {known_instead(name, methods())}")
+
+
+def commands(group: str = "") -> dict[str, Command]:
+    """Return the commands of folders and packages by the last word of their names: those of a group, or of none."""
+    found = (command for one in records() for command in one.record.commands)
+    return {one.name.rpartition(" ")[2]: one for one in found if one.name.rpartition(" ")[0] == group}
+
+
+def writer_places() -> Mapping[str, str]:
+    """Return the places of the local writers that folders give, by name."""
+    return {name: place for found in records() for name, place in found.record.writers.items()}
+
+
+def settings_of_methods() -> tuple[str, ...]:
+    """Return the names of the settings that methods read."""
+    return tuple(dict.fromkeys(name for method in methods().values() for name in method.reads))
+
+
+def own_kinds() -> tuple[type[Any], ...]:
+    """Return the dataclasses of settings that folders declare."""
+    return tuple(found.record.settings for found in records() if found.record.settings is not None)
+
+
+def own_settings() -> Mapping[str, type[Any]]:
+    """Return the class that declares each setting of a folder, by the setting's name."""
+    return {name: kind for kind in own_kinds() for name in declared(kind)}
+
+
+def gifts(name: str) -> list[str]:
+    """Return the places that records give under a field of this name, such as "verifier"."""
+    return [place for found in records() if (place := getattr(found.record, name))]

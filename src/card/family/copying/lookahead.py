@@ -1,0 +1,140 @@
+"""Lookahead: Jacobi iterations that ride on each target pass fill a pool of n-grams, and the pool makes the guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+from card.family.copying.guesses import Guesses, NgramPool, children_of, guess_rates, merged, nodes_along
+from card.tree.nodes import ROOT, MergedNodes, Nodes
+
+_PROBE_LOGPROB = -6.0  # of every node of the window that is no guess, too: accepted now and then by chance
+
+
+class LookaheadSequence(WriterSequence):
+    """The window and the n-grams of one request.
+
+    The window has W columns of N - 1 tokens: a head, then what the target chose behind it in the latest passes. Column
+    0's head is the last committed token; the other heads follow it one after the other, and the rest of each column
+    hangs below its head. So the window is a tree below the last token, each token at the very position it stands for.
+    A pass gives every column one more token. The N tokens that it then has are an n-gram; its head drops out.
+    """
+
+    pool: NgramPool
+    """The n-grams that guesses come from."""
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        window: int = 5,
+        ngram: int = 4,
+        guesses: int = 8,
+        learns_text: bool = True,
+        pool: NgramPool | None = None,
+    ) -> None:
+        """Begin with stretches of the prompt as columns, evenly spaced.
+
+        Args:
+            window: columns of the window (W), 1 or more.
+            ngram: tokens of an n-gram (N), the one included that it is found by; 2 or more.
+            guesses: most n-grams kept for one token (G), 1 or more.
+            learns_text: whether n-grams of prompt and generated text are guesses, too.
+            pool: holds n-grams of so many tokens already, and is shared with others; None: one of its own.
+        """
+        self.pool = NgramPool(ngram, guesses) if pool is None else pool
+        self._ngram = ngram
+        self._learns_text = learns_text
+        self._rates = guess_rates(guesses)
+        self._guesses: Guesses = {}  # of the latest proposal, until it is known how they fared
+        self._tail = list(prompt_ids[1 - ngram :])
+        if learns_text:
+            self.pool.learn_text(prompt_ids)
+        length = len(prompt_ids)
+        starts = [column * length // window for column in range(window)]
+        # The window: for each column its head, then what followed it, oldest choice first.
+        self.columns = [tuple([prompt_ids[(start + i) % length] for i in range(ngram - 1)]) for start in starts]
+        self._put_head()
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        """Return the window, as far as half of the budget holds it, and guesses. ``best_path`` is not looked at."""
+        tree = MergedNodes()
+        self._add_window(tree, budget // 2)
+        num_probes = len(tree)
+        self._guesses = merged(self.pool.newest(self._tail[-1]))
+        self._rates.add(tree, ROOT, self._guesses, 0.0, budget)
+        return tree.nodes(num_probes)
+
+    def move_to(self, text_ids: Sequence[int]) -> None:
+        """Go on behind a text that others wrote, given by its last tokens; the window stays what it is."""
+        self._tail = list(text_ids[1 - self._ngram :])
+        self._put_head()
+
+    def _add_window(self, tree: MergedNodes, max_nodes: int) -> None:
+        """Add the leading columns, whole ones only: what stands behind a part of one is not its next token."""
+        above = ROOT
+        for idx, column in enumerate(self.columns):
+            path = column[1:] if idx == 0 else column
+            if len(tree) + _num_missing(tree, above, path) > max_nodes:
+                return
+            node = above
+            for depth, token in enumerate(path):
+                node = tree.add(node, token, _PROBE_LOGPROB)
+                if idx and depth == 0:
+                    above = node
+
+    def observe(self, seen: Observation) -> None:
+        """Take the n-grams of all columns that were run, then those of the text, and move the window on by one."""
+        for idx, token in self._next_tokens(seen).items():
+            head, *rest = self.columns[idx]
+            self.pool.insert(head, (*rest, token))
+            self.columns[idx] = (*rest, token)
+        self._rates.learn(self._guesses, seen.new_ids)
+        self._guesses = {}
+        text = [*self._tail, *seen.new_ids]
+        if self._learns_text:
+            self.pool.learn_text(text)  # after the window's, as what did come is the better guess
+        self._tail = text[1 - self._ngram :]
+        self._put_head()
+
+    def _next_tokens(self, seen: Observation) -> dict[int, int]:
+        """Return the target's choice behind each column of the window whose nodes were all run; the others wait."""
+        child_of = children_of(seen)
+        found: dict[int, int] = {}
+        above = ROOT
+        for idx, column in enumerate(self.columns):
+            path = column if idx else column[1:]
+            nodes = nodes_along(child_of, above, path)
+            if len(nodes) > len(path):
+                found[idx] = seen.choices[nodes[-1] + 1]
+            if idx and len(nodes) == 1:
+                break  # this column's head was not run, and the heads of all others hang below it
+            above = nodes[1] if idx else ROOT
+        return found
+
+    def _put_head(self) -> None:
+        self.columns[0] = (self._tail[-1], *self.columns[0][1:])
+
+
+def _num_missing(tree: MergedNodes, parent: int, path: Sequence[int]) -> int:
+    """Return how many nodes it would take to hold ``path`` below ``parent``."""
+    for depth, token in enumerate(path):
+        node = tree.child(parent, token)
+        if node is None:
+            return len(path) - depth
+        parent = node
+    return 0
+
+
+class LookaheadWriter(LocalWriter):
+    """Proposes n-grams that begin with the last token: from Jacobi iterations of the target, and from the text.
+
+    The window costs (W - 1) + W (N - 2) candidates in every pass, less where columns share tokens. Like the published
+    method it moves on by one token a pass, however many are committed. Unlike there it begins with stretches of the
+    prompt instead of filling level by level, so that the first pass yields n-grams, and a budget that is too small
+    makes leading columns ride and the others wait.
+
+    Source: Fu et al. 2024, arXiv:2402.02057.
+    """
+
+    sequence = LookaheadSequence

@@ -1,0 +1,21 @@
+"""Ouroboros: the draft model drafts with phrases, phrases lengthen its chain, and both models' passes add to them.
+
+Source: arXiv:2402.13720.
+"""
+
+from card.config import DraftSettings
+from card.config.method import Method
+from card.family.classic.sps import chain_in_turns
+
+
+def _shape(draft: DraftSettings) -> DraftSettings:
+    """Return settings of a chain that the draft model guesses phrase by phrase, with room for phrases behind it."""
+    return chain_in_turns(draft).replace(budget=draft.num_speculative_tokens + draft.budget, growth="phrases")
+
+
+METHOD = Method(
+    name="ouroboros",
+    summary="a chain that the draft model drafts by phrases, lengthened by phrases that earlier passes left behind",
+    shape=_shape,
+    writers=("phrases",),
+)

@@ -1,0 +1,114 @@
+"""Token recycling: what the target thought likely after a token the last time is what may follow it the next time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+from card.family.copying.guesses import RankRates
+from card.tree.nodes import PATH_END, ROOT, Nodes
+
+_NUM_SUCCESSORS = 8  # kept of each token
+_PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before the text tells
+_PATH_PRIOR = 0.4  # the same for the best path that others propose, to be right to its end
+_PRIOR_WEIGHT = 8.0
+
+_Waiting = tuple[float, int, int, float, Sequence[int]]
+"""The best candidate not made yet below one node: its cost, that node, its place, the node's cost and successors."""
+
+
+class RecyclingSequence(WriterSequence):
+    """The likeliest successors of each token of one request, as of the last time that the target ran the token."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self._last = prompt_ids[-1]
+        self.successors: dict[int, Sequence[int]] = {}  # best first, and distinct
+        self._rates = RankRates(_PRIOR, _PRIOR_WEIGHT)
+        self._path: tuple[int, ...] = ()  # the best path that others proposed for the next pass
+        self._path_rate = RankRates((_PATH_PRIOR,), _PRIOR_WEIGHT)  # how often it was right to its end
+        for token, successor in pairwise(prompt_ids):
+            self._put_first(token, successor)
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        """Return the likeliest paths of successors below the last token and below the best path's end, best first.
+
+        The chance of a path is the product of how often successors of such ranks were right: the tree has the shape
+        that accepted most so far, for any budget. What lengthens the best path has its turn by how often such paths
+        were right.
+        """
+        self._path = tuple(best_path)
+        ranks = sorted((cost, rank) for rank, cost in enumerate(self._rates.costs()))
+        tokens: list[int] = []
+        parents: list[int] = []
+        path_logprobs: list[float] = []
+        waiting: list[_Waiting] = []
+        _wait(waiting, ranks, 0, ROOT, 0.0, self.successors.get(self._last, ()))
+        if best_path:
+            _wait(waiting, ranks, 0, PATH_END, self._path_rate.costs()[0], self.successors.get(best_path[-1], ()))
+        while waiting and len(tokens) < budget:
+            path_cost, parent, place, cost_above, row = heappop(waiting)
+            rank_cost, rank = ranks[place]
+            token = row[rank]
+            _wait(waiting, ranks, place + 1, parent, cost_above, row)
+            _wait(waiting, ranks, 0, len(tokens), path_cost, self.successors.get(token, ()))
+            tokens.append(token)
+            parents.append(parent)
+            path_logprobs.append((path_logprobs[parent] if parent >= 0 else 0.0) - rank_cost)
+        return Nodes(tuple(tokens), tuple(parents), tuple(path_logprobs))
+
+    def observe(self, seen: Observation) -> None:
+        """Count which ranks were right, then take the successors that the pass showed."""
+        inputs = (self._last, *seen.tokens)
+        for token, successor in pairwise((self._last, *seen.new_ids)):
+            row = self.successors.get(token)
+            if row:
+                self._rates.learn(row, successor)
+        if self._path:
+            self._path_rate.learn((True,), seen.new_ids[: len(self._path)] == self._path)
+            self._path = ()
+        on_text = (ROOT, *seen.accepted)  # told last: of a token that was run twice, the text's own case counts
+        for idx in (*range(len(seen.tokens)), *on_text):
+            if seen.top_ids:
+                self.successors[inputs[idx + 1]] = seen.top_ids[idx + 1][:_NUM_SUCCESSORS]
+            else:
+                self._put_first(inputs[idx + 1], seen.choices[idx + 1])
+        self._last = seen.new_ids[-1]
+
+    def _put_first(self, token: int, successor: int) -> None:
+        others = [other for other in self.successors.get(token, ()) if other != successor]
+        self.successors[token] = (successor, *others[: _NUM_SUCCESSORS - 1])
+
+
+def _wait(
+    waiting: list[_Waiting],
+    ranks: Sequence[tuple[float, int]],
+    place: int,
+    node: int,
+    node_cost: float,
+    row: Sequence[int],
+) -> None:
+    """Let one child of ``node`` wait for its turn: that of the rank at ``place``, or of the next one that ``row`` has.
+
+    Only one child of each node waits at a time, so that most of the tree is never looked at.
+    """
+    for at in range(place, len(ranks) if row else 0):
+        cost, rank = ranks[at]
+        if rank < len(row):
+            heappush(waiting, (node_cost + cost, node, at, node_cost, row))
+            return
+
+
+class RecyclingWriter(LocalWriter):
+    """Proposes a tree from the tokens that the target held likely before and that came to nothing then.
+
+    Unlike the published method it has no fixed template: the tree is drawn best first with the acceptance of each rank
+    as measured in this request, so that 8 candidates are used as well as 80, and it also grows where the best path of
+    other writers ends. Prompts give successors to begin with.
+
+    Source: Token Recycling, arXiv:2408.08696.
+    """
+
+    top_k = _NUM_SUCCESSORS
+    sequence = RecyclingSequence

@@ -1,0 +1,31 @@
+"""The options of `card train ctc`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from card.cli.help import command
+from card.cli.options import (
+    counted,
+    file_option,
+)
+from card.cli.starting import run
+from card.family.ctc.names import LOSSES
+from card.family.learning.options import head_options
+
+
+@command("ctc", short_help="Train a head that drafts from the target's states.")
+@head_options
+@file_option("--data", words='JSON lines with "question" and "answer".', required=True)
+@click.option("--loss", type=click.Choice(LOSSES), default="ctc", show_default=True, help="Loss.")
+@counted("--epochs", default=2, words="Most passes over the data.")
+def ctc(**options: Any) -> int:
+    """Train a head that drafts from the target's hidden states, for --method ctc or --writers ctc.
+
+    It learns the target's own greedy answers to the questions; the answers of the file are not read. By CTC a slot may
+    stay blank; by cross-entropy each slot is one token ahead. A training that was cut off goes on if the same command
+    is given again.
+    """
+    return run("card.family.ctc.command.run", **options)

@@ -1,0 +1,87 @@
+"""CTC drafting: a trained head over the target's hidden states proposes a tree (`card.family.ctc`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from card.config import EngineSettings
+from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+from card.errors import SettingsError
+from card.family.ctc.candidates import candidates_of
+from card.family.ctc.head import SlotHead
+from card.family.ctc.record import CtcSettings
+from card.models.head_files import inputs_of
+from card.models.torch_runner import TorchRunner
+from card.tree.nodes import NO_NODES, Nodes
+
+
+class CtcSequence(WriterSequence):
+    """The last rows of one text, and what the head makes of them."""
+
+    def __init__(self, writer: CtcWriter) -> None:
+        self._writer = writer
+        self.window = torch.zeros(0, 0)  # [rows, 2 * D] what the head reads, the newest row last; W at most
+        self.logprobs: Tensor | None = None  # [T, N + 1] of the slots behind the last row; None: not run yet
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        """Return the head's likeliest candidates below the last token."""
+        if self.logprobs is None and len(self.window):
+            self._writer.run()
+        return NO_NODES if self.logprobs is None else candidates_of(self._writer.head, self.logprobs, budget)
+
+    def observe(self, seen: Observation) -> None:
+        """Take the hidden states of the rows that became text, each with the token that came of it."""
+        assert seen.features is not None, "the target's features were wished for"
+        rows = seen.features[[0, *(1 + idx for idx in seen.accepted)]]
+        new = inputs_of(rows, self._writer.embeddings(seen.new_ids))
+        window = torch.cat((self.window, new)) if len(self.window) else new
+        self.window = window[-self._writer.head.facts.window :]
+        self.logprobs = None
+        self._writer.waiting[self] = None
+
+    def close(self) -> None:
+        """Leave the next pass of the head."""
+        self._writer.waiting.pop(self, None)
+
+
+class CtcWriter(LocalWriter):
+    """Runs the head once a round for all requests that have new tokens."""
+
+    wanted_features = "logits"
+
+    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
+        """Load the head that the settings name. Raises: SettingsError if they name none; ModelError as of the file."""
+        super().__init__(settings, vocab_size, tokenizer)
+        file = settings.of(CtcSettings).ctc
+        if file is None:
+            raise SettingsError("the writer ctc needs a head: give --ctc FILE (ctc=...), made with card train ctc")
+        self.name = file
+        self.head = SlotHead.load(self.name)
+        self.waiting: dict[CtcSequence, None] = {}  # whose window the head has not read yet
+
+    def attach(self, target: TorchRunner) -> None:
+        """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
+        self.head.attach(target, self.name)
+        self.embeddings = target.embeddings
+
+    def open(self, prompt_ids: Sequence[int]) -> CtcSequence:
+        """Begin a request."""
+        return CtcSequence(self)
+
+    def run(self) -> None:
+        """Let the head read the windows of all that wait for it, in one pass."""
+        size = self.head.facts.window
+        waiting = list(self.waiting)
+        inputs = torch.zeros(len(waiting), size, 2 * self.head.facts.hidden_size)
+        is_there = torch.zeros(len(waiting), size, dtype=torch.bool)
+        for row, sequence in enumerate(waiting):
+            inputs[row, size - len(sequence.window) :] = sequence.window
+            is_there[row, size - len(sequence.window) :] = True
+        with torch.inference_mode():
+            logprobs = self.head.logprobs(self.head(inputs, is_there))
+        for sequence, own in zip(waiting, logprobs, strict=True):
+            sequence.logprobs = own
+        self.waiting.clear()

@@ -1,0 +1,26 @@
+"""The options of `card train hivis`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from card.cli.help import command
+from card.cli.options import (
+    counted,
+    file_option,
+)
+from card.cli.starting import run
+from card.family.learning.options import head_options
+
+
+@command("hivis", short_help="Train a drafter for a target that sees images.")
+@head_options
+@file_option("--data", words='JSON lines with "messages".', required=True)
+@counted("--epochs", default=4, words="Most passes over the data.")
+def hivis(**options: Any) -> int:
+    """Train a drafter that reads text alone and the target's hidden states, for --method hivis or --writers hivis.
+
+    The target answers the conversations greedily; they hold messages as of chat completions. Images are data URLs, or
+    files below the folder of the data. A training that was cut off goes on if the same command is given again.
+    """
+    return run("card.family.hivis.command.run", **options)

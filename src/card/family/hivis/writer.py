@@ -1,0 +1,91 @@
+"""HiViS: a trained drafter reads the text, and the target's hidden states at its places (`card.family.hivis`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from card.config import EngineSettings
+from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+from card.errors import SettingsError
+from card.family.hivis.drafting import MOST_LAYERS, TextMemory, draft
+from card.family.hivis.head import FusedHead
+from card.family.hivis.record import HivisSettings
+from card.models.head_files import scaled
+from card.models.torch_runner import TorchRunner
+from card.tree.nodes import NO_NODES, Nodes
+
+
+class HivisSequence(WriterSequence):
+    """One text as the drafter has read it, and what it drafts behind it."""
+
+    def __init__(self, writer: HivisWriter, prompt_ids: Sequence[int]) -> None:
+        self._writer = writer
+        self._token_ids = list(prompt_ids)
+        self.memory = TextMemory(writer.head)
+        self.drafted: Nodes | None = None  # behind the newest token; None: not drafted yet
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        """Return the drafter's likeliest candidates below the newest token."""
+        if self.drafted is None and self in self._writer.waiting:
+            self._writer.run(min(budget, MOST_LAYERS))
+        return NO_NODES if self.drafted is None else self.drafted.leading(budget)
+
+    def read(self, first: int, features: Tensor) -> None:
+        """Take the target's states of the prompt, each with the token behind it."""
+        behind = first + 1
+        self._extend(first, features, self._token_ids[behind : behind + len(features)])
+
+    def observe(self, seen: Observation) -> None:
+        """Take the target's states of the rows that became text, in place of those that were guessed."""
+        assert seen.features is not None, "the target's features were wished for"
+        first = len(self._token_ids) - 1
+        self._token_ids += seen.new_ids
+        self._extend(first, seen.features[[0, *(1 + idx for idx in seen.accepted)]], seen.new_ids)
+        self.drafted = None
+        self._writer.waiting[self] = None
+
+    def _extend(self, first: int, features: Tensor, token_ids: Sequence[int]) -> None:
+        with torch.inference_mode():
+            self.memory.extend(first, scaled(features), scaled(self._writer.embeddings(token_ids)))
+
+    def close(self) -> None:
+        """Leave the next draft."""
+        self._writer.waiting.pop(self, None)
+
+
+class HivisWriter(LocalWriter):
+    """Drafts once a round for all requests that have new tokens."""
+
+    wanted_features = "all"
+
+    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
+        """Load the drafter of the settings. Raises: SettingsError if they name none; ModelError as of the file."""
+        super().__init__(settings, vocab_size, tokenizer)
+        file = settings.of(HivisSettings).hivis
+        if file is None:
+            raise SettingsError(
+                "the writer hivis needs a drafter: give --hivis FILE (hivis=...), made with card train hivis"
+            )
+        self.name = file
+        self.head = FusedHead.load(self.name)
+        self.waiting: dict[HivisSequence, None] = {}  # whose newest token nothing was drafted behind yet
+
+    def attach(self, target: TorchRunner) -> None:
+        """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
+        self.head.attach(target, self.name)
+        self.embeddings = target.embeddings
+
+    def open(self, prompt_ids: Sequence[int]) -> HivisSequence:
+        """Begin a request."""
+        return HivisSequence(self, prompt_ids)
+
+    def run(self, num_layers: int) -> None:
+        """Draft for all that wait for it, together."""
+        waiting = list(self.waiting)
+        drafted = draft(self.head, [sequence.memory for sequence in waiting], num_layers)
+        for sequence, own in zip(waiting, drafted, strict=True):
+            sequence.drafted = own
+        self.waiting.clear()

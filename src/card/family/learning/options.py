@@ -1,0 +1,58 @@
+"""The group `card train`, and options that its commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from card.cli.files import OutputPath
+from card.cli.help import CardGroup
+from card.cli.options import (
+    MOST_RECORDED_TOKENS,
+    F,
+    counted,
+    file_option,
+    option_of,
+    pair_options,
+    with_options,
+)
+from card.config import EngineSettings, SamplingParams
+
+
+@click.group(cls=CardGroup, short_help="Train a small model that helps a pair.", under="train")
+def train() -> None:
+    """Train a small model that helps one pair of models."""
+
+
+training_options = with_options(
+    pair_options,
+    file_option(
+        "--prompts",
+        words="Prompts, one per line or JSON lines.  [default: word problems]",
+    ),
+    counted("--max-prompts", words="Most prompts."),
+    click.option(
+        "--out",
+        required=True,
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        help="File to write.",
+    ),
+    option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
+)
+
+
+head_options = with_options(
+    option_of(EngineSettings, "target"),
+    counted("--max-prompts", words="Most prompts."),
+    option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
+    click.option("--out", required=True, type=OutputPath(), help="File to write."),
+    counted("--seed", default=0, least=0, words="Same seed, same head."),
+)
+
+
+def dtype_option(default: str, words: str) -> Callable[[F], F]:
+    """Return the option --dtype of a training, with its default and the words of its help."""
+    kinds = click.Choice(("auto", "float32", "bfloat16", "float16", "float64"))
+    return click.option("--dtype", type=kinds, metavar="TEXT", default=default, show_default=True, help=words)

@@ -1,0 +1,24 @@
+"""PARD: a chain of K tokens that one drafter pass guesses, then one verification, in turns (arXiv:2504.18583).
+
+The draft model is one that `card train pard` has adapted, or a published one. Every method takes such a model and then
+has its layers several at a time; this one is the published one.
+"""
+
+from card.config.method import Method
+from card.config.record import Command, Record
+from card.family.classic.sps import chain_in_turns
+
+RECORD = Record(
+    methods=(
+        Method(
+            name="pard",
+            summary="a chain that one pass of an adapted draft model guesses, then one verification, in turns",
+            needs_parallel_draft=True,
+            shape=chain_in_turns,
+        ),
+    ),
+    draft_writer="card.family.pard.writer:make_writer",
+    commands=(
+        Command("train pard", "Adapt a draft model to draft several tokens a pass.", "card.family.pard.options:pard"),
+    ),
+)

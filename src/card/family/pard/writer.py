@@ -1,0 +1,251 @@
+"""Draft with a model that guesses several tokens in one pass: several layers of candidates a pass, on its KV cache.
+
+A pass runs the text, and the paths to the nodes that it expands, as far as they have no rows yet. Behind each such node
+it runs masks. The node's logits make its children, those of its first mask make theirs, and so on. A mask knows the
+node that it stands behind and not the tokens between, so all nodes of a layer below it have the same logits. The rows
+of masks are dropped after the pass: no later token sees them.
+
+Source: PARD, arXiv:2504.18583. That a whole tree is made of its guesses, and beside the target, is our change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.draft_shaping import FindGrammar
+from card.drafting.protocol import DraftSequence, DraftWriter
+from card.errors import ModelError
+from card.models.parallel_draft import ParallelDraft
+from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.models.state_input import StateInput
+from card.models.torch_runner import TorchRunner
+from card.protocol.messages import DraftSpec
+from card.tree.nodes import NewNodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Tokens of one pass over a sequence: text, then nodes, then the masks of each expanded node."""
+
+    num_text: int  # tokens of the text
+    run: tuple[int, ...]  # nodes that get a row
+    expanded: tuple[int, ...]  # of these, or the root: the nodes whose children are made
+    num_masks: tuple[int, ...]  # behind each of them
+
+
+class ParallelSequence(BeamSequence):
+    """The tree of one request. A node has a row if a later node was run; most of a tree has none."""
+
+    def __init__(self, writer: ParallelWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+        """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
+        super().__init__(writer, token_ids, spec, epoch=epoch)
+        self._facts = writer.facts
+        self._pass: _Pass | None = None
+        self._state_input = writer.state_input
+        self._added: dict[int, Tensor] = {}  # to the embeddings of tokens without a row, [D], by place
+        # The states of a prompt come with the first commit: until then it would be read without.
+        self._waits = self._state_input is not None
+
+    def read(self, first: int, states: Tensor) -> None:
+        """Take the target's states of rows that became text; each is read with the token that came of it."""
+        if self._state_input is None or self.spec.num_hidden:  # places differ where images are left out
+            return
+        with torch.inference_mode():
+            added = self._state_input(states.to(device="cpu"))
+        self._added.update(
+            (place, row) for place, row in enumerate(added, first + 1) if place >= self.num_committed_rows
+        )
+
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """Take committed tokens as `BeamSequence.commit` does."""
+        self._waits = False
+        return super().commit(token_ids)
+
+    def frontier(self) -> list[int]:
+        """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
+        if self._waits:
+            return []
+        if self._frontier is None:
+            nodes = self._growth.frontier(self.growing)
+            while nodes and self._num_tokens(nodes) > self._room:
+                nodes = [] if self._growth.is_run_whole else nodes[:-1]
+            self._frontier = nodes
+        return self._frontier
+
+    def num_tokens_to_run(self) -> int:
+        """Return how many tokens must be run to expand the whole frontier, masks included."""
+        nodes = self.frontier()
+        return self._num_tokens(nodes) + sum(self._masks_of(nodes, self._room)) if nodes else 0
+
+    def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
+        """Return at most ``max_tokens`` tokens to run: what has no row yet, the first of ``frontier``, and masks.
+
+        Logits are those that `grow` takes.
+        """
+        most = min(max_tokens, self._room)
+        nodes = list(frontier)
+        while len(nodes) > 1 and self._num_tokens(nodes) > most:
+            nodes.pop()
+        text = self.token_ids[self.num_committed_rows :]
+        run = self._without_rows(nodes)
+        if len(text) + len(run) > most:  # begin with what is above the node
+            text, run, nodes = text[:most], run[: max(0, most - len(text))], []
+        made = _Pass(len(text), tuple(run), tuple(nodes), tuple(self._masks_of(nodes, most)))
+        self._pass = made
+        return replace(self._extension_of(made, text), added=self._added_to(len(text)))
+
+    def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
+        """Take the logits of a pass and the rows of what is no mask; make a layer of each guess.
+
+        Returns: the new nodes, layer by layer; none if the pass expanded no node.
+        Raises: ProtocolError if the logits are no numbers under this spec.
+        """
+        made, self._pass, self._frontier = self._pass, None, None
+        assert made is not None, "a pass was run"
+        first = self.num_committed_rows + len(self.row_of)
+        for place in range(self.num_committed_rows, self.num_committed_rows + made.num_text):
+            self._added.pop(place, None)
+        self.num_committed_rows += made.num_text
+        self.row_of.update((node, first + made.num_text + i) for i, node in enumerate(made.run))
+        rows = range(self.num_committed_rows, self.num_committed_rows + len(self.row_of))
+        self._model.keep(self.slot, self.num_committed_rows, rows)
+        if self.num_committed_rows == len(self.token_ids) and not self._is_shared:
+            self._is_shared = True
+            self._pool.note(self.slot, self.token_ids)
+        return self._layers(made, logits)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> int:
+        return self._model.capacity(self.slot) - self._model.num_rows(self.slot)
+
+    def _num_tokens(self, frontier: Sequence[int]) -> int:
+        return len(self.token_ids) - self.num_committed_rows + len(self._without_rows(frontier))
+
+    def _without_rows(self, nodes: Sequence[int]) -> list[int]:
+        """Return nodes without a row on the paths to some nodes, these included, each behind its parent."""
+        found: dict[int, None] = {}
+        for node in nodes:
+            path, above = list[int](), node
+            while above != self.cache.root_id and above not in self.row_of and above not in found:
+                path.append(above)
+                above = self.cache.parent(above)
+            found.update(dict.fromkeys(reversed(path)))
+        return list(found)
+
+    def _masks_of(self, nodes: Sequence[int], most: int) -> list[int]:
+        """Return how many masks each node gets if a pass has ``most`` tokens: as many as the others, if it has use."""
+        share = (most - self._num_tokens(nodes)) // max(1, len(nodes))
+        useful = (min(self._facts.num_tokens, self.num_layers - self.cache.depth_of(node)) - 1 for node in nodes)
+        return [max(0, min(count, share)) for count in useful]
+
+    def _extension_of(self, made: _Pass, text: Sequence[int]) -> Extension:
+        start, cache = self._model.num_rows(self.slot), self.cache
+        row_of = {cache.root_id: self.num_committed_rows + made.num_text - 1, **self.row_of}
+        token_ids, parents = list(text), [start + i - 1 if start + i else NO_PARENT for i in range(len(text))]
+        for node in made.run:
+            row_of[node] = start + len(token_ids)
+            token_ids.append(cache.token(node))
+            parents.append(row_of[cache.parent(node)])
+        for node, count in zip(made.expanded, made.num_masks, strict=True):
+            above = row_of[node]
+            for _ in range(count):
+                parents.append(above)
+                above = start + len(token_ids)
+                token_ids.append(self._facts.mask_id)
+        first = made.num_text - 1 if cache.root_id in made.expanded else made.num_text
+        return Extension(self.slot, token_ids, parents, first if made.expanded else len(token_ids))
+
+    def _added_to(self, num_text: int) -> Tensor | None:
+        """Return what is added to the embeddings of the text's next tokens, [num_text, D]; None if it is nothing."""
+        places = range(self.num_committed_rows, self.num_committed_rows + num_text)
+        known = [self._added.get(place) for place in places]
+        none = next((torch.zeros_like(row) for row in known if row is not None), None)
+        return None if none is None else torch.stack([none if row is None else row for row in known])
+
+    def _layers(self, made: _Pass, logits: Tensor) -> NewNodes:
+        """Make children of the expanded nodes, then children of those, as far as the masks go."""
+        place = {self.cache.root_id: 0} if self.cache.root_id in made.expanded else {}
+        place |= {node: i for i, node in enumerate(made.run)}
+        guesses: dict[int, list[tuple[int, int]]] = {}  # of a node and those below: rows of logits, and which guess
+        num_before = len(logits) - sum(made.num_masks)
+        for node, count in zip(made.expanded, made.num_masks, strict=True):
+            of_masks = range(num_before, num_before + count)
+            guesses[node] = [(row, offset) for offset, row in enumerate((place[node], *of_masks))]
+            num_before += count
+        layers: list[NewNodes] = []
+        nodes = list(made.expanded)
+        while nodes and len(layers) < self._facts.num_tokens:
+            own = [guesses.pop(node) for node in nodes]
+            heat = logits.new_tensor([self._facts.temperatures[offset] for (_, offset), *_ in own])
+            rows = logits[[row for (row, _), *_ in own]] / heat[:, None]
+            layers.append(DraftSequence.grow(self, nodes, rows))
+            rest = {node: after for node, (_, *after) in zip(nodes, own, strict=True) if after}
+            new = zip(layers[-1].ids, layers[-1].parents, strict=True)
+            guesses |= {node: rest[parent] for node, parent in new if parent in rest}
+            nodes = [node for node in self._growth.frontier(self.growing) if node in guesses]
+        self._frontier = None
+        return NewNodes.joined(layers)
+
+
+class ParallelWriter(BeamWriter):
+    """Runs one pass of a draft model of several tokens a pass for several requests: several layers for each."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        facts: ParallelDraft,
+        kv_cache_bytes: int | None = None,
+        *,
+        find_grammar: FindGrammar | None = None,
+        state_input: StateInput | None = None,
+    ) -> None:
+        """Take ``model`` and what its folder says of it; else as of `BeamWriter`.
+
+        Args:
+            state_input: reads the target's hidden states for the model; None: nothing does.
+        """
+        super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
+        self.state_input = state_input
+        self.wanted_states = None if state_input is None else state_input.wish
+        self.facts = facts
+        self.layers_per_pass = facts.num_tokens
+
+    def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> ParallelSequence:
+        """Start the tree of a request behind its text. Raises: CapacityError if there is no room."""
+        return ParallelSequence(self, token_ids, spec, epoch=epoch)
+
+
+def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked: Any) -> DraftWriter | None:
+    """Return the writer of a model that guesses several tokens in a pass; None for any other model.
+
+    Args:
+        asked: as of `card.drafting.draft_writers.make_writer`, with its errors.
+    """
+    parallel: ParallelDraft | None = asked["parallel"]
+    if parallel is None:
+        return None
+    state_input = _state_input(model, parallel, asked["target"])
+    return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=asked["find_grammar"], state_input=state_input)
+
+
+def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRunner | None) -> StateInput | None:
+    path = parallel.states_file
+    if path is None:
+        return None
+    if target is None:
+        raise ModelError(
+            f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
+            "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
+        )
+    assert isinstance(model, TorchRunner), "a folder says what it reads"
+    state_input = StateInput.load(path)
+    state_input.check(target, model.original.hidden_size, str(path))
+    return state_input

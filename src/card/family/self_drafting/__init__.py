@@ -1,0 +1,1 @@
+"""Methods whose target drafts for itself."""

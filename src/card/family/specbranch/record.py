@@ -1,0 +1,28 @@
+"""SpecBranch, and H-RAD, its predictor of rejections."""
+
+from dataclasses import dataclass
+
+from card.config.fields import Checked, setting
+from card.config.record import Command, Record
+from card.family.specbranch.branches import METHOD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HRadSettings(Checked):
+    """The predictor that moves where branches begin."""
+
+    hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.", section="Models")
+
+
+RECORD = Record(
+    methods=(METHOD,),
+    settings=HRadSettings,
+    consumers="card.family.specbranch.network:hrad_consumers",
+    commands=(
+        Command(
+            "train hrad",
+            "Train H-RAD, which foresees rejections for method specbranch.",
+            "card.family.specbranch.options:hrad",
+        ),
+    ),
+)

@@ -1,0 +1,13 @@
+"""Choices among many candidates."""
+
+from card.config.record import Command, Record
+
+RECORD = Record(
+    commands=(
+        Command(
+            "choose-examples",
+            "Choose examples or instructions by the target's loss.",
+            "card.labs.cascade.options:choose_examples",
+        ),
+    )
+)

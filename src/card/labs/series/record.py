@@ -1,0 +1,10 @@
+"""Forecasts of time series."""
+
+from card.config.record import Command, Record
+
+RECORD = Record(
+    commands=(
+        Command("forecast", "Forecast a time series.", "card.labs.series.options:forecast"),
+        Command("train forecaster", "Train a forecaster of time series.", "card.labs.series.options:forecaster"),
+    )
+)

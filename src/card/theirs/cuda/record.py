@@ -1,0 +1,5 @@
+"""Passes in fixed shapes for CUDA devices."""
+
+from card.config.record import Record
+
+RECORD = Record(draft_writer="card.theirs.cuda.device_beam:make_writer")

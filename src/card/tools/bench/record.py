@@ -1,0 +1,14 @@
+"""Measuring methods, and pages of what was measured."""
+
+from card.config.record import Command, Record
+
+RECORD = Record(
+    commands=(
+        Command(
+            "bench",
+            "Measure methods against each other: speed, acceptance, same text.",
+            "card.tools.bench.options:bench",
+        ),
+        Command("report", "Make a page and a table of bench files.", "card.tools.bench.options:report"),
+    )
+)

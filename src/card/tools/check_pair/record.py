@@ -1,0 +1,13 @@
+"""Whether a draft model is worth its while."""
+
+from card.config.record import Command, Record
+
+RECORD = Record(
+    commands=(
+        Command(
+            "check-pair",
+            "Measure whether a draft model is worth its while.",
+            "card.tools.check_pair.options:check_pair",
+        ),
+    )
+)

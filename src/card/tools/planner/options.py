@@ -1,0 +1,107 @@
+"""The options of the commands that predict: profile, record and plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from card.cli.files import OutputPath
+from card.cli.help import command
+from card.cli.options import (
+    MOST_RECORDED_TOKENS,
+    counted,
+    file_option,
+    json_option,
+    kernels_option,
+    neutral_options,
+    option_of,
+    options_of,
+    own_option,
+    pair_options,
+    parse_fractions,
+    parse_names,
+    parse_numbers,
+    wide_option,
+    with_options,
+)
+from card.cli.starting import run
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.tools.planner.requests import PoolRequest
+
+
+@command(short_help="Measure what the passes of a model cost here.")
+@click.argument("model")
+@click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
+@option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
+@click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
+@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's, one fewer]")
+@own_option("ctc")
+@wide_option
+def profile(**options: Any) -> int:
+    """Measure what passes of MODEL cost, and what goes on around them.
+
+    MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
+    """
+    return run("card.tools.planner.command.profile", **options)
+
+
+@command(short_help="Record how a pair of models behaves, for plans.")
+@click.option("--out", type=OutputPath(), required=True, help="File to write.")
+@pair_options
+@click.option(
+    "--data",
+    multiple=True,
+    default=("questions",),
+    show_default=True,
+    help="Prompts, as for card bench.",
+)
+@counted("--limit", words="Prompts of each data set.  [default: all]")
+@click.option("--raw", is_flag=True, help="Use no chat template.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
+@option_of(EngineSettings, "device", is_filled=True)
+@option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
+@click.option("--methods", callback=parse_names, help="Such as sparsespec.")
+@own_option("ctc")
+@own_option("kv_selection")
+@option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS)
+@neutral_options
+@option_of(SamplingParams, "seed")
+@option_of(SamplingParams, "stop", multiple=True)
+@option_of(SamplingParams, "ignore_eos", is_filled=True)
+def record(**options: Any) -> int:
+    """Let the target answer prompts, and write down what target and draft model held likely at each position."""
+    return run("card.tools.planner.command.record", **options)
+
+
+@command(short_help="Predict the speed of every method from profiles and a recording.")
+@click.option("--target", required=True, help="Profile of the target: file, or shipped.")
+@click.option("--draft", help="Profile of the draft model.")
+@click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
+@click.option("--synthetic", type=float, help="Instead: share of right first choices.")
+@click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
+@click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]")
+@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter's process.")
+@click.option("--network-ms", type=float, help="One-way delay of a draft server.")
+@click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
+@click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
+@click.option("--pool", is_flag=True, help="How many targets can a drafter serve?")
+@option_of(PoolRequest, "method", is_filled=True)
+@click.option(
+    "--delays-ms", default="0,5,20", show_default=True, callback=parse_fractions, help="Pool: delays of the network."
+)
+@option_of(PoolRequest, "loads", callback=parse_fractions)
+@with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
+@file_option("--edge", words="Plan this edge.")
+@counted("--edge-devices", words="Or draw so many devices.")
+@click.option("--edge-place", help="Drawn: even or narrow.  [default: even]")
+@file_option("--edge-bench", words="Edge: lines of card bench.")
+@json_option
+@wide_option
+def plan(**options: Any) -> int:
+    """Predict speeds, settings and where time goes: the engine runs in virtual time on what was recorded."""
+    return run("card.tools.planner.command.plan", **options)
