@@ -94,7 +94,7 @@ def _commands(command: click.Command, name: str, parent: click.Context | None) -
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
-            yield from _commands(command.commands[below], below, context)
+            yield from _commands(command.loaded()[below], below, context)
         return
     arguments = [param.make_metavar(context) for param in command.params if isinstance(param, click.Argument)]
     text = command.get_short_help_str(WIDTH)

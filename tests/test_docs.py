@@ -162,9 +162,9 @@ def _unknown_options(command: str) -> list[str]:
     for word in words[1:]:
         if not isinstance(found, click.Group):
             break
-        if word not in found.commands:
+        if word not in found.list_commands():
             return [word]
-        found = found.commands[word]
+        found = found.get_command(None, word)
     known |= {option for param in found.params for option in (*param.opts, *param.secondary_opts)}
     return [option for option in asked if option not in known]
 

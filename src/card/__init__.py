@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
     from card.api.outputs import RequestOutput, StreamChunk
-    from card.config import DraftSettings, LLMSettings, SamplingParams
+    from card.config import DraftSettings, SamplingParams
+    from card.config.keywords import LLMSettings
     from card.errors import CardError
 
 __version__ = "0.1.0"

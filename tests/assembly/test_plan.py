@@ -13,7 +13,7 @@ from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings, Schedule
 from card.config.registry import methods
 from card.errors import SettingsError
-from card.family.judges.choosing import choose_verifier
+from card.family.judges.choosing import verifier_of
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.tree.verify import MATCH
@@ -135,8 +135,8 @@ def test_the_drafter_is_placed_under_each_schedule(method, settings, facts, plac
         ("card", {"writers": ("beam", "lookup")}, MATCH, ("lookup",)),
         ("card", {"policy": "fixed"}, MATCH, ()),
         ("card", {"verify": "chain"}, MATCH, ()),
-        ("card", {}, choose_verifier("relaxed:0.5", MATCH), ()),
-        ("card", {}, choose_verifier("relaxed:0", MATCH), ("suffix",)),
+        ("card", {}, verifier_of("relaxed:0.5"), ()),
+        ("card", {}, verifier_of("relaxed:0"), ("suffix",)),
         ("sps", {}, MATCH, ()),
     ],
 )

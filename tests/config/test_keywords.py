@@ -13,6 +13,7 @@ import pytest
 from card import LLM, AsyncLLM, LLMSettings
 from card.config import DraftSettings, EngineSettings
 from card.config.keywords import NAMED_ARGUMENTS
+from card.config.registry import own_kinds
 
 
 def as_given(hint: Any) -> Any:
@@ -26,7 +27,8 @@ def as_given(hint: Any) -> Any:
 
 
 def test_every_setting_is_a_keyword_argument_of_its_own_type() -> None:
-    fields = {**get_type_hints(EngineSettings), **get_type_hints(DraftSettings)}
+    kinds = (EngineSettings, DraftSettings, *own_kinds())
+    fields = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items() if name != "own"}
     wanted = {name: as_given(hint) for name, hint in fields.items() if name not in NAMED_ARGUMENTS}
     assert get_type_hints(LLMSettings) == wanted, "write fields and types of the settings into card/config/keywords.py"
     assert not LLMSettings.__required_keys__

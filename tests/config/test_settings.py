@@ -53,7 +53,6 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (EngineSettings, "placement", ["moon"], "one of inline, thread, process"),
     (EngineSettings, "threads", [0], "1 or more"),
     (EngineSettings, "writers", [(), (1,)], "a list of names"),
-    (EngineSettings, "suffix_store_tokens", [0], "1 or more"),
     (EngineSettings, "draft_threads", [0], "1 or more"),
     (EngineSettings, "start_timeout_s", [0.0, -1.0, NAN], "above 0 seconds"),
     (EngineSettings, "drafter_timeout_s", [0.0, NAN], "above 0 seconds"),
@@ -73,7 +72,7 @@ GOOD: list[tuple[Kind, dict[str, Any]]] = [
     (DraftSettings, {"verify": "tree", "beam_width": 1, "branch": 1, "budget": 1, "lead": 1, "max_nodes": 1}),
     (DraftSettings, {"growth": "branch", "branch_below": 0.0, "fan_out": (0,) * 64}),
     (DraftSettings, {"growth": "fan-out", "branch_below": 1, "fan_out": (0, 256)}),
-    (EngineSettings, {"writers": ("beam",), "suffix_store_tokens": 1}),
+    (EngineSettings, {"writers": ("beam",)}),
     (EngineSettings, {"placement": "inline", "threads": 1, "max_model_len": 2}),
 ]
 

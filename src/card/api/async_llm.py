@@ -18,7 +18,8 @@ from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
 from card.api.prompts import Prompt
 from card.assembly.plan import DEFAULT_MODEL_LEN
-from card.config import LLMSettings, SamplingParams
+from card.config import SamplingParams
+from card.config.keywords import LLMSettings
 from card.engine.metrics import EngineStats
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError

@@ -16,7 +16,8 @@ from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
 from card.api.prompts import Prompt, conversations
 from card.assembly.plan import DEFAULT_MODEL_LEN
-from card.config import DraftSettings, EngineSettings, LLMSettings, SamplingParams
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.keywords import LLMSettings
 from card.engine.engine import Engine
 from card.engine.metrics import EngineStats
 from card.engine.request import Update

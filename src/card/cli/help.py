@@ -111,6 +111,10 @@ class CardGroup(click.Group):
         found = self._table.get(name)
         return None if found is None else load_place(found.place)
 
+    def loaded(self) -> dict[str, click.Command]:
+        """Return all commands by name, imported now."""
+        return {name: load_place(one.place) for name, one in self._table.items()}
+
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a line for each command. None is imported for it."""
         with formatter.section("Commands"):

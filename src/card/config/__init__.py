@@ -10,7 +10,6 @@ from card.config.engine import (
     PolicyName,
     parse_size,
 )
-from card.config.keywords import LLMSettings
 from card.config.sampling import NEUTRAL, Grammar, ResolvedParams, SamplingParams, SamplingRule, ShapingRule
 from card.config.schedule import DrafterState, Schedule
 
@@ -24,7 +23,6 @@ __all__ = [
     "EngineSettings",
     "Grammar",
     "Growth",
-    "LLMSettings",
     "Placement",
     "PolicyName",
     "ResolvedParams",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class EngineSettings(Replaceable):
         allowed="a list of names",
         shown="by method",
     )
-    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of folders beside the core, by name
+    own: Mapping[str, Any] = setting(factory=dict, meaning="Settings of folders beside the core, by name.")
 
     def of(self, kind: type[T]) -> T:
         """Return the settings of a folder, as its class declares them. Raises: SettingsError for a value out of range.

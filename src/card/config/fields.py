@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 from card.errors import CardError, SettingsError, known_instead
 
 T = TypeVar("T")
-_KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False", Mapping: "a mapping"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ def setting(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    factory: Callable[[], T] | None = None,
     **rule: Any,
 ) -> T:
     """Declare a field of a dataclass.
@@ -74,6 +75,7 @@ def setting(
     Args:
         meaning: a sentence, which is the help of its option too.
         least, above, most, below: bounds; an infinite one rules out infinity, and is not spoken of.
+        factory: makes the default, if it is a mapping.
         num_items: fewest and most items of a list.
         unit: of the bounds, in words.
         allowed: what may be given, where bounds and type do not say it well.
@@ -82,6 +84,8 @@ def setting(
     """
     bounds = Bounds(least=least, above=above, most=most, below=below)
     metadata = {"rule": _Rule(meaning=meaning, bounds=bounds, **rule)}
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, hash=False, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -186,9 +190,15 @@ def _read(field: dataclasses.Field[Any], hint: Any) -> Setting:
         is_optional=arms != [hint],
         is_list=origin is tuple,
         choices=args if origin is Literal else (),
-        default=None if field.default is dataclasses.MISSING else field.default,
+        default=_default(field),
         rule=field.metadata.get("rule", _Rule()),
     )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def check(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from card.config.drafting import DraftSettings, Growth, VerifyShape
-from card.config.engine import EngineSettings, GenerationConfigSource, PlacementSetting, PolicyName, ScheduleSetting
-from card.config.fields import declared
+from card.config.engine import GenerationConfigSource, PlacementSetting, PolicyName, ScheduleSetting
+from card.config.fields import Setting, declared
+from card.config.splitting import engine_settings
 
 NAMED_ARGUMENTS = frozenset({"target", "draft", "method"})  # fields that `LLM` takes as arguments of their own
 
@@ -80,10 +81,10 @@ class LLMSettings(DraftKeywords, total=False):
     suffix_store_tokens: int
 
 
-def _told(kind: type) -> str:
-    """Return a line for each field: its default, and what it means."""
+def _told(settings: Mapping[str, Setting]) -> str:
+    """Return a line for each setting: its default, and what it means."""
     lines = []
-    for name, one in declared(kind).items():
+    for name, one in settings.items():
         if name not in NAMED_ARGUMENTS:
             otherwise = f" None: {one.shown}." if one.default is None and one.shown else ""
             lines.append(f"    {name} = {one.default!r}: {one.rule.meaning}{otherwise}")
@@ -93,8 +94,8 @@ def _told(kind: type) -> str:
 LLMSettings.__doc__ = f"""{LLMSettings.__doc__}
 
 The engine:
-{_told(EngineSettings)}
+{_told(engine_settings())}
 
 Drafting, as in `card.DraftSettings`:
-{_told(DraftSettings)}
+{_told(declared(DraftSettings))}
 """

@@ -14,14 +14,13 @@ from card import LLM, SamplingParams
 from card.errors import ModelError, PromptError
 from card.family.judges import mining
 from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
-from card.family.judges.choosing import choose_verifier
+from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
 from card.family.judges.training import area_under_roc, fit, train_judge
 from card.models.loading import load_model
 from card.models.protocol import Extension
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
-from card.tree.verify import MATCH
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.tiny import tiny_llama
@@ -211,7 +210,7 @@ def test_a_file_that_is_no_judge_is_refused(tmp_path: Path, content: bytes | Non
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ModelError, match=reason):
-        choose_verifier(str(path), MATCH)
+        verifier_of(str(path))
 
 
 @pytest.fixture

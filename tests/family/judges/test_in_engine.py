@@ -9,7 +9,7 @@ import pytest
 
 from card import LLM, AsyncLLM, SamplingParams
 from card.errors import SettingsError
-from card.family.judges.choosing import choose_verifier
+from card.family.judges.choosing import verifier_of
 from card.family.judges.names import KNOBS
 from card.tools.bench.lineup import LineupSettings
 from card.tools.bench.names import BASELINE, names_of, needs_draft
@@ -85,7 +85,7 @@ def test_without_a_judge_an_engine_has_the_exact_verifier_and_its_passes_keep_no
         ({"judge": "relaxed:"}, "the knob of judge relaxed must be a number"),
         ({"judge": "fly", "method": "vanilla"}, "judge fly has nothing to judge: method vanilla has no candidates"),
         (
-            {"judge": "fly", "verifier": choose_verifier("relaxed:0", MATCH)},
+            {"judge": "fly", "verifier": verifier_of("relaxed:0")},
             "judge fly and a verifier of your own both decide what stays",
         ),
     ],

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.family.judges.choosing import choose_verifier
+from card.family.judges.choosing import verifier_of
 from card.family.judges.judge import JudgingVerifier
 from card.family.judges.names import KNOBS
 from card.family.judges.training_free import Fly, KullbackLeibler, Relaxed, Typical
 from card.tree.nodes import ROOT, Nodes
-from card.tree.verify import MATCH, Verdict, Verification, match
+from card.tree.verify import Verdict, Verification, match
 
 V = 6
 
@@ -102,9 +102,7 @@ def test_of_several_tolerated_candidates_the_likeliest_stays() -> None:
 @given(data=st.data())
 def test_with_a_knob_of_0_the_verdict_is_that_of_the_exact_verifier(kind: str, data: st.DataObject) -> None:
     seen = drawn(data)
-    assert choose_verifier(f"{kind}:0", MATCH).decide(seen) == match(
-        seen.offer.tokens, seen.offer.parents, seen.choices
-    )
+    assert verifier_of(f"{kind}:0").decide(seen) == match(seen.offer.tokens, seen.offer.parents, seen.choices)
 
 
 @pytest.mark.parametrize("kind", KNOBS)
@@ -113,7 +111,7 @@ def test_a_token_that_a_grammar_forbids_is_never_kept(kind: str, data: st.DataOb
     seen = drawn(data)
     seen.logits[:, V - 1] = float("-inf")
     seen = Verification(seen.offer, seen.logits, [choice % (V - 1) for choice in seen.choices])
-    verdict = choose_verifier(f"{kind}:{KNOBS[kind].most}", MATCH).decide(seen)
+    verdict = verifier_of(f"{kind}:{KNOBS[kind].most}").decide(seen)
     assert V - 1 not in [seen.offer.tokens[i] for i in verdict.accepted]
 
 

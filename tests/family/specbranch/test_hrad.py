@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import card
-from card.config import EngineSettings
+from card.config import DraftSettings, EngineSettings
 from card.errors import ModelError, PromptError
 from card.family.learning import target_texts
 from card.family.specbranch.network import (
@@ -35,6 +35,7 @@ from card.family.specbranch.network import (
     log_odds,
     target_facts,
 )
+from card.family.specbranch.record import HRadSettings
 from card.family.specbranch.rounds import RoundCollector, Rounds
 from card.family.specbranch.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
 from card.models.demo import SAMPLE_PROBLEMS
@@ -173,12 +174,14 @@ def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tmp_path: Path) -> None:
-    assert EngineSettings().hrad == "off"
+    assert EngineSettings().of(HRadSettings).hrad == "off"
     runner = make_runner("own pass")
     hrad = random_hrad(facts_of(runner))
     hrad.save(tmp_path / "hrad.safetensors")
-    assert hrad_consumers("off", runner, 0.7) == []
-    (consumer,) = hrad_consumers(str(tmp_path / "hrad.safetensors"), runner, 0.7)
+    assert hrad_consumers(EngineSettings(own={"hrad": "off"}), runner, DraftSettings(branch_below=0.7)) == []
+    (consumer,) = hrad_consumers(
+        EngineSettings(own={"hrad": str(tmp_path / "hrad.safetensors")}), runner, DraftSettings(branch_below=0.7)
+    )
     assert consumer.wish == FeatureWish((-3, -2, -1), "last")
     features = own_features(CHAIN, NUM_LAYERS)[3:4]
     seen = SeenRows(request_id=7, token_ids=(*CHAIN[:4], 5), first=3, features=features, has_drafter=True)
@@ -186,7 +189,12 @@ def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tm
     assert consumer.observe(seen) == hrad.branch_below(features[0], 5)
     assert consumer.observe(replace(seen, has_drafter=False)) is None
     random_hrad(facts_of(runner), evidence=Evidence()).save(tmp_path / "deaf.safetensors")
-    assert hrad_consumers(str(tmp_path / "deaf.safetensors"), runner, 0.7) == [], "it never moves the branch point"
+    assert (
+        hrad_consumers(
+            EngineSettings(own={"hrad": str(tmp_path / "deaf.safetensors")}), runner, DraftSettings(branch_below=0.7)
+        )
+        == []
+    ), "it never moves the branch point"
 
 
 def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -474,5 +482,4 @@ def test_the_rest_of_the_house_hardly_knows_it() -> None:
         for path in package.rglob("*.py")
         if path.parent.name != "specbranch" and re.search(r"\bh-?rad\b", path.read_text("utf-8"), re.IGNORECASE)
     }
-    commands = {"cli/commands/pairs.py", "cli/help.py"}
-    assert naming == {"config/engine.py", "config/keywords.py", "methods/specbranch.py", "api/host.py", *commands}
+    assert naming == {"config/keywords.py"}, "where editors look for names of settings"

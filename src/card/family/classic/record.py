@@ -1,7 +1,7 @@
 """Methods that are settings of the engine, and those of one local writer of the core."""
 
 from card.config.record import Record
-from card.family.classic import card, no_draft_model, pearl, sps, ssd
+from card.family.classic import no_draft_model, pearl, query_and_correct, sps, ssd
 
 RECORD = Record(
     methods=(
@@ -9,7 +9,7 @@ RECORD = Record(
         no_draft_model.LOOKUP,
         no_draft_model.SUFFIX,
         sps.METHOD,
-        card.METHOD,
+        query_and_correct.METHOD,
         pearl.METHOD,
         ssd.METHOD,
     )

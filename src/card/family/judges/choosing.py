@@ -34,18 +34,24 @@ class WishingVerifier(JudgingVerifier):
 def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier, str] | None:
     """Return the verifier of the judge that the settings name, and its name in words; None if they name none.
 
-    The judge is such as ``typical``, ``relaxed:0.5`` or ``judge.safetensors``.
-
-    Raises: SettingsError for a judge that is unknown, has a knob out of range, or stands beside a verifier; ModelError
-        for a file that is no judge.
+    Raises: SettingsError if it stands beside a verifier; otherwise as `verifier_of`.
     """
     judge = settings.of(JudgeSettings).judge
     if judge is None:
         return None
-    choice = parse_judge(judge)
+    verifier = verifier_of(judge)
     if given is not MATCH:
         raise SettingsError(f"judge {judge} and a verifier of your own both decide what stays; leave one of them out")
+    return verifier, f"judge {judge}"
+
+
+def verifier_of(judge: str) -> Verifier:
+    """Return the verifier of a judge by name, such as ``typical``, ``relaxed:0.5`` or ``judge.safetensors``.
+
+    Raises: SettingsError for a judge that is unknown or has a knob out of range; ModelError for a file that is none.
+    """
+    choice = parse_judge(judge)
     if choice.file is not None:
-        return WishingVerifier(AutoJudge.load(choice.file, choice.knob), is_exact=choice.is_exact), f"judge {judge}"
+        return WishingVerifier(AutoJudge.load(choice.file, choice.knob), is_exact=choice.is_exact)
     assert choice.knob is not None
-    return JudgingVerifier(_MAKERS[choice.kind](choice.knob), is_exact=choice.is_exact), f"judge {judge}"
+    return JudgingVerifier(_MAKERS[choice.kind](choice.knob), is_exact=choice.is_exact)

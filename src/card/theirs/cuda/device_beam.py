@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
-from card.drafting.protocol import DraftWriter
 from card.errors import CardError, ProtocolError
-from card.models.protocol import LanguageModel
 from card.protocol.messages import DraftSpec
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.device_step import BeamStep, DraftStepResult, NewestLayer, StepShape
@@ -262,15 +259,3 @@ def _places(spec: DraftSpec) -> int:
     num_places = bucket_of(spec.shape.beam_width, TOKEN_BUCKETS)
     assert num_places is not None
     return num_places
-
-
-def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked: Any) -> DraftWriter | None:
-    """Return the writer of a model whose passes are recorded; None for any other model.
-
-    Args:
-        asked: as of `card.drafting.draft_writers.make_writer`.
-    """
-    if asked["parallel"] is not None or not (isinstance(model, BucketedRunner) and model.has_recorded_passes):
-        return None
-    looks_ahead = not asked["takes_turns"]
-    return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=looks_ahead, find_grammar=asked["find_grammar"])

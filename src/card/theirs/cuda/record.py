@@ -2,4 +2,4 @@
 
 from card.config.record import Record
 
-RECORD = Record(draft_writer="card.theirs.cuda.device_beam:make_writer")
+RECORD = Record(draft_writer="card.theirs.cuda.choosing:make_writer")

@@ -30,7 +30,7 @@ from card.errors import SettingsError
 from card.family.copying.store import ContextIndex, StoreWriter
 from card.family.copying.text_database import Tokens
 from card.text.fit import tokenizer_fingerprint
-from tests.drafting.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
+from tests.family.copying.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair
 from tests.reaching_in import flush

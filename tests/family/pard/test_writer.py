@@ -18,13 +18,13 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
-from card.drafting import draft_writers
+from card.family.pard import writer
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import DrafterWorker
-from card.drafting.parallel import ParallelSequence, ParallelWriter
 from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
 from card.family.pard.folders import load_adaptable
+from card.family.pard.writer import ParallelSequence, ParallelWriter
 from card.kernels.int8_linear import why_not_int8
 from card.links.in_process import InlineLink, ThreadLink
 from card.models.loading import load_decoder, load_model
@@ -525,7 +525,7 @@ def test_texts_are_those_of_plain_decoding_when_a_drafter_with_states_dies_or_fa
     pair: Pair, reading: str, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     monkeypatch.setattr(Silenced, "dies", dies)
-    monkeypatch.setattr(draft_writers, "ParallelWriter", Silenced)
+    monkeypatch.setattr(writer, "ParallelWriter", Silenced)
     settings: dict[str, Any] = {"target": pair.target, "dtype": "float32", "max_model_len": 200}
     params = SamplingParams(temperature=0.0, max_tokens=20)
     with LLM(**settings, method="vanilla") as llm:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
-from card.family.copying.recycling import WRITER, RecyclingSequence
+from card.family.copying.recycling import RecyclingSequence, RecyclingWriter
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from tests.local_observing import plain, random_target, ranked_tokens, run, scores_of, shaken
 from tests.local_writing import play
@@ -28,7 +28,7 @@ def test_proposals_are_well_formed_and_the_text_is_that_of_plain_decoding(
     prompt: list[int], seed: int, order: int, budget: int, has_top: bool
 ) -> None:
     target = random_target(seed, VOCAB_SIZE, order)
-    sequence = WRITER(EngineSettings(), VOCAB_SIZE).open(prompt)
+    sequence = RecyclingWriter(EngineSettings(), VOCAB_SIZE).open(prompt)
     top = ranked_tokens(target, VOCAB_SIZE) if has_top else None
     played = play(sequence, prompt, target, num_new=20, budget=budget, top=top)
     assert played.token_ids == plain(prompt, target, len(played.token_ids) - len(prompt))
@@ -110,7 +110,7 @@ def test_without_likeliest_tokens_the_choices_are_the_successors() -> None:
 
 
 def test_requests_do_not_share_what_they_learn() -> None:
-    writer = WRITER(EngineSettings(), VOCAB_SIZE)
+    writer = RecyclingWriter(EngineSettings(), VOCAB_SIZE)
     writer.open([1, 2, 1, 2, 1])
     assert len(writer.open([1]).propose((), 8)) == 0
 

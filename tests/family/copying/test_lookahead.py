@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
-from card.family.copying.lookahead import WRITER, LookaheadSequence
+from card.family.copying.lookahead import LookaheadSequence, LookaheadWriter
 from card.tree.nodes import NO_NODES
 from tests.local_observing import paths_of, plain, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, assert_well_formed, play
@@ -241,7 +241,7 @@ def test_text_that_repeats_itself_is_accepted_well() -> None:
     def target(text: Sequence[int]) -> int:
         return verse[(verse.index(text[-1]) + 1) % 40]
 
-    played = play(WRITER(EngineSettings(), 100).open(verse), verse, target, num_new=200, budget=16)
+    played = play(LookaheadWriter(EngineSettings(), 100).open(verse), verse, target, num_new=200, budget=16)
     late = [accepted for _, accepted in played.rounds[2:]]
     assert sum(late) / len(late) == 3, "each n-gram brings its three tokens"
 

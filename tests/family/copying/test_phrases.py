@@ -14,7 +14,7 @@ from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
 from card.engine.offers import Offers
 from card.family.copying.guesses import NgramPool
-from card.family.copying.phrases import WRITER, PhraseSequence
+from card.family.copying.phrases import PhraseSequence, PhraseWriter
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from tests.local_observing import paths_of, plain, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, hung, play
@@ -200,14 +200,14 @@ def test_a_phrase_that_was_not_run_whole_stays(run_part: tuple[tuple[int, int], 
 
 
 def test_phrases_of_one_request_are_proposed_in_the_next_one_of_the_same_writer_alone() -> None:
-    writer = WRITER(EngineSettings(), VOCAB_SIZE)
+    writer = PhraseWriter(EngineSettings(), VOCAB_SIZE)
     writer.open([1, 2, 3, 4, 5, 0] * 4).close()
     assert paths_of(writer.open([1]).propose((), 16))[:2] == [(2,), (2, 3)]
-    assert WRITER(EngineSettings(), VOCAB_SIZE).open([1]).propose((), 16) == NO_NODES
+    assert PhraseWriter(EngineSettings(), VOCAB_SIZE).open([1]).propose((), 16) == NO_NODES
 
 
 def test_what_a_verification_refused_is_proposed_to_the_next_request() -> None:
-    writer = WRITER(EngineSettings(), 10)
+    writer = PhraseWriter(EngineSettings(), 10)
     # 0 -> 4 -> 5 -> 6 -> 7 -> 8 were drafted and the target says 1 after 0, but goes along from 4 on, to a 9 behind 8.
     seen = Observation((1,), (4, 5, 6, 7, 8), (-1, 0, 1, 2, 3), (1, 5, 6, 7, 8, 9), ())
     writer.open([0]).observe(seen)
@@ -231,7 +231,7 @@ def test_phrases_lengthen_what_a_drafter_gets_accepted() -> None:
         return verse[(verse.index(text[-1]) + 1) % 40]
 
     def accepted_per_pass(prompt: list[int]) -> float:
-        sequence = WRITER(EngineSettings(), 100).open(prompt)
+        sequence = PhraseWriter(EngineSettings(), 100).open(prompt)
         drafter = drafter_of(target, length=3, error_rate=0.0)
         played = play(sequence, prompt, target, num_new=35, best_path=drafter)
         return sum(accepted for _, accepted in played.rounds) / len(played.rounds)

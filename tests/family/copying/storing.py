@@ -25,7 +25,7 @@ def opened(
     tokenizer: str = "",
     timeout_s: float = 5.0,
 ) -> Iterator[StoreWriter]:
-    settings = EngineSettings(suffix_store=str(path), suffix_store_key=key, suffix_store_tokens=most)
+    settings = EngineSettings(own={"suffix_store": str(path), "suffix_store_key": key, "suffix_store_tokens": most})
     writer = StoreWriter(settings, vocab_size, tokenizer, busy_timeout_s=timeout_s)
     try:
         yield writer
