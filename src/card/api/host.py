@@ -14,7 +14,8 @@ from card.api.start import Asked, build_engine, load, measure
 from card.api.text_stream import TextStream
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import ResolvedParams, SamplingParams
-from card.engine.request import CheckedRequest, Request, Update
+from card.engine.live import LiveRequest
+from card.engine.request import Request, Update
 from card.engine.scoring import Scorer
 from card.errors import SettingsError, TargetError, in_words
 from card.models.images import ImagePrompt
@@ -36,7 +37,7 @@ class Written:
 class PreparedRequest:
     """A request for the engine, and the text that will come of it."""
 
-    checked: CheckedRequest
+    checked: LiveRequest
     text: TextStream
 
     @property
