@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from card import SamplingParams
 from card.api.host import Host
+from card.api.start import Asked
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.machine.threads import CoreSet, pinned
@@ -148,7 +149,7 @@ class Bench:
             elif family in ("beside", "turns"):
                 settings["beam_width"] = max(args.beam_widths)
             draft = {"vanilla": None, "sps": self._draft, "turns": self._draft}.get(family, args.draft)
-            host = Host(self.target, draft, tokenizer=self.tokenizer, method=method, settings=settings)
+            host = Host(Asked(self.target, draft, tokenizer=self.tokenizer, method=method, settings=settings))
             self._stack.callback(host.close)
             self._loops[family] = ClosedLoop(host)
             self.target_cost = host.target_cost

@@ -672,7 +672,7 @@ def test_settings_that_contradict_each_other_are_refused(pair, settings, words):
 def test_one_line_says_that_a_long_text_may_need_more_memory_than_is_free(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("card.api.host.free_memory", lambda: 1000)
+    monkeypatch.setattr("card.api.start.free_memory", lambda: 1000)
     with LLM(pair.target, cache=False):
         (line,) = (line for line in caplog.messages if "KV may take" in line)
     assert line.endswith("0 MiB are free; lower max_model_len or kv_cache_memory, or give more memory")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from card.api import host
+from card.api import start
 from card.api.llm import LLM
 from card.assembly.latency import measuring
 from card.assembly.latency.threads import Comparison, FoundThreads
@@ -53,8 +53,8 @@ def test_a_drafter_gets_a_process_only_where_the_target_does_not_miss_its_core_a
         return Comparison((ratio,) * 6, was_quiet=True)
 
     first = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(host, "usable_cores", lambda: tuple(range(first, first + num_cores)))
-    monkeypatch.setattr(host, "num_usable_cores", lambda: num_cores)
+    monkeypatch.setattr(start, "usable_cores", lambda: tuple(range(first, first + num_cores)))
+    monkeypatch.setattr(start, "num_usable_cores", lambda: num_cores)
     monkeypatch.setattr(measuring, "useful_threads", lambda _, core_set, **__: FoundThreads(core_set, was_quiet=True))
     monkeypatch.setattr(measuring, "measure_pass_cost", noted)
     monkeypatch.setattr(measuring, "compare", paired)
@@ -63,6 +63,17 @@ def test_a_drafter_gets_a_process_only_where_the_target_does_not_miss_its_core_a
         assert measured.count("costs") == (2 if has_process else 1), "of each place of the target, once"
         assert measured.count("pairs") == (1 if num_cores == 4 else 0)
         assert llm.generate("the cat sat on the mat and", GREEDY)[0].outputs[0].token_ids
+    assert not drafters()
+
+
+def test_a_start_that_fails_leaves_no_drafter_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        assert drafters()
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(start, "build", failing)
+    with pytest.raises(RuntimeError, match="no engine"):
+        LLM(pair.target, pair.draft, method="pearl", cache=False)
     assert not drafters()
 
 

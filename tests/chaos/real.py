@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from card.api.host import Host
+from card.api.start import Asked
 from card.drafting.beam import BeamWriter
 from card.links.process import ProcessLink
 from card.links.remote import RemoteLink
@@ -157,9 +158,7 @@ class ProcessWorld(RealWorld):
     pace_s = 0.2
 
     def __init__(self, pair: Pair, rng: random.Random, troubles: Sequence[str], **settings: Any) -> None:
-        super().__init__(
-            Host(pair.target, pair.draft, tokenizer=None, method="card", settings=host_settings(**settings)), rng
-        )
+        super().__init__(Host(Asked(pair.target, pair.draft, method="card", settings=host_settings(**settings))), rng)
         self.planned = list(troubles)
         self._num_planned = len(self.planned)
         self._stopped: int | None = None  # pid
@@ -265,7 +264,7 @@ class ServerWorld(RealWorld):
     def __init__(self, pair: Pair, rng: random.Random, **settings: Any) -> None:
         self.server = ServerThread(pair)
         address = {"draft_address": self.server.address}
-        host = Host(pair.target, None, tokenizer=None, method="card", settings=host_settings(**address, **settings))
+        host = Host(Asked(pair.target, None, method="card", settings=host_settings(**address, **settings)))
         super().__init__(host, rng)
         self._rounds_to_go = 0
 

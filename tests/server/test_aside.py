@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from card.api.host import Prompt
+from card.api.prompts import Prompt
 from card.config import Grammar
 from card.server import service
 from card.text.canary import GivenUpError

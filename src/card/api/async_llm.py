@@ -7,6 +7,7 @@ import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +18,7 @@ from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
 from card.api.prompts import Prompt
-from card.assembly.plan import DEFAULT_MODEL_LEN
+from card.api.start import Asked
 from card.config import SamplingParams
 from card.config.keywords import LLMSettings
 from card.engine.metrics import EngineStats
@@ -25,7 +26,6 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
-from card.models.shortage import telling_shortage
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
@@ -61,18 +61,8 @@ class AsyncLLM(Hosted):
 
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        with telling_shortage(target, draft, max_model_len=settings.get("max_model_len") or DEFAULT_MODEL_LEN):
-            self._host = Host(
-                target,
-                draft,
-                tokenizer=tokenizer,
-                method=method,
-                settings=settings,
-                verifier=verifier,
-                spare=spare,
-                leases=leases,
-                say=say,
-            )
+        asked = Asked(target, draft, settings=settings, method=method, tokenizer=tokenizer, verifier=verifier)
+        self._host = Host(replace(asked, spare=spare, leases=leases, say=say))
         self._driver = Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()

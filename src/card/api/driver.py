@@ -21,8 +21,8 @@ JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end 
 
 
 @dataclass(slots=True)
-class _RunningRequest:
-    """A request in the engine, or on its way there."""
+class _StreamedRequest:
+    """A request in the engine, or on its way there, and whoever reads its stream."""
 
     name: str
     prepared: PreparedRequest
@@ -35,7 +35,7 @@ class _Abort:
     done: Future[bool] | None = None  # gets whether the request was running
 
 
-Command = _RunningRequest | _Abort | ScoringJob
+Command = _StreamedRequest | _Abort | ScoringJob
 
 
 class Driver:
@@ -55,7 +55,7 @@ class Driver:
         self.ended.set_running_or_notify_cancel()  # who waits for it cannot cancel it for the others
         self._latest = host.engine.stats()
         self.last_progress = time.monotonic()
-        self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
+        self._live: dict[int, _StreamedRequest] = {}  # the engine's thread only
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 
@@ -69,7 +69,7 @@ class Driver:
                 raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
             self._number_of[name] = prepared.request.request_id
             self._num_unseen += 1
-            self._post(_RunningRequest(name, prepared, mailbox))
+            self._post(_StreamedRequest(name, prepared, mailbox))
 
     def abort(self, name: str) -> Future[bool] | None:
         """Queue an abort; None if there is no such request. Raises: WorkerError."""
@@ -168,7 +168,7 @@ class Driver:
         if isinstance(command, ScoringJob):
             self._host.scorer.add(command)
             return
-        if isinstance(command, _RunningRequest):
+        if isinstance(command, _StreamedRequest):
             self._num_seen += 1
             self._live[command.prepared.request.request_id] = command
             engine.add(command.prepared.checked)
@@ -196,7 +196,7 @@ class Driver:
             letters.append((live.mailbox, written.text, written.update))
         post(letters)
 
-    def _forget(self, live: _RunningRequest) -> None:
+    def _forget(self, live: _StreamedRequest) -> None:
         """End a request whose text cannot be written."""
         number = live.prepared.request.request_id
         if self._live.pop(number, None) is not None:
@@ -210,7 +210,7 @@ class Driver:
             self._death = death
             commands, self._inbox = self._inbox, []
             self._number_of.clear()
-        unread = [*self._live.values(), *(command for command in commands if isinstance(command, _RunningRequest))]
+        unread = [*self._live.values(), *(command for command in commands if isinstance(command, _StreamedRequest))]
         self._live.clear()
         for command in commands:
             if isinstance(command, ScoringJob):

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
 from card.api.prompts import Prompt, conversations
-from card.assembly.plan import DEFAULT_MODEL_LEN
+from card.api.start import Asked
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.keywords import LLMSettings
 from card.engine.engine import Engine
@@ -23,7 +23,6 @@ from card.engine.metrics import EngineStats
 from card.engine.request import Update
 from card.errors import SettingsError
 from card.links.child import DrafterChild
-from card.models.shortage import telling_shortage
 from card.text.prompts import Messages
 from card.tree.verify import MATCH, Verifier
 
@@ -77,17 +76,8 @@ class LLM(Hosted):
             settings: see `card.LLMSettings`, whose help says what each means and is by default.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        with telling_shortage(target, draft, max_model_len=settings.get("max_model_len") or DEFAULT_MODEL_LEN):
-            self._host = Host(
-                target,
-                draft,
-                tokenizer=tokenizer,
-                method=method,
-                settings=settings,
-                verifier=verifier,
-                spare=spare,
-                say=say,
-            )
+        asked = Asked(target, draft, settings=settings, method=method, tokenizer=tokenizer, verifier=verifier)
+        self._host = Host(replace(asked, spare=spare, say=say))
         self._engine: Engine = self._host.engine
         self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()

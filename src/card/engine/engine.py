@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
 from card.engine.failures import Failures
+from card.engine.live import LiveRequest
 from card.engine.metrics import EngineStats
 from card.engine.passes import TargetPasses
 from card.engine.phases import Phases
 from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
 from card.engine.queue import Limits, RequestQueue
-from card.engine.request import CheckedRequest, FinishReason, Request, StepResult, Update
-from card.engine.running import RunningRequest
+from card.engine.request import FinishReason, Request, StepResult, Update
 from card.engine.sequence import Sequence, Work
 from card.engine.target import TargetWorker
 from card.engine.target_pass import MASK_WAIT_S
@@ -73,17 +73,17 @@ class Engine:
         """True if `step` would do something."""
         return bool(self._queue)
 
-    def check(self, request: Request) -> CheckedRequest:
+    def check(self, request: Request) -> LiveRequest:
         """Return the request as `add` takes it. Raises: PromptError if it can never run; see `TargetWorker.check`."""
         return self._worker.check(request)
 
-    def add(self, checked: CheckedRequest) -> None:
+    def add(self, one: LiveRequest) -> None:
         """Queue a request. Its id must be new: drafters remember those that were closed.
 
         Raises: WorkerError if the target is broken.
         """
         self._passes.check_alive()
-        self._queue.add(checked, self._clock())
+        self._queue.add(one, self._clock())
 
     def abort(self, request_id: int) -> Update | None:
         """Drop a request at once, with its KV rows and its tree.
@@ -171,7 +171,7 @@ class Engine:
             self._calls.observe(self._outcome(view, result, seconds, decoding))
         return updates
 
-    def _outcome(self, view: RoundView, result: StepResult, seconds: float, decoding: list[RunningRequest]) -> Outcome:
+    def _outcome(self, view: RoundView, result: StepResult, seconds: float, decoding: list[LiveRequest]) -> Outcome:
         """Return what a policy learns from."""
         decoding_ids = {request.request_id for request in view.requests}
         num_committed = sum(len(u.token_ids) for u in result.updates if u.request_id in decoding_ids)
@@ -213,9 +213,9 @@ class Engine:
             failed.append(self._end(stranded_id, "error", TargetError("a paused request has no memory to go on in")))
         return failed
 
-    def _in_phases(self) -> tuple[list[RunningRequest], list[RunningRequest]]:
+    def _in_phases(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
         """Return the decoding requests that draft a token for themselves in this round, and those that verify."""
-        drafting, verifying = list[RunningRequest](), list[RunningRequest]()
+        drafting, verifying = list[LiveRequest](), list[LiveRequest]()
         self._phases.begin_round()
         for request_id, one in self._queue.running.items():
             sequence = one.sequence
@@ -226,7 +226,7 @@ class Engine:
             (drafting if sequence.can_draft_itself and not is_due else verifying).append(one)
         return drafting, verifying
 
-    def _prepare(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> None:
+    def _prepare(self, view: RoundView, decoding: list[LiveRequest], failures: Failures) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
         self._totals.drafter_lead = 0.0
         if self._policy.schedule == "off":
@@ -259,7 +259,7 @@ class Engine:
             self._drafter.listen()
             view.waited_s = self._clock() - started
 
-    def _wait(self, view: RoundView, decoding: list[RunningRequest], started: float) -> None:
+    def _wait(self, view: RoundView, decoding: list[LiveRequest], started: float) -> None:
         """Wait for a drafter that runs by itself."""
         while True:
             view.is_up = self._drafter.link.status.state == "up"
@@ -275,7 +275,7 @@ class Engine:
             if one.is_waited_for:
                 one.unheard_at = one.sequence.stats.drafter_passes
 
-    def _offers(self, view: RoundView, decoding: list[RunningRequest], failures: Failures) -> Iterable[Nodes]:
+    def _offers(self, view: RoundView, decoding: list[LiveRequest], failures: Failures) -> Iterable[Nodes]:
         """Return what each decoding request verifies; where nobody proposes anything, as plain decoding does it."""
         asks_drafter = view.has_drafted or self._policy.schedule == "beside"
         if view.undrafted and not asks_drafter:
@@ -304,7 +304,7 @@ class Engine:
         self._totals.num_failed += error is not None
         return Update(request_id, (), reason, one.sequence.stats, error)
 
-    def _leave(self, request_id: int, *, is_finished: bool) -> RunningRequest:
+    def _leave(self, request_id: int, *, is_finished: bool) -> LiveRequest:
         one = self._queue.leave(request_id, is_finished=is_finished)
         self._phases.leave(request_id)
         self._drafter.tracing.ended(request_id)

@@ -14,9 +14,9 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-from card.engine.request import CheckedRequest, Request, Update
+from card.engine.live import LiveRequest
+from card.engine.request import Request, Update
 from card.engine.row_moves import RowMoves
-from card.engine.running import RunningRequest, WaitingRequest
 from card.engine.sequence import Work
 from card.engine.target import TargetWorker
 from card.errors import CapacityError, TargetError, in_words
@@ -42,9 +42,9 @@ class RequestQueue:
     def __init__(self, worker: TargetWorker, limits: Limits) -> None:
         self._worker = worker
         self._limits = limits
-        self._waiting: deque[WaitingRequest] = deque()
-        self.running: dict[int, RunningRequest] = {}
-        self.paused: dict[int, RunningRequest] = {}  # their rows are in the worker's store
+        self._waiting: deque[LiveRequest] = deque()
+        self.running: dict[int, LiveRequest] = {}
+        self.paused: dict[int, LiveRequest] = {}  # their rows are in the worker's store
         self._lengths: deque[int] = deque(maxlen=_MOST_LENGTHS)  # new tokens of texts that came to their end
         self._num_taken_up = 0
 
@@ -56,23 +56,24 @@ class RequestQueue:
         """Number of requests that do not run yet, or not now."""
         return len(self._waiting) + len(self.paused)
 
-    def add(self, checked: CheckedRequest, now: float) -> None:
-        """Let a request wait for its turn."""
-        self._waiting.append(WaitingRequest(checked, now))
+    def add(self, one: LiveRequest, now: float) -> None:
+        """Let a checked request wait for its turn."""
+        one.arrived_at = now
+        self._waiting.append(one)
 
     def withdraw(self, request_id: int) -> Request | None:
         """Forget a request that was not taken up yet. Returns: what it was; None for any other one."""
-        for entry in self._waiting:
-            if entry.checked.request.request_id == request_id:
-                self._waiting.remove(entry)
-                return entry.checked.request
-        return None
+        found = next((one for one in self._waiting if one.request_id == request_id), None)
+        if found is None:
+            return None
+        self._waiting.remove(found)
+        return found.request
 
-    def find(self, request_id: int) -> RunningRequest | None:
+    def find(self, request_id: int) -> LiveRequest | None:
         """Return a request that was taken up, be it paused; None for any other one."""
         return self.running.get(request_id) or self.paused.get(request_id)
 
-    def leave(self, request_id: int, *, is_finished: bool) -> RunningRequest:
+    def leave(self, request_id: int, *, is_finished: bool) -> LiveRequest:
         """Take out a request that was taken up; the length of a text that came to its end is remembered."""
         one = self.running.pop(request_id, None) or self.paused.pop(request_id)
         if is_finished:
@@ -91,7 +92,7 @@ class RequestQueue:
                 youngest.was_pushed_out = True
                 self.paused[youngest.request_id] = self.running.pop(youngest.request_id)
 
-    def admit(self, now: float, num_restarts: int) -> tuple[list[RunningRequest], list[Update]]:
+    def admit(self, now: float, num_restarts: int) -> tuple[list[LiveRequest], list[Update]]:
         """Take up waiting requests while there is room and prompts do not pile up; let paused ones go on.
 
         A request stays outside until its prompt's turn comes, so that it can reuse what others read meanwhile.
@@ -101,30 +102,27 @@ class RequestQueue:
             num_restarts: of the drafter until now.
         Returns: those taken up, and the failure of those that the device has no memory for though nothing else runs.
         """
-        taken_up, refused = list[RunningRequest](), list[Update]()
+        taken_up, refused = list[LiveRequest](), list[Update]()
         backlog = sum(self._prompts_left())
         while len(self.running) < self._limits.max_num_seqs and backlog < self._limits.prefill_chunk:
-            entry = self._waiting[0] if self._waiting else None
-            if entry is None or self._is_turn_of_paused(entry) or not self._has_room(entry, now):
+            one = self._waiting[0] if self._waiting else None
+            if one is None or self._is_turn_of_paused(one) or not self._has_room(one, now):
                 if (resumed := self._resume()) is None:
                     break
                 backlog += resumed.sequence.prompt_tokens_left
                 continue
-            request = entry.checked.request
             try:
-                sequence = self._worker.add(entry.checked, self._rows_at_first(entry))
+                sequence = self._worker.add(one, self._rows_at_first(one))
             except CapacityError as error:
                 if self.running:
                     break  # some of them will leave
-                refused.append(_failure_of(request, f"the request cannot be taken up: {error}"))
+                refused.append(_failure_of(one.request, f"the request cannot be taken up: {error}"))
             except Exception as error:
                 logger.error("a request cannot be taken up: %s", in_words(error), exc_info=error)
-                refused.append(_failure_of(request, f"the request cannot be taken up: {in_words(error)}"))
+                refused.append(_failure_of(one.request, f"the request cannot be taken up: {in_words(error)}"))
             else:
                 self._num_taken_up += 1
-                one = RunningRequest(
-                    sequence, entry.checked, entry.arrived_at, now, num_restarts, age=self._num_taken_up
-                )
+                one.take_up(sequence, now, num_restarts=num_restarts, age=self._num_taken_up)
                 self.running[one.request_id] = one
                 taken_up.append(one)
                 backlog += sequence.prompt_tokens_left
@@ -158,51 +156,51 @@ class RequestQueue:
         return [one.sequence.prompt_tokens_left for one in self.running.values()]
 
     @property
-    def _oldest_paused(self) -> RunningRequest | None:
+    def _oldest_paused(self) -> LiveRequest | None:
         return min(self.paused.values(), key=lambda one: one.age, default=None)
 
-    def _has_rows(self, one: RunningRequest, moves: RowMoves) -> bool:
+    def _has_rows(self, one: LiveRequest, moves: RowMoves) -> bool:
         """Return whether a running request has room for its next passes, perhaps since it got more just now."""
-        sequence, rows_for = one.sequence, one.checked.rows_for
+        sequence, rows_for = one.sequence, one.rows_for
         num_tokens = len(sequence.token_ids)
         if self._worker.model.capacity(sequence.slot) >= (needed := rows_for(num_tokens)):
             return True
         return any(moves.grow(sequence, num_rows) for num_rows in (rows_for(num_tokens + GROWTH_TOKENS), needed))
 
-    def _rows_at_first(self, entry: WaitingRequest) -> int:
+    def _rows_at_first(self, one: LiveRequest) -> int:
         """Return the KV rows that a request is taken up with."""
-        checked, request, moves = entry.checked, entry.checked.request, self._worker.moves
+        request, moves = one.request, self._worker.moves
         has_longest = request.is_bounded and not (self._lengths and moves is not None and moves.has_store)
         if moves is None or request.images is not None or has_longest:
-            return checked.num_rows
+            return one.num_rows
         expected = sum(self._lengths) // len(self._lengths) if self._lengths else _FIRST_LENGTH
-        return checked.rows_for(len(request.prompt_ids) + max(1, min(expected, request.params.max_tokens)))
+        return one.rows_for(len(request.prompt_ids) + max(1, min(expected, request.params.max_tokens)))
 
-    def _is_turn_of_paused(self, entry: WaitingRequest) -> bool:
+    def _is_turn_of_paused(self, newcomer: LiveRequest) -> bool:
         """Return whether paused requests come before a waiting one.
 
         One that an older one took the room of does; one that made room for shorter ones does if that one came later.
         """
-        return any(one.was_pushed_out or one.gave_way_before(entry.arrived_at) for one in self.paused.values())
+        return any(one.was_pushed_out or one.gave_way_before(newcomer.arrived_at) for one in self.paused.values())
 
-    def _resume(self) -> RunningRequest | None:
+    def _resume(self) -> LiveRequest | None:
         """Let the oldest paused request go on. Returns: it; None without one, or without room for it."""
         one = self._oldest_paused
         if one is None or self._worker.moves is None:
             return None
-        num_rows = one.checked.rows_for(len(one.sequence.token_ids) + GROWTH_TOKENS)
+        num_rows = one.rows_for(len(one.sequence.token_ids) + GROWTH_TOKENS)
         if not self._worker.moves.resume(one.sequence, num_rows):
             return None
         one.was_pushed_out = False
         self.running[one.request_id] = self.paused.pop(one.request_id)
         return one
 
-    def _has_room(self, entry: WaitingRequest, now: float) -> bool:
+    def _has_room(self, newcomer: LiveRequest, now: float) -> bool:
         """Return whether there is room for a waiting request, perhaps that of a running one, which is paused."""
-        return self._worker.pool.has_room(self._rows_at_first(entry)) or self._make_room(entry, now)
+        return self._worker.pool.has_room(self._rows_at_first(newcomer)) or self._make_room(newcomer, now)
 
-    def _make_room(self, entry: WaitingRequest, now: float) -> bool:
-        """Pause the running request with the most tokens to go, if a waiting one wants fewer. Returns: whether it was.
+    def _make_room(self, newcomer: LiveRequest, now: float) -> bool:
+        """Pause the running request with the most tokens to go, if the newcomer wants fewer. Returns: whether it was.
 
         Nobody is paused for a shorter one twice, and only those that waited then overtake him.
         """
@@ -211,9 +209,9 @@ class RequestQueue:
         longest = max(able, key=lambda one: one.tokens_left, default=None)
         if moves is None or not moves.has_store or longest is None:
             return False
-        if longest.tokens_left <= entry.checked.request.params.max_tokens:
+        if longest.tokens_left <= newcomer.request.params.max_tokens:
             return False
-        if not self._worker.pool.has_room(self._rows_at_first(entry), without=longest.sequence.slot):
+        if not self._worker.pool.has_room(self._rows_at_first(newcomer), without=longest.sequence.slot):
             return False
         longest.gave_way_at = now  # whether there is room in the store or not: it is tried once
         if not moves.pause(longest.sequence, may_drop=False):

@@ -132,19 +132,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedRequest:
-    """A request that a target can run, as its worker has found."""
-
-    request: Request
-    num_rows: int  # KV rows that it may come to need: its longest text and the largest tree
-    num_spare_rows: int  # rows beyond its text that any of its passes may write
-
-    def rows_for(self, num_tokens: int) -> int:
-        """Return the KV rows that it needs while its text is no longer than so many tokens."""
-        return min(self.num_rows, num_tokens + self.num_spare_rows)
-
-
-@dataclass(frozen=True, slots=True)
 class Update:
     """Gain of one request in one round, from the pass to whoever reads the text."""
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from card.config.selection import SelfDrafting
 from card.drafting.local.protocol import WriterSequence
+from card.engine.live import LiveRequest
 from card.engine.offers import Offers
-from card.engine.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
+from card.engine.request import FinishReason, Request, StepResult, Update, Verified
 from card.engine.row_moves import RowMoves
 from card.engine.self_draft import SELF, SelfDraft
 from card.engine.self_drafter import SelfDrafter
@@ -90,7 +91,7 @@ class TargetWorker:
         """True if others than the drafter propose candidates, the target itself among them."""
         return bool(self._writers or self._self_drafter)
 
-    def check(self, request: Request) -> CheckedRequest:
+    def check(self, request: Request) -> LiveRequest:
         """Return the request as `add` takes it.
 
         Raises: PromptError if it can never run: no prompt, foreign tokens, no room in context or memory.
@@ -116,17 +117,17 @@ class TargetWorker:
                 "or raise kv_cache_memory"
             )
         drafted = max(tree, request.draft.num_speculative_tokens) if tree else 0
-        return CheckedRequest(request, num_rows, num_spare_rows=drafted + 1)
+        return LiveRequest(request, num_rows, num_spare_rows=drafted + 1)
 
-    def add(self, checked: CheckedRequest, num_rows: int | None = None) -> Sequence:
+    def add(self, one: LiveRequest, num_rows: int | None = None) -> Sequence:
         """Take a request; steps run its prompt first. Returns: its state, of which the drafter must hear `opening`.
 
         Args:
             num_rows: KV rows that it gets at first; None: as many as it may come to need.
         Raises: CapacityError if `pool` has no room for it now.
         """
-        request = checked.request
-        opened = self.pool.open(request.pool_key(request.prompt_ids), num_rows or checked.num_rows)
+        request = one.request
+        opened = self.pool.open(request.pool_key(request.prompt_ids), num_rows or one.num_rows)
         try:
             sequence = self._begin(request, opened.slot, opened.num_reused)
         except BaseException:

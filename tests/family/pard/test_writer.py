@@ -18,11 +18,11 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
-from card.family.pard import writer
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import DrafterWorker
 from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
+from card.family.pard import writer
 from card.family.pard.folders import load_adaptable
 from card.family.pard.writer import ParallelSequence, ParallelWriter
 from card.kernels.int8_linear import why_not_int8

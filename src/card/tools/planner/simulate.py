@@ -52,7 +52,7 @@ class Simulator:
         """Run one method over the texts, ``concurrency`` of them at once.
 
         Args:
-            settings: as of `card.api.host.Host`, as far as a plan knows of them.
+            settings: as of `card.LLM`, as far as a plan knows of them.
             text_idxs: which texts; all if empty.
         Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text came out otherwise
             than it was recorded.

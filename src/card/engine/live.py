@@ -1,38 +1,44 @@
-"""Requests of an engine, before and after it takes them up."""
+"""A request on its way through an engine: one object from the check to the last token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from card.engine.policy.rounds import Policy
-from card.engine.request import CheckedRequest
+from card.engine.request import Request
 from card.engine.sequence import Sequence
 from card.links.link import LinkStatus
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    """A request that was not taken up yet."""
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that a target can run, as its worker has found, and what the engine sees of it.
 
-    checked: CheckedRequest
-    arrived_at: float
+    It is checked, then it waits, then it runs, perhaps paused in between: the queue knows which. Times are of the
+    engine's clock.
+    """
 
-
-@dataclass(slots=True)
-class RunningRequest:
-    """A request that was taken up, and what the engine has seen of it. Times are of the engine's clock."""
-
-    sequence: Sequence
-    checked: CheckedRequest
-    arrived_at: float
-    started_at: float
-    restarts_before: int  # of the drafter
-    age: int  # number by the order in which requests were taken up
+    request: Request  # as it was asked for
+    num_rows: int  # KV rows that it may come to need: its longest text and the largest tree
+    num_spare_rows: int  # rows beyond its text that any of its passes may write
+    arrived_at: float = 0.0  # when it began to wait
+    sequence: Sequence = field(init=False)  # from when it was taken up, as all that follows
+    started_at: float = 0.0
+    restarts_before: int = 0  # of the drafter
+    age: int = 0  # number by the order in which requests were taken up
     passes_seen: int = 0  # of the drafter, for this request
     busy_seen_s: float = 0.0
     gave_way_at: float | None = None  # when it was to give its room to a shorter one; None: never
     was_pushed_out: bool = False  # an older one has taken its room, and it is not back yet
     unheard_at: int = -1  # drafter passes when waiting for it ran out; it is not waited for until there are more
+
+    def take_up(self, sequence: Sequence, now: float, *, num_restarts: int, age: int) -> None:
+        """Begin to run."""
+        self.sequence, self.started_at, self.restarts_before, self.age = sequence, now, num_restarts, age
+
+    def rows_for(self, num_tokens: int) -> int:
+        """Return the KV rows that it needs while its text is no longer than so many tokens."""
+        return min(self.num_rows, num_tokens + self.num_spare_rows)
 
     @property
     def tokens_left(self) -> int:
@@ -43,12 +49,12 @@ class RunningRequest:
     @property
     def request_id(self) -> int:
         """Number of the request."""
-        return self.checked.request.request_id
+        return self.request.request_id
 
     @property
     def can_move(self) -> bool:
         """True if its rows can be moved: those of images are not, and such a request has room for its longest text."""
-        return self.checked.request.images is None
+        return self.request.images is None
 
     @property
     def can_give_way(self) -> bool:

@@ -1,0 +1,269 @@
+"""The start of an engine: its target is loaded, then measured, then built upon.
+
+Each step takes what the one before has made, so that none comes too early.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from card.api.prompts import PromptReader
+from card.api.target import Target, load_target
+from card.assembly.build import Models, Parts, build, make_writers
+from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahead
+from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
+from card.assembly.latencies import MeasuredLatencies, check_once
+from card.assembly.plan import Facts, Plan, resolve
+from card.drafting.local.protocol import LocalWriter
+from card.engine.watchers import Watchers
+from card.links.child import DrafterChild
+from card.links.leases import Leases
+from card.machine.container import num_usable_cores
+from card.machine.memory import free_memory, give_back_memory
+from card.machine.threads import CoreSet, pinned, usable_cores
+from card.models.facts import context_limit, end_token_ids, sampling_defaults
+from card.models.features import FeatureConsumer, Rows
+from card.models.inflation import price_in_words
+from card.models.names import model_name
+from card.models.own.reasons import could_run_int8, is_exact
+from card.models.parallel_draft import wants_states
+from card.models.rows.pool import sequence_bytes
+from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
+from card.text.following import Threads
+from card.text.grammar import GrammarCompiler
+from card.tree.verify import MATCH, Verifier
+
+if TYPE_CHECKING:
+    from card.models.own.decoder_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Models and settings as they were given, and who takes part in the start; see `LLM`."""
+
+    target: str | LoadedModel
+    draft: str | LoadedModel | None
+    _: KW_ONLY
+    settings: Mapping[str, Any]
+    method: str | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None  # None: the target's own
+    verifier: Verifier = MATCH
+    spare: DrafterChild | None = None  # a process for the drafter that was started ahead of need
+    leases: Leases | None = None  # of a pool of draft servers, which is never waited for; the caller closes it
+    say: Callable[[str], None] = lambda _: None  # is told what goes on, in words for a user who waits
+
+    @property
+    def draft_name(self) -> str | None:
+        """Name of the draft model; None for one that is an object, and without one."""
+        return self.draft if isinstance(self.draft, str) else None
+
+    def plan(self, facts: Facts) -> Plan:
+        """Return the plan that follows from these settings and what is known. Raises: SettingsError."""
+        draft = None if self.draft is None else _name(self.draft)
+        return resolve({**self.settings, "target": _name(self.target), "draft": draft}, facts, method=self.method)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A target that has run no pass yet, and what it and its tokenizer say about texts."""
+
+    facts: Facts
+    plan: Plan
+    runner: TorchRunner
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptReader
+    grammars: GrammarCompiler
+    lanes: Threads  # where the masks of grammars are computed
+    end_ids: frozenset[int]
+    sampling_defaults: Mapping[str, Any]
+    target_cost: str | None
+    could_run_int8: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The costs of a target's passes while no drafter was beside it, and what follows from them."""
+
+    facts: Facts
+    plan: Plan
+    latencies: MeasuredLatencies
+
+
+def load(asked: Asked) -> Loaded:
+    """Refuse what contradicts itself, then load the target. Raises: SettingsError, ModelError, VocabularyError."""
+    draft = asked.draft
+    facts = Facts(
+        has_draft=draft is not None,
+        has_pool=asked.leases is not None,
+        is_draft_loaded=draft is not None and asked.draft_name is None,
+        wants_states=draft is not None and wants_states(draft),
+        cores=usable_cores(),
+        num_cores=num_usable_cores(),
+        verifier=asked.verifier,
+    )
+    plan = asked.plan(facts)
+    verifier, named = choose_verifier(plan.settings, asked.verifier)
+    facts = replace(facts, verifier=verifier, verifier_named=named)
+    plan = asked.plan(facts)  # refuses a judge that has nothing to judge
+    if asked.spare is not None and plan.has_drafter_process and asked.draft_name is not None:
+        tell_ahead(asked.spare, plan.settings)
+    asked.say(f"loading {plan.settings.target}")
+    with pinned(CoreSet((), min(torch.get_num_threads(), num_usable_cores()))):  # torch takes all cores there are
+        target = load_target(asked.target, draft, plan, asked.tokenizer)
+    facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
+    loaded = _read(target, asked, facts)
+    give_back_memory()  # before the first pass brings the weights into memory
+    return loaded
+
+
+def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
+    """Make the runner, and read what the model and its tokenizer say about texts."""
+    plan = asked.plan(facts)
+    model, tokenizer, settings = target.model, target.tokenizer, plan.settings
+    target_cost, end_ids, has_int8 = price_in_words(model), end_token_ids(model, tokenizer), could_run_int8(model)
+    stated = sampling_defaults(model) if settings.generation_config == "auto" else {}
+    runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
+    prompts = PromptReader.for_target(tokenizer, settings, asked.target, runner, model.dtype)
+    check_once(runner, settings, is_named=isinstance(asked.target, str))
+    limit_s = settings.grammar_timeout_s
+    return Loaded(
+        facts=facts,
+        plan=plan,
+        runner=runner,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        grammars=GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_ids), limit_s=limit_s),
+        lanes=Threads(limit_s),
+        end_ids=end_ids,
+        sampling_defaults=stated,
+        target_cost=target_cost,
+        could_run_int8=has_int8,
+    )
+
+
+def measure(asked: Asked, loaded: Loaded) -> Measured:
+    """Measure what no earlier start did: which threads are useful, and which cores the target misses."""
+    asked.say("measuring what passes cost here")
+    facts, plan, runner = loaded.facts, loaded.plan, loaded.runner
+    names = {"is_target_named": isinstance(asked.target, str), "is_draft_named": asked.draft_name is not None}
+    without_misses = asked.plan(replace(facts, spare_cores=num_usable_cores() - 1))
+    latencies = MeasuredLatencies(without_misses, runner, **names)
+    if without_misses.placements != plan.placements:
+        facts = replace(facts, spare_cores=latencies.spare_cores(without_misses))
+        plan = asked.plan(facts)
+    return Measured(facts, plan, latencies)
+
+
+def build_engine(asked: Asked, loaded: Loaded, measured: Measured) -> Parts:
+    """Bring the drafter up and build the engine. Raises: SettingsError, ModelError, WorkerError."""
+    plan, runner, latencies = measured.plan, loaded.runner, measured.latencies
+    writers = make_writers(plan, runner.vocab_size, loaded.tokenizer)
+    for writer in writers.values():
+        writer.attach(runner)
+    drafter = _drafter_of(asked, loaded, measured)
+    link, shown = (None, ()) if drafter is None else (drafter.link, drafter.consumers)
+    try:
+        if link is not None and latencies.waits_for_drafter:  # while it loads it takes a core
+            asked.say("waiting for the drafter")
+            link.start()
+        give_back_memory()  # what loading a drafter here has left
+        watchers = _watchers_of(asked, plan, runner, writers, shown)
+        models = Models(
+            target=runner, link=link, latencies=latencies, watchers=watchers, writers=writers, lanes=loaded.lanes
+        )
+        parts = _built(asked, measured, runner, models)
+        if link is not None:
+            link.begin()  # not earlier: what is measured beside a drafter that loads is not kept
+    except BaseException:
+        if link is not None:
+            link.close()
+        raise
+    latencies.watch_rounds()
+    return parts
+
+
+def _drafter_of(asked: Asked, loaded: Loaded, measured: Measured) -> Drafter | None:
+    """Return the drafter, if there is one."""
+    plan, spare = measured.plan, asked.spare
+    if spare is not None and not plan.has_drafter_process:
+        spare.close()
+    if not plan.placements:
+        return None
+    source = DraftSource(
+        model=asked.draft,
+        vocab_size=loaded.runner.vocab_size,
+        tokenizer=loaded.tokenizer,
+        find_grammar=loaded.grammars.find,
+        spare=spare,
+        measures=not measured.latencies.knows_drafter,
+        leases=asked.leases,
+        target=loaded.runner,
+    )
+    drafter = make_drafter(plan, source)
+    measured.latencies.ask(drafter)
+    return drafter
+
+
+def _watchers_of(
+    asked: Asked,
+    plan: Plan,
+    runner: TorchRunner,
+    writers: Mapping[str, LocalWriter],
+    shown: Sequence[FeatureConsumer],
+) -> Watchers | None:
+    """Return those who look at the target's features, if there are any; ``shown`` show them to the drafter."""
+    consumers = [*feature_consumers(plan, runner), *shown]
+    wish = feature_wish(plan.verifier, runner, asked.draft_name or "")
+    wanted = {writer.wanted_features for writer in writers.values()} - {None}
+    if not (consumers or wish or wanted):
+        return None
+    rows: Rows | None = "all" if "all" in wanted else "logits" if wanted else None
+    return Watchers(runner.features, consumers, wish, for_writers=rows)
+
+
+def _built(asked: Asked, measured: Measured, runner: TorchRunner, models: Models) -> Parts:
+    """Warm up the passes, whose rows the models around the target decide, and build the engine of the last plan."""
+    plan, latencies = measured.plan, measured.latencies
+    with pinned(latencies.with_useful_threads(plan.cores).alone):
+        runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
+    facts = replace(
+        measured.facts,
+        latencies=latencies,
+        row_bytes=runner.row_bytes,
+        state_bytes=sequence_bytes(runner, 0),
+        free_bytes=_free_bytes(runner.device),
+    )
+    parts = build(asked.plan(facts), models)
+    if (agreement := latencies.agreement) is not None:
+        parts.policy.recall(agreement)
+    _warn_if_short(parts.plan.max_kv_bytes or 0, facts.free_bytes)
+    return parts
+
+
+def _name(model: str | LoadedModel) -> str:
+    return model if isinstance(model, str) else model_name(model)
+
+
+def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:
+    """Say that one long text may need more memory than there is: that ends the process, not the text."""
+    if kv_bytes > free_bytes:
+        logger.warning(
+            "KV may take %.0f MiB, but %.0f MiB are free; lower max_model_len or kv_cache_memory, or give more memory",
+            kv_bytes / 2**20,
+            free_bytes / 2**20,
+        )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_memory()
