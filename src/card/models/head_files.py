@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,22 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.errors import ModelError
 from card.models.files.trained_file import TrainedFile
-from card.models.probe import embedding_probe, probe_difference
+from card.models.fingerprint import TargetSizes, target_difference
 from card.models.torch_runner import TorchRunner
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSizes:
-    """Sizes of the target that a head was trained for."""
-
-    hidden_size: int  # D
-    vocab_size: int
-    num_parameters: int
 
 
 class DraftingHead(nn.Module):
@@ -54,11 +44,7 @@ class DraftingHead(nn.Module):
 
     def attach(self, target: TorchRunner, name: str = "the head") -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
-        if difference := target_difference(self.facts, self.probe, target):
-            raise ModelError(
-                f"{name} was trained for another target: {difference}; train one for this target with"
-                f" {self.FILE.command}"
-            )
+        self.FILE.check_made_for("target", name, target_difference(self.facts, target, self.probe))
         self._table = target.embeddings(self.token_ids.tolist()).to(device="cpu", dtype=torch.float32).clone()
 
     @property
@@ -92,16 +78,6 @@ class DraftingHead(nn.Module):
     def facts_of(cls, said: Mapping[str, str]) -> Any:
         """Return the facts that a file states. Raises: KeyError, ValueError if they are none."""
         return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
-
-
-def target_difference(sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> str:
-    """Return in words why a target is not the one of these sizes and this probe; empty if it is."""
-    if sizes.vocab_size != target.vocab_size:
-        return f"its vocabulary has {sizes.vocab_size} tokens, this one {target.vocab_size}"
-    if difference := probe_difference(probe, embedding_probe(target)):
-        return difference
-    known, given = sizes.num_parameters, target.original.num_parameters
-    return "" if known == given else f"its target has {known:,} parameters, this one {given:,}"
 
 
 def round_weights(head: nn.Module) -> None:

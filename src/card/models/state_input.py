@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.errors import ModelError
 from card.models.facts import vocab_size
 from card.models.features import FeatureWish
 from card.models.files.trained_file import TrainedFile
-from card.models.head_files import EPS, STORED_DTYPE, TargetSizes, target_difference
+from card.models.fingerprint import TargetSizes, probed_tokens, target_difference
+from card.models.head_files import EPS, STORED_DTYPE
 from card.models.inflation import original_size
 from card.models.own.block_layers import embedded
-from card.models.probe import probed_tokens
 from card.models.torch_runner import TorchRunner
 
 if TYPE_CHECKING:
@@ -101,17 +100,14 @@ class StateInput(nn.Module):
 
     def check(self, target: TorchRunner, width: int, name: str) -> None:
         """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
-        known, what = self.facts, "target"
-        difference = target_difference(known, self._probe, target)
+        known, whom = self.facts, "target"
+        difference = target_difference(known, target, self._probe)
         if known.num_layers != target.original.num_layers:
             difference = f"its target has {known.num_layers} layers, this one {target.original.num_layers}"
         elif known.width != width:
-            what, difference = "drafter", f"it has width {known.width}, this one {width}"
-        if difference:
-            raise ModelError(
-                f"{name} was trained for another {what}: {difference}; adapt the draft model for this target with"
-                f" {_FILE.command}, or for all of its family without target features"
-            )
+            whom, difference = "drafter", f"it has width {known.width}, this one {width}"
+        advice = f"adapt the draft model for this target with {_FILE.command}, or for all of its family without target"
+        _FILE.check_made_for(whom, name, difference, f"{advice} features")
 
     def save(self, path: Path) -> None:
         """Write the layer, its weights in float16. Raises: ModelError if the file cannot be written."""

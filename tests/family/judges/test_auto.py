@@ -194,9 +194,11 @@ def test_a_judge_keeps_candidates_by_the_state_at_the_drafts_token(pair: Pair, j
 
 
 def test_a_judge_of_another_pair_is_refused(pair: Pair, judge_file: str) -> None:
-    with pytest.raises(ModelError, match="another pair's: its draft model is draft, this one target; make one"):
+    with pytest.raises(
+        ModelError, match="another pair: its draft model is draft, this one target; train one for this pair"
+    ):
         LLM(pair.target, pair.target, method="sps", judge=judge_file)
-    with pytest.raises(ModelError, match="another pair's: its target has width 32, this one 384"):
+    with pytest.raises(ModelError, match="another pair: its target has width 32, this one 384"):
         LLM("demo-target", "demo-draft", method="sps", judge=judge_file)
     mine, theirs = PairFacts.of(runner(3), "draft"), PairFacts.of(runner(4), "draft")
     assert mine.difference(theirs) == "the embeddings of its target are others"

@@ -6,7 +6,7 @@ Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,22 +14,20 @@ from torch.nn import functional
 
 from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
-from card.family.ctc.head import HeadFacts, SlotHead
+from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES, Loss
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
     TrainedHead,
-    common_tokens,
-    fit,
+    fit_head,
+    new_head,
     num_right,
-    planned,
     split_texts,
 )
 from card.family.learning.target_texts import TargetTexts
 from card.models.head_files import inputs_of
-from card.models.probe import embedding_probe
 from card.models.torch_runner import TorchRunner
 
 _MOST_MEASURED = 512  # rows of texts that it does not learn from
@@ -116,19 +114,19 @@ def train_head(
     learnt, held_out = split_texts(texts, settings.seed)
     embeddings = target.embeddings(texts.token_ids.tolist()).clone()
     examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
-    head, label_of = _new_head(target, texts, settings)
-    steps = planned(len(examples), settings)
-    losses, state = fit(
+    own = {name: getattr(settings, name) for name in ("loss", "num_slots", "window", "width")}
+    head, label_of = new_head(SlotHead, target, texts, settings.seed, **own)
+    return fit_head(
         head,
-        steps,
+        len(examples),
         lambda some: loss_of(head, examples, some, label_of, settings),
+        lambda count: accepted_by_depth(head, measured, count),
         settings,
-        facts={**asdict(settings), "texts": texts.digest},
+        texts,
         checkpoint=checkpoint,
+        num_candidates=num_candidates,
         on_step=on_step,
     )
-    accepted = accepted_by_depth(head, measured, num_candidates)
-    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
 
 def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, settings: TrainSettings) -> Tensor:
@@ -169,22 +167,3 @@ def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -
     for row, labels, count in zip(logprobs, token_ids.tolist(), num_labels.tolist(), strict=True):
         depths[: num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
     return tuple((depths / max(1, len(some))).tolist())
-
-
-def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[SlotHead, Tensor]:
-    """Return a head with the weights of the seed, and `loss_of`'s ``label_of``."""
-    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
-    facts = HeadFacts(
-        loss=settings.loss,
-        num_slots=settings.num_slots,
-        window=settings.window,
-        width=settings.width,
-        hidden_size=target.original.hidden_size,
-        vocab_size=target.vocab_size,
-        num_parameters=target.original.num_parameters,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        head = SlotHead(facts, token_ids, embedding_probe(target))
-    head.attach(target)
-    return head, label_of

@@ -1,8 +1,7 @@
 """Train a drafter that is fused with a target's hidden states, on the target's own texts.
 
 It is unrolled: in each step it reads the states that it guessed in the step before, as it will when it drafts, and
-learns the tokens and states of the target. Every batch of a run follows from the settings and the data. So a run that
-goes on from a checkpoint ends with the weights of one that was never cut off.
+learns the tokens and states of the target.
 
 Sources: HiViS, arXiv:2509.23928, for text rows alone and vectors of the steps; EAGLE-3, arXiv:2503.01840, for which
 rows an unrolled step reads. The weights of the losses are ours.
@@ -11,7 +10,7 @@ rows an unrolled step reads. The weights of the losses are ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,21 +18,19 @@ from torch.nn import functional
 
 from card.config.fields import require
 from card.family.hivis.drafting import TextMemory, draft
-from card.family.hivis.head import FusedFacts, FusedHead
+from card.family.hivis.head import FusedHead
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
     TrainedHead,
-    common_tokens,
-    fit,
+    fit_head,
+    new_head,
     num_right,
-    planned,
     split_texts,
 )
 from card.family.learning.target_texts import TargetTexts
 from card.models.head_files import scaled
-from card.models.probe import embedding_probe
 from card.models.torch_runner import TorchRunner
 
 _STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # of each step's loss, per step; of states beside tokens
@@ -113,21 +110,21 @@ def train_fused(
     Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
     """
     learnt, held_out = split_texts(texts, settings.seed)
-    head, label_of = _new_head(target, texts, settings)
+    own = {"num_steps": settings.num_steps, "width": settings.width}
+    head, label_of = new_head(FusedHead, target, texts, settings.seed, **own)
     embeddings = target.embeddings(texts.token_ids.tolist()).clone()
     examples, measured = (Examples(texts, some, embeddings, label_of) for some in (learnt, held_out))
-    steps = planned(len(examples), settings)
-    losses, state = fit(
+    return fit_head(
         head,
-        steps,
+        len(examples),
         lambda some: loss_of(head, examples.batch(some)),
+        lambda count: accepted_by_depth(head, measured, count),
         settings,
-        facts={**asdict(settings), "texts": texts.digest},
+        texts,
         checkpoint=checkpoint,
+        num_candidates=num_candidates,
         on_step=on_step,
     )
-    accepted = accepted_by_depth(head, measured, num_candidates)
-    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
 
 def loss_of(head: FusedHead, batch: Batch) -> Tensor:
@@ -191,20 +188,3 @@ def accepted_by_depth(head: FusedHead, examples: Examples, num_candidates: int) 
             break
     deepest = max(depths, default=0)
     return tuple(sum(depth >= least for depth in depths) / num_rows for least in range(1, deepest + 1))
-
-
-def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[FusedHead, Tensor]:
-    """Return a drafter with the weights of the seed, and places of tokens as of `common_tokens`."""
-    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
-    facts = FusedFacts(
-        num_steps=settings.num_steps,
-        width=settings.width,
-        hidden_size=target.original.hidden_size,
-        vocab_size=target.vocab_size,
-        num_parameters=target.original.num_parameters,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        head = FusedHead(facts, token_ids, embedding_probe(target))
-    head.attach(target)
-    return head, label_of

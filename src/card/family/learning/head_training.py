@@ -1,28 +1,27 @@
-"""Steps of trainings of drafting heads: which texts are learnt from, the order of batches, and the steps themselves.
-
-Every batch follows from the settings and the data, so a run that goes on from a checkpoint ends with the weights of one
-that was never cut off.
-"""
+"""What trainings of drafting heads share: which texts are learnt from, the order of batches, and what is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from card.config.fields import require
 from card.errors import PromptError
-from card.family.learning.checkpoint import Checkpoint, RunState, rate_share
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
+from card.models.fingerprint import embedding_probe, sizes_of
 from card.models.head_files import DraftingHead, round_weights
+from card.models.torch_runner import TorchRunner
 from card.tree.nodes import ROOT, Nodes
 
 IGNORED = -100  # label of a token that a head lacks
 _HELD_OUT_SHARE = 0.05
-_CLIPPED_NORM = 1.0
+_WEIGHT_DECAY = 0.01
 _MOST_TOKENS = 8192  # that a head proposes: the target's commonest
 
 
@@ -40,6 +39,13 @@ class FitSettings:
         """Check the ranges."""
         for name in ("epochs", "batch_size", "checkpoint_steps"):
             require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+
+    @property
+    def rule(self) -> Rule:
+        """How a step moves the weights."""
+        return Rule(
+            learning_rate=self.learning_rate, weight_decay=_WEIGHT_DECAY, checkpoint_steps=self.checkpoint_steps
+        )
 
 
 _Head = TypeVar("_Head", bound=DraftingHead)
@@ -104,45 +110,53 @@ def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return chosen, label_of
 
 
-def fit(
-    head: nn.Module,
-    steps: Sequence[Tensor],
-    loss_of: Callable[[Tensor], Tensor],
-    settings: FitSettings,
-    *,
-    facts: Mapping[str, Any],
-    checkpoint: Checkpoint,
-    on_step: Callable[[int, int], None],
-) -> tuple[list[float], RunState]:
-    """Train a head by these steps, from the last checkpoint on if there is one; its weights are as in a file then.
+def new_head(kind: type[_Head], target: TorchRunner, texts: TargetTexts, seed: int, **own: Any) -> tuple[_Head, Tensor]:
+    """Return a head for a target with the weights of a seed, and places of tokens as of `common_tokens`.
 
     Args:
-        loss_of: returns the mean loss of the examples of a step.
-        facts: of the run, which a checkpoint has to share.
-        on_step: called at the start and after each step with the steps done and their number.
-    Returns: the losses of the steps that this call made, and what all of them have trained.
-    Raises: ModelError for a checkpoint that is damaged or of another run.
+        own: facts of the head besides the target's sizes.
     """
-    optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    state = checkpoint.load(head, optimizer, facts)
-    losses: list[float] = []
-    on_step(state.step, len(steps))
-    for step in range(state.step, len(steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * rate_share(step, len(steps))
-        loss = loss_of(steps[step])
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIPPED_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        state.step, state.num_trained = step + 1, state.num_trained + len(steps[step])
-        if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
-            checkpoint.save(head, optimizer, facts, state)
-        on_step(state.step, len(steps))
+    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = kind(kind.FACTS(**own, **sizes_of(target)), token_ids, embedding_probe(target))
+    head.attach(target)
+    return head, label_of
+
+
+def fit_head(
+    head: _Head,
+    num_examples: int,
+    loss_of: Callable[[Tensor], Tensor],
+    accepted: Callable[[int], tuple[float, ...]],
+    settings: FitSettings,
+    texts: TargetTexts,
+    *,
+    checkpoint: Checkpoint,
+    num_candidates: int,
+    on_step: Callable[[int, int], None],
+) -> TrainedHead[_Head]:
+    """Train a head and measure it; its weights are as in a file then.
+
+    Args:
+        loss_of: returns the mean loss of some examples, [n] of their numbers.
+        accepted: returns `TrainedHead.accepted` for trees of so many candidates, by texts that are not learnt.
+        checkpoint, on_step: as of `fit`.
+    """
+    steps = planned(num_examples, settings)
+    losses, state = fit(
+        head,
+        steps,
+        lambda _, some: StepLoss(loss_of(some), len(some)),
+        settings.rule,
+        num_steps=len(steps),
+        facts={**asdict(settings), "texts": texts.digest},
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
     head.requires_grad_(False)
     round_weights(head)
-    return losses, state
+    return TrainedHead(head, tuple(losses), accepted(num_candidates), num_candidates, state.num_trained, len(steps))
 
 
 def num_right(tree: Nodes, token_ids: Sequence[int]) -> int:
