@@ -16,7 +16,7 @@ from card.cli.files import check_can_write, read_prompts
 from card.cli.tables import progress_bar
 from card.family.judges.auto import PairFacts
 from card.family.judges.mining import Mined, Miner, Mismatches
-from card.family.judges.names import check_judge_file
+from card.family.judges.names import JUDGE
 from card.family.judges.training import RECALL, train_judge
 from card.family.specbranch.command import check_folder, encode_questions, load_training_pair
 from card.models.demo import SAMPLE_PROBLEMS
@@ -27,7 +27,7 @@ from card.text.kept_lines import KeptLines, key_of
 def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | None, out: Path, **options: Any) -> None:
     """Do what `card train judge` was asked for. Raises: CardError of any kind."""
     check_folder(out)
-    check_judge_file(out)
+    JUDGE.check_file(out)
     check_can_write(out)
     questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
     pair = load_training_pair(options)

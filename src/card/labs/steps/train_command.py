@@ -10,10 +10,10 @@ from rich.console import Console
 
 from card.cli.files import check_can_write, read_records
 from card.cli.tables import progress_bar
-from card.errors import PromptError, SettingsError
+from card.errors import PromptError
 from card.family.specbranch.command import check_folder
 from card.labs.steps.command import open_pair
-from card.labs.steps.names import FILE_END
+from card.labs.steps.names import ROUTER
 from card.labs.steps.rewards import SolutionReward
 from card.labs.steps.trained import RouterPair
 from card.labs.steps.training import collect_steps, train_router
@@ -22,8 +22,7 @@ from card.text.answers import final_number
 
 def run(*, data: Path, max_prompts: int | None, out: Path, seed: int, max_tokens: int, **options: Any) -> None:
     """Do what `card train router` was asked for. Raises: CardError of any kind."""
-    if out.suffix != FILE_END:
-        raise SettingsError(f"the file of a router must end in {FILE_END}, got {out}; name it so")
+    ROUTER.check_file(out)
     check_folder(out)
     check_can_write(out)
     records = list(read_records(data, "question", "answer"))
