@@ -39,24 +39,20 @@ def parse_named(text: str, most: int = 1) -> Named:
 
 @dataclass(frozen=True, slots=True)
 class NamedKind:
-    """A kind of thing that is named with one knob: some have names, others are files of `card train`."""
+    """A kind of thing that is named, perhaps with a knob; what was trained is named by its file."""
 
-    kind: str  # in words, which the command has too
+    kind: str  # as the command of `card train`
     example: str
 
     def parse(self, text: str, known: Collection[str]) -> Named:
-        """Return the name in a text and perhaps its knob. Raises: SettingsError for a name that is not known."""
+        """Return the name in a text and perhaps its knob. Raises: SettingsError for one neither known nor a file's."""
         found = parse_named(text)
-        if found.name not in known and not self.is_file(found.name):
+        if found.name not in known and not found.name.endswith(_FILE_END):
             raise SettingsError(
                 f"unknown {self.kind} {found.name!r}; known: {', '.join(known)}, each with a knob if you like, such as"
                 f" {self.example}, and files of card train {self.kind}, which end in {_FILE_END}"
             )
         return found
-
-    def is_file(self, name: str) -> bool:
-        """Return whether a name is that of a file."""
-        return name.endswith(_FILE_END)
 
     def check_file(self, path: Path) -> None:
         """Refuse a file that could not be named afterwards. Raises: SettingsError."""

@@ -1,4 +1,4 @@
-"""What a trained file knows of the target that it was made for, and how another target differs from that one."""
+"""Facts by which a trained file knows the target that it was made for, and tells another one from it."""
 
 from __future__ import annotations
 

@@ -19,27 +19,69 @@ STORED_DTYPE = torch.float16
 EPS = 1e-6
 
 
-class DraftingHead(nn.Module):
-    """A head of some kind, which proposes some of the target's tokens by the target's own embeddings of them."""
+class BoundModule(nn.Module):
+    """A small module that was trained for one target; its file has its weights, its facts and some tensors besides."""
 
     FILE: ClassVar[TrainedFile]
     FACTS: ClassVar[type[TargetSizes]]
-    facts: TargetSizes
-    token_ids: Tensor
+    BESIDES: ClassVar[tuple[str, ...]] = ("probe",)  # buffers that are arguments too
+    facts: Any  # of type FACTS
     probe: Tensor
+
+    def __init__(self, facts: TargetSizes, probe: Tensor) -> None:
+        """Make a module without weights.
+
+        Args:
+            probe: of the target, see `embedding_probe`.
+        """
+        super().__init__()
+        self.facts = facts
+        self.register_buffer("probe", probe.float(), persistent=False)
+
+    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
+        """Write the module, its weights in float16. Raises: ModelError if the file cannot be written.
+
+        Args:
+            figures: texts that tell people of its training, by name.
+        """
+        weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
+        said = {name: str(value) for name, value in asdict(self.facts).items()}
+        besides = {name: getattr(self, name) for name in self.BESIDES}
+        stored = {name: one if one.is_floating_point() else one.to(torch.int32) for name, one in besides.items()}
+        self.FILE.save(path, {**weights, **stored}, {**(figures or {}), **said})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a module that `save` wrote. Raises: ModelError for a file that is missing, cut off or another kind's."""
+        return cls.FILE.load(path, cls._made)
+
+    @classmethod
+    def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
+        made = cls(cls.facts_of(said), **{name: tensors.pop(name) for name in cls.BESIDES})
+        made.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+        return made.requires_grad_(False)
+
+    @classmethod
+    def facts_of(cls, said: Mapping[str, str]) -> Any:
+        """Return the facts that a file states. Raises: KeyError, ValueError if they are none."""
+        return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
+
+
+class DraftingHead(BoundModule):
+    """A head of some kind, which proposes some of the target's tokens by the target's own embeddings of them."""
+
+    BESIDES = ("token_ids", "probe")
+    token_ids: Tensor
     _table: Tensor
 
     def __init__(self, facts: TargetSizes, token_ids: Tensor, probe: Tensor) -> None:
         """Make a head without weights.
 
         Args:
-            token_ids: [N] int64, the target's tokens that it proposes.
-            probe: of the target, see `embedding_probe`.
+            token_ids: [N] integers, the target's tokens that it proposes.
         """
-        super().__init__()
-        self.facts = facts
-        self.register_buffer("token_ids", token_ids, persistent=False)
-        self.register_buffer("probe", probe, persistent=False)
+        super().__init__(facts, probe)
+        self.register_buffer("token_ids", token_ids.long(), persistent=False)
         self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
 
     def attach(self, target: TorchRunner, name: str = "the head") -> None:
@@ -51,33 +93,6 @@ class DraftingHead(nn.Module):
     def num_weights(self) -> int:
         """Number of its own weights."""
         return sum(weight.numel() for weight in self.parameters())
-
-    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
-        """Write the head, its weights in float16. Raises: ModelError if the file cannot be written.
-
-        Args:
-            figures: texts that tell people of its training, by name.
-        """
-        weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
-        said = {name: str(value) for name, value in asdict(self.facts).items()}
-        others = {"token_ids": self.token_ids.to(torch.int32), "probe": self.probe}
-        self.FILE.save(path, {**weights, **others}, {**(figures or {}), **said})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a head that `save` wrote. Raises: ModelError for a file that is missing, cut off, or no such head."""
-        return cls.FILE.load(path, cls._made)
-
-    @classmethod
-    def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
-        head = cls(cls.facts_of(said), tensors.pop("token_ids").long(), tensors.pop("probe").float())
-        head.load_state_dict({name: weight.float() for name, weight in tensors.items()})
-        return head.requires_grad_(False)
-
-    @classmethod
-    def facts_of(cls, said: Mapping[str, str]) -> Any:
-        """Return the facts that a file states. Raises: KeyError, ValueError if they are none."""
-        return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
 
 
 def round_weights(head: nn.Module) -> None:

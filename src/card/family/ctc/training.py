@@ -5,8 +5,9 @@ Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +17,12 @@ from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES, Loss
-from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
     TrainedHead,
-    fit_head,
-    new_head,
     num_right,
-    split_texts,
+    train,
 )
 from card.family.learning.target_texts import TargetTexts
 from card.models.head_files import inputs_of
@@ -62,12 +60,16 @@ class TrainSettings(FitSettings):
 class Examples:
     """Rows of texts as a head reads them, each with the tokens that follow."""
 
-    def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int) -> None:
+    def __init__(
+        self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int, label_of: Tensor
+    ) -> None:
         """Take some texts.
 
         Args:
             embeddings: [M, D] of the texts' tokens.
+            label_of: as of `common_tokens`.
         """
+        self.label_of = label_of
         places = [texts.text(idx) for idx in chosen]
         rows = [torch.arange(place.start, place.stop) for place in places]
         self._inputs = inputs_of(texts.features, embeddings)
@@ -94,49 +96,25 @@ class Examples:
         return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
 
 
-def train_head(
-    target: TorchRunner,
-    texts: TargetTexts,
-    settings: TrainSettings,
-    *,
-    checkpoint: Checkpoint,
-    num_candidates: int = 16,
-    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> TrainedHead[SlotHead]:
-    """Train a head for a target, from the last checkpoint on if there is one.
-
-    Args:
-        checkpoint: keeps the state every few steps, and refuses one of another run.
-        num_candidates: of the trees by which it is measured.
-        on_step: called at the start and after each step with the steps done and their number.
-    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
-    """
-    learnt, held_out = split_texts(texts, settings.seed)
-    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
-    examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
-    own = {name: getattr(settings, name) for name in ("loss", "num_slots", "window", "width")}
-    head, label_of = new_head(SlotHead, target, texts, settings.seed, **own)
-    return fit_head(
-        head,
-        len(examples),
-        lambda some: loss_of(head, examples, some, label_of, settings),
-        lambda count: accepted_by_depth(head, measured, count),
-        settings,
-        texts,
-        checkpoint=checkpoint,
-        num_candidates=num_candidates,
-        on_step=on_step,
+def train_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[SlotHead]:
+    """Train a head for a target; ``run`` and errors as of `card.family.learning.head_training.train`."""
+    return train(
+        SlotHead,
+        {name: getattr(settings, name) for name in ("loss", "num_slots", "window", "width")},
+        lambda some, embeddings, label_of: Examples(texts, some, embeddings, settings.window, label_of),
+        lambda head, examples, some: loss_of(head, examples, some, settings),
+        accepted_by_depth,
+        target=target,
+        texts=texts,
+        settings=settings,
+        **run,
     )
 
 
-def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, settings: TrainSettings) -> Tensor:
-    """Return the mean loss of some examples, in nats a learnt token.
-
-    Args:
-        label_of: [V] int64, the place of each of the target's tokens among those of the head; IGNORED for others.
-    """
+def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSettings) -> Tensor:
+    """Return the mean loss of some examples, in nats a learnt token."""
     token_ids, num_labels = examples.labels(some, settings.num_learnt)
-    labels = label_of[token_ids]
+    labels = examples.label_of[token_ids]
     is_label = torch.arange(settings.num_learnt) < num_labels[:, None]
     logits = head(*examples.inputs(some))
     if settings.loss == "cross-entropy":

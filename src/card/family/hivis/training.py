@@ -9,8 +9,9 @@ rows an unrolled step reads. The weights of the losses are ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +20,12 @@ from torch.nn import functional
 from card.config.fields import require
 from card.family.hivis.drafting import TextMemory, draft
 from card.family.hivis.head import FusedHead
-from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
     TrainedHead,
-    fit_head,
-    new_head,
     num_right,
-    split_texts,
+    train,
 )
 from card.family.learning.target_texts import TargetTexts
 from card.models.head_files import scaled
@@ -93,37 +91,18 @@ class Examples:
         return Batch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
 
 
-def train_fused(
-    target: TorchRunner,
-    texts: TargetTexts,
-    settings: TrainSettings,
-    *,
-    checkpoint: Checkpoint,
-    num_candidates: int = 16,
-    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> TrainedHead[FusedHead]:
-    """Train a drafter for a target, from the last checkpoint on if there is one.
-
-    Args:
-        texts: with their prompts.
-        checkpoint, num_candidates, on_step: as of `card.family.ctc.training.train_head`.
-    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
-    """
-    learnt, held_out = split_texts(texts, settings.seed)
-    own = {"num_steps": settings.num_steps, "width": settings.width}
-    head, label_of = new_head(FusedHead, target, texts, settings.seed, **own)
-    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
-    examples, measured = (Examples(texts, some, embeddings, label_of) for some in (learnt, held_out))
-    return fit_head(
-        head,
-        len(examples),
-        lambda some: loss_of(head, examples.batch(some)),
-        lambda count: accepted_by_depth(head, measured, count),
-        settings,
-        texts,
-        checkpoint=checkpoint,
-        num_candidates=num_candidates,
-        on_step=on_step,
+def train_fused(target: TorchRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[FusedHead]:
+    """Train a drafter for a target on texts with their prompts; ``run`` and errors as of `head_training.train`."""
+    return train(
+        FusedHead,
+        {"num_steps": settings.num_steps, "width": settings.width},
+        lambda some, embeddings, label_of: Examples(texts, some, embeddings, label_of),
+        lambda head, examples, some: loss_of(head, examples.batch(some)),
+        accepted_by_depth,
+        target=target,
+        texts=texts,
+        settings=settings,
+        **run,
     )
 
 

@@ -52,7 +52,7 @@ def parse_judge(name: str) -> JudgeChoice:
     Raises: SettingsError for an unknown judge or a knob out of range.
     """
     found = JUDGE.parse(name, KNOBS)
-    kind, is_file = found.name, JUDGE.is_file(found.name)
+    kind, is_file = found.name, found.name not in KNOBS
     allowed = _OF_FILES if is_file else KNOBS[kind]
     knob = found.number(0, allowed.usual, float)
     if knob is None or not 0.0 <= knob <= allowed.most:

@@ -34,7 +34,7 @@ def constant_rate(step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How a step moves the weights (AdamW), and how often they are kept."""
+    """Rule by which a step moves the weights (AdamW), and how often they are kept."""
 
     learning_rate: float  # at its peak
     weight_decay: float
@@ -46,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """What the examples of a step say."""
+    """Loss of a step, and the counts of its examples."""
 
     loss: Tensor  # mean, nats
     num_trained: int = 0  # as `RunState` counts

@@ -1,8 +1,8 @@
-"""What trainings of drafting heads share: which texts are learnt from, the order of batches, and what is measured."""
+"""The training that drafting heads share: texts to learn from and to measure by, the order of batches, figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
@@ -40,15 +40,9 @@ class FitSettings:
         for name in ("epochs", "batch_size", "checkpoint_steps"):
             require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
 
-    @property
-    def rule(self) -> Rule:
-        """How a step moves the weights."""
-        return Rule(
-            learning_rate=self.learning_rate, weight_decay=_WEIGHT_DECAY, checkpoint_steps=self.checkpoint_steps
-        )
-
 
 _Head = TypeVar("_Head", bound=DraftingHead)
+_Examples = TypeVar("_Examples", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,45 +104,50 @@ def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return chosen, label_of
 
 
-def new_head(kind: type[_Head], target: TorchRunner, texts: TargetTexts, seed: int, **own: Any) -> tuple[_Head, Tensor]:
-    """Return a head for a target with the weights of a seed, and places of tokens as of `common_tokens`.
+def train(
+    kind: type[_Head],
+    own: Mapping[str, Any],
+    examples_of: Callable[[Sequence[int], Tensor, Tensor], _Examples],
+    loss_of: Callable[[_Head, _Examples, Tensor], Tensor],
+    accepted: Callable[[_Head, _Examples, int], tuple[float, ...]],
+    *,
+    target: TorchRunner,
+    texts: TargetTexts,
+    settings: FitSettings,
+    checkpoint: Checkpoint,
+    num_candidates: int = 16,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> TrainedHead[_Head]:
+    """Train a head for a target, from the last checkpoint on if there is one, and measure it; as in a file then.
 
     Args:
         own: facts of the head besides the target's sizes.
+        examples_of: returns what is learnt from some texts, embeddings [M, D] of all, and places of tokens as of
+            `common_tokens`.
+        loss_of: returns the mean loss of some examples, [n] of their numbers.
+        accepted: returns `TrainedHead.accepted` for trees of so many candidates.
+        checkpoint, on_step: as of `fit`.
+        num_candidates: of the trees by which it is measured.
+    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
     """
+    chosen = split_texts(texts, settings.seed)
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(settings.seed)
         head = kind(kind.FACTS(**own, **sizes_of(target)), token_ids, embedding_probe(target))
     head.attach(target)
-    return head, label_of
-
-
-def fit_head(
-    head: _Head,
-    num_examples: int,
-    loss_of: Callable[[Tensor], Tensor],
-    accepted: Callable[[int], tuple[float, ...]],
-    settings: FitSettings,
-    texts: TargetTexts,
-    *,
-    checkpoint: Checkpoint,
-    num_candidates: int,
-    on_step: Callable[[int, int], None],
-) -> TrainedHead[_Head]:
-    """Train a head and measure it; its weights are as in a file then.
-
-    Args:
-        loss_of: returns the mean loss of some examples, [n] of their numbers.
-        accepted: returns `TrainedHead.accepted` for trees of so many candidates, by texts that are not learnt.
-        checkpoint, on_step: as of `fit`.
-    """
-    steps = planned(num_examples, settings)
+    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
+    learnt, held_out = (examples_of(some, embeddings, label_of) for some in chosen)
+    steps = planned(len(learnt), settings)
     losses, state = fit(
         head,
         steps,
-        lambda _, some: StepLoss(loss_of(some), len(some)),
-        settings.rule,
+        lambda _, some: StepLoss(loss_of(head, learnt, some), len(some)),
+        Rule(
+            learning_rate=settings.learning_rate,
+            weight_decay=_WEIGHT_DECAY,
+            checkpoint_steps=settings.checkpoint_steps,
+        ),
         num_steps=len(steps),
         facts={**asdict(settings), "texts": texts.digest},
         checkpoint=checkpoint,
@@ -156,7 +155,8 @@ def fit_head(
     )
     head.requires_grad_(False)
     round_weights(head)
-    return TrainedHead(head, tuple(losses), accepted(num_candidates), num_candidates, state.num_trained, len(steps))
+    shares = accepted(head, held_out, num_candidates)
+    return TrainedHead(head, tuple(losses), shares, num_candidates, state.num_trained, len(steps))
 
 
 def num_right(tree: Nodes, token_ids: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from card.errors import PromptError
 from card.family.judges.training import area_under_roc, cross_validate, fit
 from card.labs.steps.arbitrage import Arbitrage
 from card.labs.steps.rewards import Reward
-from card.labs.steps.routers import Step
+from card.labs.steps.routers import OracleRouter, Step
 from card.labs.steps.trained import FEATURES, RouterPair, TrainedRouter, describe
 from card.text.kept_lines import KeptLines, key_of
 
@@ -45,23 +45,19 @@ class TrainedSteps:
         return {**counts, "area_under_roc": f"{self.area:.4f}", "entropy_area": f"{self.entropy_area:.4f}"}
 
 
-class StepRecorder:
+class StepRecorder(OracleRouter):
     """An oracle that writes down what it decided on; a router for `Arbitrage`."""
-
-    needs_target = True
-    knob = 1.0
 
     def __init__(self, reward: Reward) -> None:
         """Take the checker."""
-        self._reward = reward
+        super().__init__(1.0, reward)
         self.found: list[Example] = []
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
         """Return whether the draft model's step is as good as the target's."""
-        assert targets is not None
-        own, theirs = (self._reward(one.question, one.before + one.text) for one in (drafted, targets))
-        self.found.append((drafted.question, theirs > own, describe(drafted).tolist()))
-        return theirs <= own
+        is_kept = super().keeps(drafted, targets)
+        self.found.append((drafted.question, not is_kept, describe(drafted).tolist()))
+        return is_kept
 
 
 def collect_steps(
