@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from card.errors import PromptError, SettingsError
+from card.config.fields import require
+from card.errors import PromptError
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
@@ -51,13 +52,12 @@ class TrainSettings:
         """Check the ranges."""
         for name, least, most in (("num_tokens", 2, MOST_TOKENS), ("epochs", 1, 1000), ("checkpoint_steps", 1, None)):
             value = getattr(self, name)
-            if value < least or (most is not None and value > most):
-                raise SettingsError(f"{name} must be {least} to {most or 'any number'}, got {value}")
+            holds = least <= value and (most is None or value <= most)
+            require(holds, name, f"{least} to {most or 'any number'}", value)
         for name in ("retention", "least_retention", "state_drop"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise SettingsError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
-        if self.learning_rate is not None and not 0.0 < self.learning_rate < 1.0:
-            raise SettingsError(f"learning_rate must be above 0 and below 1, got {self.learning_rate}")
+            require(0.0 <= getattr(self, name) <= 1.0, name, "a share from 0 to 1", getattr(self, name))
+        rate = self.learning_rate
+        require(rate is None or 0.0 < rate < 1.0, "learning_rate", "above 0 and below 1", rate)
 
     @property
     def drop(self) -> Drop:

@@ -16,7 +16,7 @@ from torch import Tensor
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import PromptError
-from card.family.judges.training import area_under_roc, cross_validate, fit
+from card.family.learning.regression import area_under_roc, cross_validate, fit_ridge
 from card.labs.steps.arbitrage import Arbitrage
 from card.labs.steps.rewards import Reward
 from card.labs.steps.routers import OracleRouter, Step
@@ -119,7 +119,7 @@ def train_router(found: Sequence[Example], pair: RouterPair) -> TrainedSteps:
     inputs: Tensor = torch.tensor([features for _, _, features in found], dtype=torch.float64)
     numbers = {question: idx for idx, question in enumerate(dict.fromkeys(question for question, _, _ in found))}
     checked = cross_validate(inputs, labels, torch.tensor([numbers[question] for question, _, _ in found]))
-    weights, bias = fit(inputs, labels, checked.ridge)
+    weights, bias = fit_ridge(inputs, labels, checked.ridge)
     usual = float(checked.scores.quantile(1.0 - num_better / len(labels)).sigmoid())
     return TrainedSteps(
         router=TrainedRouter(weights, bias, usual=usual, pair=pair, knob=None),
