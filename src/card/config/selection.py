@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from card.config.knobs import parse_named
 from card.errors import SettingsError
 
 ScoreKind = Literal["weights", "logits", "bounds"]
@@ -53,15 +54,10 @@ def parse_selection(text: str) -> SelectionRule:
 
     Raises: SettingsError for an unknown rule, or numbers out of range.
     """
-    name, *numbers = text.split(":")
-    rule = PUBLISHED.get(name)
-    if rule is not None and len(numbers) <= 2:
-        try:
-            share = float(numbers[0]) if numbers else rule.share
-            least = int(numbers[1]) if len(numbers) > 1 else rule.least
-        except ValueError:
-            share, least = -1.0, 0
-        if 0.0 <= share <= 1.0 and least >= 1:
+    found = parse_named(text, 2)
+    if (rule := PUBLISHED.get(found.name)) is not None:
+        share, least = found.number(0, rule.share, float), found.number(1, rule.least, int)
+        if share is not None and least is not None and 0.0 <= share <= 1.0 and least >= 1:
             return replace(rule, share=share, least=least)
     raise SettingsError(
         f"a selection of KV rows must be one of {', '.join(PUBLISHED)}, with a share from 0 to 1 and a least number of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,82 +11,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.errors import ModelError
 from card.models.files.trained_file import TrainedFile
-from card.models.probe import embedding_probe, probe_difference
+from card.models.fingerprint import TargetSizes, target_difference
 from card.models.torch_runner import TorchRunner
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSizes:
-    """Sizes of the target that a head was trained for."""
-
-    hidden_size: int  # D
-    vocab_size: int
-    num_parameters: int
-
-
-class DraftingHead(nn.Module):
-    """A head of some kind, which proposes some of the target's tokens by the target's own embeddings of them."""
+class BoundModule(nn.Module):
+    """A small module that was trained for one target; its file has its weights, its facts and some tensors besides."""
 
     FILE: ClassVar[TrainedFile]
     FACTS: ClassVar[type[TargetSizes]]
-    facts: TargetSizes
-    token_ids: Tensor
+    BESIDES: ClassVar[tuple[str, ...]] = ("probe",)  # buffers that are arguments too
+    facts: Any  # of type FACTS
     probe: Tensor
-    _table: Tensor
 
-    def __init__(self, facts: TargetSizes, token_ids: Tensor, probe: Tensor) -> None:
-        """Make a head without weights.
+    def __init__(self, facts: TargetSizes, probe: Tensor) -> None:
+        """Make a module without weights.
 
         Args:
-            token_ids: [N] int64, the target's tokens that it proposes.
             probe: of the target, see `embedding_probe`.
         """
         super().__init__()
         self.facts = facts
-        self.register_buffer("token_ids", token_ids, persistent=False)
-        self.register_buffer("probe", probe, persistent=False)
-        self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
-
-    def attach(self, target: TorchRunner, name: str = "the head") -> None:
-        """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
-        if difference := target_difference(self.facts, self.probe, target):
-            raise ModelError(
-                f"{name} was trained for another target: {difference}; train one for this target with"
-                f" {self.FILE.command}"
-            )
-        self._table = target.embeddings(self.token_ids.tolist()).to(device="cpu", dtype=torch.float32).clone()
-
-    @property
-    def num_weights(self) -> int:
-        """Number of its own weights."""
-        return sum(weight.numel() for weight in self.parameters())
+        self.register_buffer("probe", probe.float(), persistent=False)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
-        """Write the head, its weights in float16. Raises: ModelError if the file cannot be written.
+        """Write the module, its weights in float16. Raises: ModelError if the file cannot be written.
 
         Args:
             figures: texts that tell people of its training, by name.
         """
         weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
         said = {name: str(value) for name, value in asdict(self.facts).items()}
-        others = {"token_ids": self.token_ids.to(torch.int32), "probe": self.probe}
-        self.FILE.save(path, {**weights, **others}, {**(figures or {}), **said})
+        besides = {name: getattr(self, name) for name in self.BESIDES}
+        stored = {name: one if one.is_floating_point() else one.to(torch.int32) for name, one in besides.items()}
+        self.FILE.save(path, {**weights, **stored}, {**(figures or {}), **said})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a head that `save` wrote. Raises: ModelError for a file that is missing, cut off, or no such head."""
+        """Read a module that `save` wrote. Raises: ModelError for a file that is missing, cut off or another kind's."""
         return cls.FILE.load(path, cls._made)
 
     @classmethod
     def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
-        head = cls(cls.facts_of(said), tensors.pop("token_ids").long(), tensors.pop("probe").float())
-        head.load_state_dict({name: weight.float() for name, weight in tensors.items()})
-        return head.requires_grad_(False)
+        made = cls(cls.facts_of(said), **{name: tensors.pop(name) for name in cls.BESIDES})
+        made.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+        return made.requires_grad_(False)
 
     @classmethod
     def facts_of(cls, said: Mapping[str, str]) -> Any:
@@ -94,14 +67,32 @@ class DraftingHead(nn.Module):
         return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
 
 
-def target_difference(sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> str:
-    """Return in words why a target is not the one of these sizes and this probe; empty if it is."""
-    if sizes.vocab_size != target.vocab_size:
-        return f"its vocabulary has {sizes.vocab_size} tokens, this one {target.vocab_size}"
-    if difference := probe_difference(probe, embedding_probe(target)):
-        return difference
-    known, given = sizes.num_parameters, target.original.num_parameters
-    return "" if known == given else f"its target has {known:,} parameters, this one {given:,}"
+class DraftingHead(BoundModule):
+    """A head of some kind, which proposes some of the target's tokens by the target's own embeddings of them."""
+
+    BESIDES = ("token_ids", "probe")
+    token_ids: Tensor
+    _table: Tensor
+
+    def __init__(self, facts: TargetSizes, token_ids: Tensor, probe: Tensor) -> None:
+        """Make a head without weights.
+
+        Args:
+            token_ids: [N] integers, the target's tokens that it proposes.
+        """
+        super().__init__(facts, probe)
+        self.register_buffer("token_ids", token_ids.long(), persistent=False)
+        self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
+
+    def attach(self, target: TorchRunner, name: str = "the head") -> None:
+        """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
+        self.FILE.check_made_for("target", name, target_difference(self.facts, target, self.probe))
+        self._table = target.embeddings(self.token_ids.tolist()).to(device="cpu", dtype=torch.float32).clone()
+
+    @property
+    def num_weights(self) -> int:
+        """Number of its own weights."""
+        return sum(weight.numel() for weight in self.parameters())
 
 
 def round_weights(head: nn.Module) -> None:

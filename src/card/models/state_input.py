@@ -10,23 +10,20 @@ are read of a target that has fewer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.errors import ModelError
 from card.models.facts import vocab_size
 from card.models.features import FeatureWish
 from card.models.files.trained_file import TrainedFile
-from card.models.head_files import EPS, STORED_DTYPE, TargetSizes, target_difference
+from card.models.fingerprint import TargetSizes, probed_tokens, target_difference
+from card.models.head_files import EPS, BoundModule
 from card.models.inflation import original_size
 from card.models.own.block_layers import embedded
-from card.models.probe import probed_tokens
 from card.models.torch_runner import TorchRunner
 
 if TYPE_CHECKING:
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 SCALE = 0.02
 _PUBLISHED_LAYERS = (-1, -8, -16, -24)
-_FILE = TrainedFile("layer for target features", "card-pard-features-1", "card train pard --target-features")
 
 
 def read_layers(num_layers: int) -> tuple[int, ...]:
@@ -56,8 +52,12 @@ class StateFacts(TargetSizes):
     width: int  # of the drafter's embeddings, d
 
 
-class StateInput(nn.Module):
+class StateInput(BoundModule):
     """The layer."""
+
+    FILE = TrainedFile("layer for target features", "card-pard-features-1", "card train pard --target-features")
+    FACTS = StateFacts
+    facts: StateFacts
 
     def __init__(self, facts: StateFacts, probe: Tensor, *, seed: int = 0) -> None:
         """Make a layer with weights that follow from a seed.
@@ -65,8 +65,7 @@ class StateInput(nn.Module):
         Args:
             probe: of the target, see `embedding_probe`.
         """
-        super().__init__()
-        self.facts, self._probe = facts, probe
+        super().__init__(facts, probe)
         self.layers = read_layers(facts.num_layers)
         num_inputs = len(self.layers) * facts.hidden_size
         self.fuse = nn.Linear(num_inputs, facts.width, bias=False)
@@ -101,32 +100,13 @@ class StateInput(nn.Module):
 
     def check(self, target: TorchRunner, width: int, name: str) -> None:
         """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
-        known, what = self.facts, "target"
-        difference = target_difference(known, self._probe, target)
+        known, whom = self.facts, "target"
+        difference = target_difference(known, target, self.probe)
         if known.num_layers != target.original.num_layers:
             difference = f"its target has {known.num_layers} layers, this one {target.original.num_layers}"
         elif known.width != width:
-            what, difference = "drafter", f"it has width {known.width}, this one {width}"
-        if difference:
-            raise ModelError(
-                f"{name} was trained for another {what}: {difference}; adapt the draft model for this target with"
-                f" {_FILE.command}, or for all of its family without target features"
-            )
-
-    def save(self, path: Path) -> None:
-        """Write the layer, its weights in float16. Raises: ModelError if the file cannot be written."""
-        weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
-        said = {name: str(value) for name, value in asdict(self.facts).items()}
-        _FILE.save(path, {**weights, "probe": self._probe}, said)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a layer that `save` wrote. Raises: ModelError for a file that is missing, cut off, or no such layer."""
-        return _FILE.load(path, cls._made)
-
-    @classmethod
-    def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
-        sizes: dict[str, Any] = {name: int(said[name]) for name in StateFacts.__dataclass_fields__}
-        made = cls(StateFacts(**sizes), tensors.pop("probe").float())
-        made.load_state_dict({name: weight.float() for name, weight in tensors.items()})
-        return made.requires_grad_(False)
+            whom, difference = "drafter", f"it has width {known.width}, this one {width}"
+        advice = (
+            f"adapt the draft model for this target with {self.FILE.command}, or for all of its family without target"
+        )
+        self.FILE.check_made_for(whom, name, difference, f"{advice} features")

@@ -32,6 +32,7 @@ from tests.trainings import check_a_head_goes_on, stopping
 
 PROMPTS = [[(7 * start + step * i) % 250 + 2 for i in range(5)] for start in range(8) for step in (1, 3)]
 MAX_TOKENS = 24
+LABEL_OF = torch.zeros(0)  # of training alone
 
 
 def settings_of(**changes: Any) -> TrainSettings:
@@ -114,7 +115,7 @@ def test_kept_texts_are_read_back_unless_they_came_to_be_otherwise(texts: Target
 
 def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: TargetTexts) -> None:
     embeddings = torch.randn(texts.features.shape)
-    examples = Examples(texts, range(len(texts)), embeddings, window=3)
+    examples = Examples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
     some = torch.arange(len(examples))
     inputs, is_there = examples.inputs(some)
     token_ids, counts = examples.labels(some, 4)
@@ -138,7 +139,7 @@ def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: Targ
 def test_a_training_learns_the_targets_text(target: TorchRunner, texts: TargetTexts, tmp_path: Path, loss: Any) -> None:
     done = trained(target, texts, tmp_path, loss=loss, epochs=20)
     assert done.losses[-1] < 0.5 * done.losses[0]
-    everything = Examples(texts, range(len(texts)), target.embeddings(texts.token_ids.tolist()), window=3)
+    everything = Examples(texts, range(len(texts)), target.embeddings(texts.token_ids.tolist()), 3, LABEL_OF)
     accepted = accepted_by_depth(done.head, everything, num_candidates=8)
     assert accepted[0] > 0.5
     assert list(accepted) == sorted(accepted, reverse=True)

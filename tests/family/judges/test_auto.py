@@ -16,7 +16,8 @@ from card.family.judges import mining
 from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
 from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
-from card.family.judges.training import area_under_roc, fit, train_judge
+from card.family.judges.training import train_judge
+from card.family.learning.regression import area_under_roc, fit_ridge
 from card.models.loading import load_model
 from card.models.protocol import Extension
 from card.models.runners import make_runner
@@ -132,7 +133,7 @@ def test_training_learns_what_the_states_tell_and_nothing_where_they_tell_nothin
 
 def test_the_fit_has_no_slope_left() -> None:
     mined = separable()
-    weights, bias = fit(mined.features.double(), mined.is_important, 1.0)
+    weights, bias = fit_ridge(mined.features.double(), mined.is_important, 1.0)
     chances = (mined.features.double() @ weights + bias).sigmoid()
     assert abs(float((chances - mined.is_important.double()).sum())) < 1e-3  # the bias is free
 
@@ -140,7 +141,7 @@ def test_the_fit_has_no_slope_left() -> None:
 def test_a_fit_of_fewer_examples_than_inputs_has_no_slope_left_either() -> None:
     states = torch.randn((20, 50), generator=torch.Generator().manual_seed(0)).double() * 3 + 1
     labels = states[:, 2] > 1
-    weights, bias = fit(states, labels, 2.0)
+    weights, bias = fit_ridge(states, labels, 2.0)
     std = states.std(0, correction=0)
     wrong = (states @ weights + bias).sigmoid() - labels.double()
     slope = ((states - states.mean(0)) / std).T @ wrong + 2.0 * weights * std  # the weights of standardised inputs
@@ -193,9 +194,11 @@ def test_a_judge_keeps_candidates_by_the_state_at_the_drafts_token(pair: Pair, j
 
 
 def test_a_judge_of_another_pair_is_refused(pair: Pair, judge_file: str) -> None:
-    with pytest.raises(ModelError, match="another pair's: its draft model is draft, this one target; make one"):
+    with pytest.raises(
+        ModelError, match="another pair: its draft model is draft, this one target; train one for this pair"
+    ):
         LLM(pair.target, pair.target, method="sps", judge=judge_file)
-    with pytest.raises(ModelError, match="another pair's: its target has width 32, this one 384"):
+    with pytest.raises(ModelError, match="another pair: its target has width 32, this one 384"):
         LLM("demo-target", "demo-draft", method="sps", judge=judge_file)
     mine, theirs = PairFacts.of(runner(3), "draft"), PairFacts.of(runner(4), "draft")
     assert mine.difference(theirs) == "the embeddings of its target are others"

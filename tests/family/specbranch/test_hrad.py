@@ -162,11 +162,11 @@ def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_pa
 def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
     runner = make_runner("own pass")
     facts = facts_of(runner)
-    changes = {"num_parameters": 5, "vocab_size": 60, "hidden_size": 31}
-    for name, value in changes.items():
+    changes = {"num_parameters": (5, "5 parameters"), "vocab_size": (60, "60 tokens"), "hidden_size": (31, "width 31")}
+    for name, (value, said) in changes.items():
         path = tmp_path / f"{name}.safetensors"
         random_hrad(replace(facts, **{name: value})).save(path)
-        with pytest.raises(ModelError, match=r"trained for a target of .*, not for this one.*card train hrad"):
+        with pytest.raises(ModelError, match=rf"trained for another target: its .* {said}, this one .*card train hrad"):
             HRad.load(path).attach(runner, 0.7)
     random_hrad(replace(facts, num_layers=5)).save(tmp_path / "deep.safetensors")
     with pytest.raises(ModelError, match="the last 1 to 4 layers of this model, got 5"):

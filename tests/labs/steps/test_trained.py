@@ -122,11 +122,13 @@ def test_a_file_of_another_pair_or_kind_is_refused(llms: tuple[LLM, LLM], pair: 
             ((foreign.host.runner, draft), "target"),
             ((target, foreign.host.runner), "draft model"),
         ):
-            with pytest.raises(ModelError, match=f"this router is another pair's: its {role} is another model"):
+            with pytest.raises(
+                ModelError, match=f"the router was trained for another pair: its {role} is another model"
+            ):
                 made_router(llms).check_pair(*pair_given)
         turned = RouterPair.of(foreign.host.runner, draft)
     router = TrainedRouter(made_router(llms).weights, 0.0, usual=0.5, pair=turned, knob=None)
-    with pytest.raises(ModelError, match="another pair's"):
+    with pytest.raises(ModelError, match="another pair"):
         Arbitrage(*llms, router)
     with pytest.raises(ModelError, match="is no router"):
         parse_router(f"{pair.target}/model.safetensors")

@@ -7,8 +7,8 @@ from typing import Any
 
 from card.cli.files import read_prompts
 from card.family.ctc.training import TrainSettings, train_head
-from card.family.learning.heads_command import HeadTarget, print_head, train_on_own_texts
-from card.family.specbranch.command import encode_questions
+from card.family.learning.driver import TrainingTarget, encode_questions
+from card.family.learning.heads_command import train_on_own_texts
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: int, seed: int, **options: Any) -> None:
@@ -16,8 +16,7 @@ def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: in
     settings = TrainSettings(loss=loss, epochs=epochs, seed=seed)  # type: ignore[arg-type]
     questions = read_prompts(data)[:max_prompts]
 
-    def prompts_for(target: HeadTarget) -> list[list[int]]:
+    def prompts_for(target: TrainingTarget) -> list[list[int]]:
         return encode_questions(target.tokenizer, questions, target.runner.max_model_len - 1)
 
-    trained = train_on_own_texts(settings, train_head, prompts_for, out=out, seed=seed, **options)
-    print_head(trained, f"Trained {trained.num_trained:,} rows", out)
+    train_on_own_texts(settings, train_head, prompts_for, out=out, seed=seed, examples="rows", **options)

@@ -5,8 +5,9 @@ Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +15,17 @@ from torch.nn import functional
 
 from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
-from card.family.ctc.head import HeadFacts, SlotHead
+from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES, Loss
-from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
     TrainedHead,
-    common_tokens,
-    fit,
     num_right,
-    planned,
-    split_texts,
+    train,
 )
 from card.family.learning.target_texts import TargetTexts
 from card.models.head_files import inputs_of
-from card.models.probe import embedding_probe
 from card.models.torch_runner import TorchRunner
 
 _MOST_MEASURED = 512  # rows of texts that it does not learn from
@@ -64,12 +60,16 @@ class TrainSettings(FitSettings):
 class Examples:
     """Rows of texts as a head reads them, each with the tokens that follow."""
 
-    def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int) -> None:
+    def __init__(
+        self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int, label_of: Tensor
+    ) -> None:
         """Take some texts.
 
         Args:
             embeddings: [M, D] of the texts' tokens.
+            label_of: as of `common_tokens`.
         """
+        self.label_of = label_of
         places = [texts.text(idx) for idx in chosen]
         rows = [torch.arange(place.start, place.stop) for place in places]
         self._inputs = inputs_of(texts.features, embeddings)
@@ -96,49 +96,25 @@ class Examples:
         return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
 
 
-def train_head(
-    target: TorchRunner,
-    texts: TargetTexts,
-    settings: TrainSettings,
-    *,
-    checkpoint: Checkpoint,
-    num_candidates: int = 16,
-    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> TrainedHead[SlotHead]:
-    """Train a head for a target, from the last checkpoint on if there is one.
-
-    Args:
-        checkpoint: keeps the state every few steps, and refuses one of another run.
-        num_candidates: of the trees by which it is measured.
-        on_step: called at the start and after each step with the steps done and their number.
-    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
-    """
-    learnt, held_out = split_texts(texts, settings.seed)
-    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
-    examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
-    head, label_of = _new_head(target, texts, settings)
-    steps = planned(len(examples), settings)
-    losses, state = fit(
-        head,
-        steps,
-        lambda some: loss_of(head, examples, some, label_of, settings),
-        settings,
-        facts={**asdict(settings), "texts": texts.digest},
-        checkpoint=checkpoint,
-        on_step=on_step,
+def train_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[SlotHead]:
+    """Train a head for a target; ``run`` and errors as of `card.family.learning.head_training.train`."""
+    return train(
+        SlotHead,
+        {name: getattr(settings, name) for name in ("loss", "num_slots", "window", "width")},
+        lambda some, embeddings, label_of: Examples(texts, some, embeddings, settings.window, label_of),
+        lambda head, examples, some: loss_of(head, examples, some, settings),
+        accepted_by_depth,
+        target=target,
+        texts=texts,
+        settings=settings,
+        **run,
     )
-    accepted = accepted_by_depth(head, measured, num_candidates)
-    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
 
-def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, settings: TrainSettings) -> Tensor:
-    """Return the mean loss of some examples, in nats a learnt token.
-
-    Args:
-        label_of: [V] int64, the place of each of the target's tokens among those of the head; IGNORED for others.
-    """
+def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSettings) -> Tensor:
+    """Return the mean loss of some examples, in nats a learnt token."""
     token_ids, num_labels = examples.labels(some, settings.num_learnt)
-    labels = label_of[token_ids]
+    labels = examples.label_of[token_ids]
     is_label = torch.arange(settings.num_learnt) < num_labels[:, None]
     logits = head(*examples.inputs(some))
     if settings.loss == "cross-entropy":
@@ -169,22 +145,3 @@ def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -
     for row, labels, count in zip(logprobs, token_ids.tolist(), num_labels.tolist(), strict=True):
         depths[: num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
     return tuple((depths / max(1, len(some))).tolist())
-
-
-def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[SlotHead, Tensor]:
-    """Return a head with the weights of the seed, and `loss_of`'s ``label_of``."""
-    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
-    facts = HeadFacts(
-        loss=settings.loss,
-        num_slots=settings.num_slots,
-        window=settings.window,
-        width=settings.width,
-        hidden_size=target.original.hidden_size,
-        vocab_size=target.vocab_size,
-        num_parameters=target.original.num_parameters,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        head = SlotHead(facts, token_ids, embedding_probe(target))
-    head.attach(target)
-    return head, label_of

@@ -11,7 +11,8 @@ from card.api.prompts import PromptReader
 from card.config import EngineSettings
 from card.errors import PromptError
 from card.family.hivis.training import TrainSettings, train_fused
-from card.family.learning.heads_command import HeadTarget, print_head, train_on_own_texts
+from card.family.learning.driver import TrainingTarget
+from card.family.learning.heads_command import train_on_own_texts
 from card.text.lines import numbered_lines
 
 _Messages = list[dict[str, Any]]
@@ -22,11 +23,10 @@ def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: in
     settings = TrainSettings(epochs=epochs, seed=seed)
     conversations = read_conversations(data)[:max_prompts]
 
-    def prompts_for(target: HeadTarget) -> list[Sequence[int]]:
+    def prompts_for(target: TrainingTarget) -> list[Sequence[int]]:
         return _encoded(target, conversations, data)
 
-    trained = train_on_own_texts(settings, train_fused, prompts_for, out=out, seed=seed, whole=True, **options)
-    print_head(trained, f"Trained {trained.num_trained:,} texts", out)
+    train_on_own_texts(settings, train_fused, prompts_for, out=out, seed=seed, examples="texts", whole=True, **options)
 
 
 def read_conversations(path: Path) -> list[tuple[int, _Messages]]:
@@ -47,7 +47,7 @@ def _messages(path: Path, number: int, line: str) -> _Messages:
     )
 
 
-def _encoded(target: HeadTarget, conversations: Sequence[tuple[int, _Messages]], path: Path) -> list[Sequence[int]]:
+def _encoded(target: TrainingTarget, conversations: Sequence[tuple[int, _Messages]], path: Path) -> list[Sequence[int]]:
     most = max((_num_images(messages) for _, messages in conversations), default=0)
     settings = EngineSettings(max_images=most, image_dir=str(path.absolute().parent))
     runner = target.runner

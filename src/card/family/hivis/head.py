@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from card.family.learning.head_layer import DraftLayer
 from card.models.files.trained_file import TrainedFile
-from card.models.head_files import EPS, DraftingHead, TargetSizes, scaled
+from card.models.fingerprint import TargetSizes
+from card.models.head_files import EPS, DraftingHead, scaled
 from card.models.torch_runner import TorchRunner
 
 

@@ -1,8 +1,7 @@
 """Train a drafter that is fused with a target's hidden states, on the target's own texts.
 
 It is unrolled: in each step it reads the states that it guessed in the step before, as it will when it drafts, and
-learns the tokens and states of the target. Every batch of a run follows from the settings and the data. So a run that
-goes on from a checkpoint ends with the weights of one that was never cut off.
+learns the tokens and states of the target.
 
 Sources: HiViS, arXiv:2509.23928, for text rows alone and vectors of the steps; EAGLE-3, arXiv:2503.01840, for which
 rows an unrolled step reads. The weights of the losses are ours.
@@ -10,8 +9,9 @@ rows an unrolled step reads. The weights of the losses are ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +19,16 @@ from torch.nn import functional
 
 from card.config.fields import require
 from card.family.hivis.drafting import TextMemory, draft
-from card.family.hivis.head import FusedFacts, FusedHead
-from card.family.learning.checkpoint import Checkpoint
+from card.family.hivis.head import FusedHead
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
     TrainedHead,
-    common_tokens,
-    fit,
     num_right,
-    planned,
-    split_texts,
+    train,
 )
 from card.family.learning.target_texts import TargetTexts
 from card.models.head_files import scaled
-from card.models.probe import embedding_probe
 from card.models.torch_runner import TorchRunner
 
 _STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # of each step's loss, per step; of states beside tokens
@@ -96,38 +91,19 @@ class Examples:
         return Batch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
 
 
-def train_fused(
-    target: TorchRunner,
-    texts: TargetTexts,
-    settings: TrainSettings,
-    *,
-    checkpoint: Checkpoint,
-    num_candidates: int = 16,
-    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> TrainedHead[FusedHead]:
-    """Train a drafter for a target, from the last checkpoint on if there is one.
-
-    Args:
-        texts: with their prompts.
-        checkpoint, num_candidates, on_step: as of `card.family.ctc.training.train_head`.
-    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
-    """
-    learnt, held_out = split_texts(texts, settings.seed)
-    head, label_of = _new_head(target, texts, settings)
-    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
-    examples, measured = (Examples(texts, some, embeddings, label_of) for some in (learnt, held_out))
-    steps = planned(len(examples), settings)
-    losses, state = fit(
-        head,
-        steps,
-        lambda some: loss_of(head, examples.batch(some)),
-        settings,
-        facts={**asdict(settings), "texts": texts.digest},
-        checkpoint=checkpoint,
-        on_step=on_step,
+def train_fused(target: TorchRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[FusedHead]:
+    """Train a drafter for a target on texts with their prompts; ``run`` and errors as of `head_training.train`."""
+    return train(
+        FusedHead,
+        {"num_steps": settings.num_steps, "width": settings.width},
+        lambda some, embeddings, label_of: Examples(texts, some, embeddings, label_of),
+        lambda head, examples, some: loss_of(head, examples.batch(some)),
+        accepted_by_depth,
+        target=target,
+        texts=texts,
+        settings=settings,
+        **run,
     )
-    accepted = accepted_by_depth(head, measured, num_candidates)
-    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
 
 def loss_of(head: FusedHead, batch: Batch) -> Tensor:
@@ -191,20 +167,3 @@ def accepted_by_depth(head: FusedHead, examples: Examples, num_candidates: int) 
             break
     deepest = max(depths, default=0)
     return tuple(sum(depth >= least for depth in depths) / num_rows for least in range(1, deepest + 1))
-
-
-def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[FusedHead, Tensor]:
-    """Return a drafter with the weights of the seed, and places of tokens as of `common_tokens`."""
-    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
-    facts = FusedFacts(
-        num_steps=settings.num_steps,
-        width=settings.width,
-        hidden_size=target.original.hidden_size,
-        vocab_size=target.vocab_size,
-        num_parameters=target.original.num_parameters,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        head = FusedHead(facts, token_ids, embedding_probe(target))
-    head.attach(target)
-    return head, label_of

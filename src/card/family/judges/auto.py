@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from card.errors import ModelError
 from card.family.judges.judge import Mismatch
 from card.models.features import FINAL, FeatureWish
 from card.models.files.trained_file import TrainedFile
-from card.models.probe import embedding_probe, probe_difference
+from card.models.fingerprint import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
@@ -79,8 +78,7 @@ class AutoJudge:
 
     def check_pair(self, target: TorchRunner, draft: str) -> None:
         """Refuse another pair than the judge's own; ``draft`` may be empty if nobody knows it. Raises: ModelError."""
-        if difference := self.pair.difference(PairFacts.of(target, draft)):
-            raise ModelError(f"this judge is another pair's: {difference}; make one for it with card train judge")
+        _FILE.check_made_for("pair", "the judge", self.pair.difference(PairFacts.of(target, draft)))
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate may stay."""

@@ -10,67 +10,70 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.progress import Progress
 
-from card.cli.files import check_can_write, read_prompts
 from card.cli.tables import progress_bar
 from card.family.judges.auto import PairFacts
 from card.family.judges.mining import Mined, Miner, Mismatches
-from card.family.judges.names import check_judge_file
+from card.family.judges.names import JUDGE
 from card.family.judges.training import RECALL, train_judge
-from card.family.specbranch.command import check_folder, encode_questions, load_training_pair
-from card.models.demo import SAMPLE_PROBLEMS
+from card.family.learning.driver import (
+    advancing,
+    check_out,
+    encode_questions,
+    load_training_pair,
+    questions_in,
+    say,
+)
 from card.text.answers import final_number
 from card.text.kept_lines import KeptLines, key_of
 
 
 def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | None, out: Path, **options: Any) -> None:
     """Do what `card train judge` was asked for. Raises: CardError of any kind."""
-    check_folder(out)
-    check_judge_file(out)
-    check_can_write(out)
-    questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
+    JUDGE.check_file(out)
+    check_out(out)
+    questions = questions_in(prompts, max_prompts)
     pair = load_training_pair(options)
     miner = Miner(
-        pair.target,
+        pair.runner,
         pair.draft,
         answer_of=lambda token_ids: final_number(str(pair.tokenizer.decode(list(token_ids)))),
         max_tokens=options["max_tokens"],
         end_ids=pair.end_ids,
     )
     prompt_ids = encode_questions(pair.tokenizer, questions, miner.max_prompt_tokens)
-    of_pair = PairFacts.of(pair.target, pair.draft_name)
+    of_pair = PairFacts.of(pair.runner, pair.draft_name)
     facts = {"target": key_of(of_pair.probe.tolist()), "draft": of_pair.draft}
     facts |= {name: options[name] for name in ("dtype", "max_tokens")}
     kept = KeptLines(out.with_suffix(".mined.jsonl"), facts)
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
-    mined = _mine(miner, prompt_ids, kept, lambda: time.monotonic() > until)
+    with progress_bar() as progress:
+        mined = _mine(progress, miner, prompt_ids, kept, lambda: time.monotonic() > until)
     trained = train_judge(Mismatches.joined(mined), of_pair)
     trained.judge.save(out, {**trained.figures(), "num_prompts": str(len(mined))})
     if len(mined) == len(prompt_ids):
         kept.delete()
-    Console().print(
+    say(
         f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches in {len(mined):,} of {len(prompt_ids):,}"
         " prompts changed the final number. On prompts that it had not learnt from the judge tells them apart with an"
         f" area under the ROC curve of {trained.area:.2f}; 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out"
-        f" {RECALL:.0%} of the important ones, and tolerates {trained.kept_share:.0%} of the others. Written to {out}",
-        soft_wrap=True,
+        f" {RECALL:.0%} of the important ones, and tolerates {trained.kept_share:.0%} of the others. Written to {out}"
     )
 
 
 def _mine(
-    miner: Miner, prompt_ids: Sequence[Sequence[int]], kept: KeptLines, is_over: Callable[[], bool]
+    progress: Progress, miner: Miner, prompt_ids: Sequence[Sequence[int]], kept: KeptLines, is_over: Callable[[], bool]
 ) -> list[Mined]:
     """Return the mismatches of all prompts for which there is time; those that are kept are not looked for again."""
     keys = [key_of(list(ids)) for ids in prompt_ids]
     found = {idx: _read(idx, kept, key) for idx, key in enumerate(keys) if key in kept.found}
-    with progress_bar() as progress:
-        task = progress.add_task("trying mismatches", total=len(prompt_ids), completed=len(found))
-        for one in miner.mine([(idx, ids) for idx, ids in enumerate(prompt_ids) if idx not in found], is_over):
-            found[one.prompt_idx] = one
-            states = base64.b64encode(one.features.numpy().tobytes()).decode()
-            kept.add(keys[one.prompt_idx], [one.is_important, states])
-            progress.advance(task)
+    advance = advancing(progress, "trying mismatches", len(prompt_ids), len(found))
+    for one in miner.mine([(idx, ids) for idx, ids in enumerate(prompt_ids) if idx not in found], is_over):
+        found[one.prompt_idx] = one
+        states = base64.b64encode(one.features.numpy().tobytes()).decode()
+        kept.add(keys[one.prompt_idx], [one.is_important, states])
+        advance()
     return list(found.values())
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
+from card.config.knobs import NamedKind
 from card.errors import SettingsError
 
 
@@ -29,7 +29,7 @@ KNOBS: Mapping[str, KnobRange] = MappingProxyType(
 )
 AUTO = "auto"
 _OF_FILES = KnobRange(usual=1.0, most=1.0)
-_FILE_END = ".safetensors"
+JUDGE = NamedKind("judge", "relaxed:0.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +51,16 @@ def parse_judge(name: str) -> JudgeChoice:
 
     Raises: SettingsError for an unknown judge or a knob out of range.
     """
-    head, is_given, number = name.rpartition(":")
-    kind = head if is_given else name
-    is_file = kind.endswith(_FILE_END)
-    if kind not in KNOBS and not is_file:
-        raise SettingsError(
-            f"unknown judge {kind!r}; known: {', '.join(KNOBS)}, each with a knob if you like, such as relaxed:0.5, "
-            f"and files of card train judge, which end in {_FILE_END}"
-        )
+    found = JUDGE.parse(name, KNOBS)
+    kind, is_file = found.name, found.name not in KNOBS
     allowed = _OF_FILES if is_file else KNOBS[kind]
-    knob = _number(number) if is_given else allowed.usual
+    knob = found.number(0, allowed.usual, float)
     if knob is None or not 0.0 <= knob <= allowed.most:
         usual = "a file says what is usual" if is_file else f"{allowed.usual:g} is usual"
         raise SettingsError(
-            f"the knob of judge {kind} must be a number from 0 to {allowed.most:g}, got {number!r}; 0 is exact, {usual}"
+            f"the knob of judge {kind} must be a number from 0 to {allowed.most:g}, got {found.numbers[0]!r};"
+            f" 0 is exact, {usual}"
         )
     if is_file:
-        return JudgeChoice(AUTO, knob if is_given else None, kind)
+        return JudgeChoice(AUTO, knob if found.numbers else None, kind)
     return JudgeChoice(kind, knob)
-
-
-def check_judge_file(path: Path) -> None:
-    """Refuse a file that could not be named as a judge afterwards. Raises: SettingsError."""
-    if path.suffix != _FILE_END:
-        raise SettingsError(f"the file of a judge must end in {_FILE_END}, got {path}; name it so")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -15,7 +15,6 @@ from torch import nn
 from card.errors import ModelError
 from card.machine.memory import is_shortage
 
-_WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, where it ends
 _LONGEST_VALUE = 100  # characters of a fact; a longer one, such as the data, is kept as its digest
 
 
@@ -81,10 +80,3 @@ class Checkpoint:
 def _in_short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _LONGEST_VALUE else hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def rate_share(step: int, num_steps: int) -> float:
-    """Return the share of the learning rate's peak: linear up, then linear down to a small one."""
-    warm_up = max(1, round(_WARM_UP_SHARE * num_steps))
-    left = (num_steps - step) / max(1, num_steps - warm_up)
-    return min((step + 1) / warm_up, max(_LEAST_RATE, left), 1.0)

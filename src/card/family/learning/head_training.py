@@ -1,28 +1,27 @@
-"""Steps of trainings of drafting heads: which texts are learnt from, the order of batches, and the steps themselves.
-
-Every batch follows from the settings and the data, so a run that goes on from a checkpoint ends with the weights of one
-that was never cut off.
-"""
+"""The training that drafting heads share: texts to learn from and to measure by, the order of batches, figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from card.config.fields import require
 from card.errors import PromptError
-from card.family.learning.checkpoint import Checkpoint, RunState, rate_share
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
+from card.models.fingerprint import embedding_probe, sizes_of
 from card.models.head_files import DraftingHead, round_weights
+from card.models.torch_runner import TorchRunner
 from card.tree.nodes import ROOT, Nodes
 
 IGNORED = -100  # label of a token that a head lacks
 _HELD_OUT_SHARE = 0.05
-_CLIPPED_NORM = 1.0
+_WEIGHT_DECAY = 0.01
 _MOST_TOKENS = 8192  # that a head proposes: the target's commonest
 
 
@@ -43,6 +42,7 @@ class FitSettings:
 
 
 _Head = TypeVar("_Head", bound=DraftingHead)
+_Examples = TypeVar("_Examples", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,45 +104,59 @@ def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return chosen, label_of
 
 
-def fit(
-    head: nn.Module,
-    steps: Sequence[Tensor],
-    loss_of: Callable[[Tensor], Tensor],
-    settings: FitSettings,
+def train(
+    kind: type[_Head],
+    own: Mapping[str, Any],
+    examples_of: Callable[[Sequence[int], Tensor, Tensor], _Examples],
+    loss_of: Callable[[_Head, _Examples, Tensor], Tensor],
+    accepted: Callable[[_Head, _Examples, int], tuple[float, ...]],
     *,
-    facts: Mapping[str, Any],
+    target: TorchRunner,
+    texts: TargetTexts,
+    settings: FitSettings,
     checkpoint: Checkpoint,
-    on_step: Callable[[int, int], None],
-) -> tuple[list[float], RunState]:
-    """Train a head by these steps, from the last checkpoint on if there is one; its weights are as in a file then.
+    num_candidates: int = 16,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> TrainedHead[_Head]:
+    """Train a head for a target, from the last checkpoint on if there is one, and measure it; as in a file then.
 
     Args:
-        loss_of: returns the mean loss of the examples of a step.
-        facts: of the run, which a checkpoint has to share.
-        on_step: called at the start and after each step with the steps done and their number.
-    Returns: the losses of the steps that this call made, and what all of them have trained.
-    Raises: ModelError for a checkpoint that is damaged or of another run.
+        own: facts of the head besides the target's sizes.
+        examples_of: returns what is learnt from some texts, embeddings [M, D] of all, and places of tokens as of
+            `common_tokens`.
+        loss_of: returns the mean loss of some examples, [n] of their numbers.
+        accepted: returns `TrainedHead.accepted` for trees of so many candidates.
+        checkpoint, on_step: as of `fit`.
+        num_candidates: of the trees by which it is measured.
+    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
     """
-    optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    state = checkpoint.load(head, optimizer, facts)
-    losses: list[float] = []
-    on_step(state.step, len(steps))
-    for step in range(state.step, len(steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * rate_share(step, len(steps))
-        loss = loss_of(steps[step])
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIPPED_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        state.step, state.num_trained = step + 1, state.num_trained + len(steps[step])
-        if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
-            checkpoint.save(head, optimizer, facts, state)
-        on_step(state.step, len(steps))
+    chosen = split_texts(texts, settings.seed)
+    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        head = kind(kind.FACTS(**own, **sizes_of(target)), token_ids, embedding_probe(target))
+    head.attach(target)
+    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
+    learnt, held_out = (examples_of(some, embeddings, label_of) for some in chosen)
+    steps = planned(len(learnt), settings)
+    losses, state = fit(
+        head,
+        steps,
+        lambda _, some: StepLoss(loss_of(head, learnt, some), len(some)),
+        Rule(
+            learning_rate=settings.learning_rate,
+            weight_decay=_WEIGHT_DECAY,
+            checkpoint_steps=settings.checkpoint_steps,
+        ),
+        num_steps=len(steps),
+        facts={**asdict(settings), "texts": texts.digest},
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
     head.requires_grad_(False)
     round_weights(head)
-    return losses, state
+    shares = accepted(head, held_out, num_candidates)
+    return TrainedHead(head, tuple(losses), shares, num_candidates, state.num_trained, len(steps))
 
 
 def num_right(tree: Nodes, token_ids: Sequence[int]) -> int:

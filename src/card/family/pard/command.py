@@ -12,8 +12,8 @@ from card.cli.starting import spinner
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.driver import say, stepping
 from card.family.pard.folders import Adaptable, clipped, load_adaptable, read_texts
-from card.family.pard.rows import Document
 from card.family.pard.teacher import Teacher
 from card.family.pard.training import Trained, TrainSettings, train_pard
 from card.models.files.places import local_model
@@ -47,11 +47,15 @@ def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_
             teacher = _teacher(target, draft, begun, settings.seed if target_features else None, options["device"])
     _make_folder(out)
     checkpoint = Checkpoint(out / CHECKPOINT, {"draft": Path(draft).name, "target": target and Path(target).name})
-    trained = _train(begun, documents, settings, checkpoint, teacher)
+    with progress_bar() as progress:
+        on_step = stepping(progress)
+        trained = train_pard(
+            begun.model, documents, begun.mask_id, settings, checkpoint=checkpoint, teacher=teacher, on_step=on_step
+        )
     state_input = None if teacher is None else teacher.state_input
     begun.save(out, settings.num_tokens, trained.temperatures, trained.figures(), state_input)
     checkpoint.delete()
-    _print(Console(), trained, out)
+    _print(trained, out)
 
 
 def _teacher(target: str, draft: str, begun: Adaptable, state_seed: int | None, device: str) -> Teacher:
@@ -72,32 +76,13 @@ def _make_folder(out: Path) -> None:
         raise SettingsError(f"{out} cannot be made: {error.strerror}; choose another place") from None
 
 
-def _train(
-    begun: Adaptable,
-    documents: list[Document],
-    settings: TrainSettings,
-    checkpoint: Checkpoint,
-    teacher: Teacher | None,
-) -> Trained:
-    with progress_bar() as progress:
-        task = progress.add_task("training")
-
-        def show(step: int, num_steps: int) -> None:
-            progress.update(task, completed=step, total=num_steps)
-
-        return train_pard(
-            begun.model, documents, begun.mask_id, settings, checkpoint=checkpoint, teacher=teacher, on_step=show
-        )
-
-
-def _print(console: Console, trained: Trained, out: Path) -> None:
+def _print(trained: Trained, out: Path) -> None:
     shown = table("guess", numbers=("right, and all before it", "log loss"))
     for idx, (rate, loss) in enumerate(zip(trained.hit_rates, trained.losses, strict=True), 1):
         shown.add_row(str(idx), f"{rate:.1%}", f"{loss:.3f}")
-    console.print(shown)
-    console.print(
+    Console().print(shown)
+    say(
         f"{trained.mean_guesses:.2f} tokens a pass are right, on texts that it did not learn from. Trained"
         f" {trained.num_trained:,} positions in {trained.num_steps} steps; without conditional drop it would have been"
-        f" {trained.num_without_drop:,}. Written to {out}.",
-        soft_wrap=True,
+        f" {trained.num_without_drop:,}. Written to {out}."
     )

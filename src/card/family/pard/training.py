@@ -1,8 +1,5 @@
 """Adapt a causal language model into one that drafts K tokens in one pass, and measure how true its guesses are.
 
-Every batch and every draw of a run follows from the settings and the data. So a run that goes on from a checkpoint ends
-with the weights of one that was never cut off.
-
 Sources: PARD, arXiv:2504.18583, for rows and drop; calibration by temperature, Guo et al. 2017, arXiv:1706.04599.
 """
 
@@ -18,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from card.errors import PromptError, SettingsError
-from card.family.learning.checkpoint import Checkpoint, rate_share
+from card.config.fields import require
+from card.errors import PromptError
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
 from card.family.pard.teacher import Lesson, Teacher
 from card.machine.processor import computes_bfloat16
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # documents that it does not learn from
-_CLIPPED_NORM = 1.0
 TINY_SIZE = 100_000_000  # parameters of models that learn at the first of these rates, and not at the published one
 _TINY_RATE, _PUBLISHED_RATE = 1e-3, 1e-5
 _BLOCK_ROWS = 1024  # of logits at once
@@ -54,13 +52,12 @@ class TrainSettings:
         """Check the ranges."""
         for name, least, most in (("num_tokens", 2, MOST_TOKENS), ("epochs", 1, 1000), ("checkpoint_steps", 1, None)):
             value = getattr(self, name)
-            if value < least or (most is not None and value > most):
-                raise SettingsError(f"{name} must be {least} to {most or 'any number'}, got {value}")
+            holds = least <= value and (most is None or value <= most)
+            require(holds, name, f"{least} to {most or 'any number'}", value)
         for name in ("retention", "least_retention", "state_drop"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise SettingsError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
-        if self.learning_rate is not None and not 0.0 < self.learning_rate < 1.0:
-            raise SettingsError(f"learning_rate must be above 0 and below 1, got {self.learning_rate}")
+            require(0.0 <= getattr(self, name) <= 1.0, name, "a share from 0 to 1", getattr(self, name))
+        rate = self.learning_rate
+        require(rate is None or 0.0 < rate < 1.0, "learning_rate", "above 0 and below 1", rate)
 
     @property
     def drop(self) -> Drop:
@@ -113,30 +110,26 @@ def train_pard(
     """
     learnt, held_out = split(documents, settings.seed)
     steps = planned(learnt, settings)
-    whole = _with_state_input(model, teacher)
     rate = settings.learning_rate or _usual_rate(model)
-    optimizer = torch.optim.AdamW(whole.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    facts = run_facts(learnt, mask_id, settings, teacher)
-    state = checkpoint.load(whole, optimizer, facts)
-    model.train(True)
-    whole.requires_grad_(True)
-    on_step(state.step, len(steps))
-    for step in range(state.step, len(steps)):
-        rows = rows_of_step(steps[step], step, mask_id, settings)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * rate_share(step, len(steps))
-        shown = shown_in_step(len(rows), step, settings)
-        loss_of(model, batch_of(rows), teacher, shown).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(whole.parameters(), _CLIPPED_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        state.step, state.num_trained = step + 1, state.num_trained + sum(row.num_trained for row in rows)
-        state.num_without_drop += sum(num_without_drop(document, settings) for document in steps[step])
-        if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
-            checkpoint.save(whole, optimizer, facts, state)
-        on_step(state.step, len(steps))
+
+    def loss_in_step(step: int, some: Sequence[Document]) -> StepLoss:
+        rows = rows_of_step(some, step, mask_id, settings)
+        loss = loss_of(model, batch_of(rows), teacher, shown_in_step(len(rows), step, settings))
+        undropped = sum(num_without_drop(document, settings) for document in some)
+        return StepLoss(loss, sum(row.num_trained for row in rows), undropped)
+
+    whole = _with_state_input(model, teacher).requires_grad_(True)
+    _, state = fit(
+        whole,
+        steps,
+        loss_in_step,
+        Rule(learning_rate=rate, weight_decay=0.0, checkpoint_steps=settings.checkpoint_steps),
+        num_steps=len(steps),
+        facts=run_facts(learnt, mask_id, settings, teacher),
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
     whole.requires_grad_(False)
-    model.train(False)
     guesses = measured(model, held_out, mask_id, settings, teacher)
     return Trained(*guesses, state.num_trained, state.num_without_drop, len(steps))
 

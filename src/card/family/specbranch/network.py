@@ -25,6 +25,7 @@ from card.errors import ModelError
 from card.family.specbranch.record import HRadSettings
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.files.trained_file import TrainedFile
+from card.models.fingerprint import TargetSizes, sizes_of, target_difference
 from card.models.torch_runner import TorchRunner
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
@@ -40,13 +41,10 @@ Layer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a linear lay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HRadFacts:
-    """Facts of a predictor's training. The target's figures are those of the original of an inflated one."""
+class HRadFacts(TargetSizes):
+    """Facts of a predictor's training."""
 
     num_layers: int  # last layers of the target whose hidden states are inputs
-    hidden_size: int  # D of the target
-    vocab_size: int
-    num_parameters: int
     num_speculative_tokens: int  # K: length of the chains
     draft: str  # name of the draft model whose tokens were counted
 
@@ -131,15 +129,8 @@ class HRad:
 
         Raises: ModelError if the predictor was trained for another target.
         """
-        facts = self.facts
-        trained = (facts.num_parameters, facts.vocab_size, facts.hidden_size)
-        given = (runner.original.num_parameters, runner.vocab_size, runner.original.hidden_size)
-        if trained != given:
-            raise ModelError(
-                f"the predictor was trained for {_describe(*trained)}, not for this one, {_describe(*given)};"
-                " train one for it with card train hrad"
-            )
-        self.wish = last_states(runner, facts.num_layers, "last")
+        _FILE.check_made_for("target", "the predictor", target_difference(self.facts, runner))
+        self.wish = last_states(runner, self.facts.num_layers, "last")
         self._runner, self._usual = runner, usual
 
     def observe(self, seen: SeenRows) -> float | None:
@@ -210,15 +201,5 @@ def hrad_consumers(settings: EngineSettings, runner: TorchRunner, draft: DraftSe
 
 def target_facts(runner: TorchRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
     """Return the facts of a predictor that is to be trained for the target of ``runner``."""
-    return HRadFacts(
-        num_layers=num_layers,
-        hidden_size=runner.original.hidden_size,
-        vocab_size=runner.vocab_size,
-        num_parameters=runner.original.num_parameters,
-        draft=draft,
-        num_speculative_tokens=num_speculative_tokens,
-    )
-
-
-def _describe(num_parameters: int, vocab_size: int, hidden_size: int) -> str:
-    return f"a target of {num_parameters:,} parameters, {vocab_size} tokens and width {hidden_size}"
+    own: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
+    return HRadFacts(**own, **sizes_of(runner))

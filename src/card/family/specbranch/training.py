@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from card.errors import PromptError
+from card.family.learning.fit import Rule, StepLoss, constant_rate, fit
 from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, Layer, log_odds
 from card.family.specbranch.rounds import Rounds, outcomes
 
@@ -26,8 +27,8 @@ _HELD_OUT_SHARE = 0.1
 _EVALUATED_ROWS = 4096  # at a time
 _LEAST_PROBABILITY = 1e-9  # before calibration
 _SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
-_LEARNING_RATE, _WEIGHT_DECAY = 3e-4, 0.5
 _DROPOUT = 0.2  # of inputs and hidden values
+_RULE = Rule(learning_rate=3e-4, weight_decay=0.5, betas=(0.9, 0.999), schedule=constant_rate, clipped_norm=None)
 _LEAST_GAIN = 2.0  # nats over all tokens, by which chance alone lowers the loss in one case of twenty
 _LEAST_SCALE = 0.05  # of the scores in calibration: one at 0 or below would turn the order of classes round
 _RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs say the same
@@ -201,30 +202,39 @@ def _fit(
         labels = outcomes(part.num_accepted[rows], part.num_drafted)
         return (functional.cross_entropy(values, labels, reduction="none") * class_weights[labels]).mean()
 
-    parameters = [tensor.requires_grad_(True) for layer in layers for tensor in layer]
-    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     least_loss, best, best_epoch = math.inf, layers, 0
-    for epoch in range(1, settings.epochs + 1):
-        order = torch.randperm(len(train), generator=generator)
-        for rows in torch.split(order, settings.batch_size):
-            optimizer.zero_grad()
-            loss_of(train, rows, _DROPOUT).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        with torch.no_grad():
-            loss = sum(float(loss_of(stop, piece)) * len(stop.inputs[piece]) for piece in _pieces(stop))
-        if loss < least_loss:
-            least_loss, best_epoch = loss, epoch
-            best = [(weight.detach().clone(), bias.detach().clone()) for weight, bias in layers]
-        on_epoch()
-        if epoch - best_epoch >= settings.patience:
-            break
+
+    def steps() -> Iterator[Tensor]:
+        """Yield the rounds of each step; behind an epoch's last one the weights are judged."""
+        nonlocal least_loss, best, best_epoch
+        for epoch in range(1, settings.epochs + 1):
+            yield from torch.split(torch.randperm(len(train), generator=generator), settings.batch_size)
+            with torch.no_grad():
+                loss = sum(float(loss_of(stop, piece)) * len(stop.inputs[piece]) for piece in _pieces(stop))
+            if loss < least_loss:
+                least_loss, best_epoch = loss, epoch
+                best = [(weight.detach().clone(), bias.detach().clone()) for weight, bias in layers]
+            on_epoch()
+            if epoch - best_epoch >= settings.patience:
+                break
+
+    fit(
+        nn.ParameterList(itertools.chain.from_iterable(layers)),
+        steps(),
+        lambda _, rows: StepLoss(loss_of(train, rows, _DROPOUT), len(rows)),
+        _RULE,
+        num_steps=settings.epochs * math.ceil(len(train) / settings.batch_size),
+    )
     return best, best_epoch
 
 
 def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Layer]:
     """Return linear layers with the spread that ReLU asks for (He et al. 2015, arXiv:1502.01852)."""
     return [
-        (torch.randn((out, into), generator=generator) * math.sqrt(2 / into), torch.zeros(out))
+        (
+            nn.Parameter(torch.randn((out, into), generator=generator) * math.sqrt(2 / into)),
+            nn.Parameter(torch.zeros(out)),
+        )
         for into, out in itertools.pairwise(widths)
     ]
 

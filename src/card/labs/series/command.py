@@ -15,6 +15,7 @@ from card.cli.starting import load
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.driver import say, stepping
 from card.labs.series.data import read_series
 from card.labs.series.decoding import PatchModel
 from card.labs.series.forecaster import Forecast, forecast, load_forecaster, model_type, save_forecaster
@@ -91,16 +92,11 @@ def run_training(*, series: Path, columns: tuple[str, ...], out: Path, size: str
     settings, checkpoint = TrainSettings(**options), Checkpoint(out / _CHECKPOINT, {})
     out.mkdir(parents=True, exist_ok=True)
     with progress_bar() as progress:
-        task = progress.add_task("training", total=settings.steps)
-
-        def show(step: int) -> None:
-            progress.update(task, completed=step)
-
-        trained = train_forecaster(read, SHAPES[size], settings, checkpoint=checkpoint, on_step=show)
+        on_step = stepping(progress, total=settings.steps)
+        trained = train_forecaster(read, SHAPES[size], settings, checkpoint=checkpoint, on_step=on_step)
     save_forecaster(trained.model, out)
     checkpoint.delete()
-    Console().print(
+    say(
         f"{sum(weight.numel() for weight in trained.model.parameters()):,} parameters, {trained.held_out_loss:.4f} nats"
-        f" a value on the newest tenth, which was not learnt from; written to {out}",
-        soft_wrap=True,
+        f" a value on the newest tenth, which was not learnt from; written to {out}"
     )

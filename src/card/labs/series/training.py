@@ -5,21 +5,30 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from card.family.learning.checkpoint import Checkpoint, RunState
+from card.family.learning.checkpoint import Checkpoint
+from card.family.learning.fit import Rule, StepLoss, fit
 from card.labs.series.data import Values, checked_series
 from card.labs.series.transformer import PatchTransformer, Shape
 
 LEAST_PATCHES = 8  # of a series to learn from
 _HELD_OUT_SHARE = 0.1
-_LEARNING_RATE, _WEIGHT_DECAY, _WARM_STEPS = 1e-3, 0.05, 50
+_WARM_STEPS = 50
 _LEAST_SPREAD = 0.02  # of a context, in standard deviations of its series: what hardly varies is not blown up
 _NUM_JUDGED = 256  # windows of the held-out part
+
+
+def _rate_share(step: int, num_steps: int) -> float:
+    """Return the share of the learning rate: warm-up, then half a cosine."""
+    return min(1.0, (step + 1) / _WARM_STEPS) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+
+
+_RULE = Rule(learning_rate=1e-3, weight_decay=0.05, betas=(0.9, 0.999), schedule=_rate_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +72,16 @@ def train_forecaster(
         torch.manual_seed(settings.seed)
         model = PatchTransformer(shape)
     windows = _Windows(checked, shape, is_held_out=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-    facts = {**asdict(settings), **asdict(shape), "series": _digest(checked)}
-    state = RunState() if checkpoint is None else checkpoint.load(model, optimizer, facts)
-    on_step(state.step)
-    for step in range(settings.steps):
-        patches, is_judged = windows.draw(settings.batch_size, generator)  # for steps that are done, too
-        if step < state.step:
-            continue
-        for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * _rate(step, settings.steps)
-        loss = _loss(model, patches, is_judged)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        state.step = step + 1
-        if checkpoint is not None and state.step % settings.checkpoint_steps == 0:
-            checkpoint.save(model, optimizer, facts, state)
-        on_step(state.step)
-    model.train(False)
+    fit(
+        model,
+        (windows.draw(settings.batch_size, generator) for _ in range(settings.steps)),
+        lambda _, drawn: StepLoss(_loss(model, *drawn)),
+        replace(_RULE, checkpoint_steps=settings.checkpoint_steps),
+        num_steps=settings.steps,
+        facts={**asdict(settings), **asdict(shape), "series": _digest(checked)},
+        checkpoint=checkpoint,
+        on_step=lambda step, _: on_step(step),
+    )
     with torch.no_grad():
         loss = _loss(model, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
     return Trained(model, float(loss))
@@ -90,11 +89,6 @@ def train_forecaster(
 
 def _digest(series: Sequence[Values]) -> str:
     return hashlib.sha256(b"".join(one.tobytes() for one in series)).hexdigest()[:16]
-
-
-def _rate(step: int, num_steps: int) -> float:
-    """Return the share of the learning rate: warm-up, then half a cosine."""
-    return min(1.0, (step + 1) / _WARM_STEPS) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
 
 
 def _loss(model: PatchTransformer, patches: Tensor, is_judged: Tensor) -> Tensor:

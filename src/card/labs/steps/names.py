@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from card.config.knobs import NamedKind
 from card.errors import SettingsError
 from card.labs.steps.rewards import Reward, equations_hold
 from card.labs.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Router
 from card.labs.steps.trained import TrainedRouter
 
-FILE_END = ".safetensors"
+ROUTER = NamedKind("router", "entropy:1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +38,11 @@ def parse_router(text: str, oracle: Reward = equations_hold) -> Router:
         oracle: the reward of the oracle; other rewards are the share of right equations.
     Raises: SettingsError for an unknown router or a knob out of range; ModelError for a file that is no router.
     """
-    head, is_given, number = text.rpartition(":")
-    name = head if is_given else text
-    is_file = name.endswith(FILE_END)
-    if name not in ROUTERS and not is_file:
-        raise SettingsError(
-            f"unknown router {name!r}; known: {', '.join(ROUTERS)}, each with a knob if you like, such as entropy:1, "
-            f"and files of card train router, which end in {FILE_END}"
-        )
-    knob = _number(name, number) if is_given else None
-    if is_file:
-        return TrainedRouter.load(name, knob)
-    kind = ROUTERS[name]
-    return kind.make(kind.usual if knob is None else knob, oracle)
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SettingsError(f"the knob of router {name} must be a number, got {text!r}; 0 is exact") from None
+    found = ROUTER.parse(text, ROUTERS)
+    name, kind = found.name, ROUTERS.get(found.name)
+    knob = found.number(0, 0.0 if kind is None else kind.usual, float)
+    if knob is None:
+        raise SettingsError(f"the knob of router {name} must be a number, got {found.numbers[0]!r}; 0 is exact")
+    if kind is None:
+        return TrainedRouter.load(name, knob if found.numbers else None)
+    return kind.make(knob, oracle)

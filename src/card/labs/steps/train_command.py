@@ -6,14 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from card.cli.files import check_can_write, read_records
+from card.cli.files import read_records
 from card.cli.tables import progress_bar
-from card.errors import PromptError, SettingsError
-from card.family.specbranch.command import check_folder
+from card.errors import PromptError
+from card.family.learning.driver import check_out, say, stepping
 from card.labs.steps.command import open_pair
-from card.labs.steps.names import FILE_END
+from card.labs.steps.names import ROUTER
 from card.labs.steps.rewards import SolutionReward
 from card.labs.steps.trained import RouterPair
 from card.labs.steps.training import collect_steps, train_router
@@ -22,10 +20,8 @@ from card.text.answers import final_number
 
 def run(*, data: Path, max_prompts: int | None, out: Path, seed: int, max_tokens: int, **options: Any) -> None:
     """Do what `card train router` was asked for. Raises: CardError of any kind."""
-    if out.suffix != FILE_END:
-        raise SettingsError(f"the file of a router must end in {FILE_END}, got {out}; name it so")
-    check_folder(out)
-    check_can_write(out)
+    ROUTER.check_file(out)
+    check_out(out)
     records = list(read_records(data, "question", "answer"))
     for number, one in enumerate(records, 1):
         if final_number(one["answer"]) is None:
@@ -35,19 +31,14 @@ def run(*, data: Path, max_prompts: int | None, out: Path, seed: int, max_tokens
     reward, kept = SolutionReward(solutions), out.with_suffix(".steps.jsonl")
     with open_pair({**options, "dtype": "float32"}) as (target, draft):
         with progress_bar() as progress:
-            task = progress.add_task("comparing steps", total=len(solutions))
-
-            def show(count: int) -> None:
-                progress.update(task, completed=count)
-
-            found = collect_steps(target, draft, solutions, reward, kept, max_tokens=max_tokens, on_answer=show)
+            on_answer = stepping(progress, "comparing steps", len(solutions))
+            found = collect_steps(target, draft, solutions, reward, kept, max_tokens=max_tokens, on_answer=on_answer)
         trained = train_router(found, RouterPair.of(target.host.runner, draft.host.runner))
     trained.router.save(out, trained.figures())
     kept.unlink()
-    Console().print(
+    say(
         f"the target's step was better in {trained.num_better:,} of {trained.num_steps:,} cases. On questions that it"
         f" had not learnt from the router tells them apart with an area under the ROC curve of {trained.area:.2f}; the"
         f" first token's entropy alone with {trained.entropy_area:.2f}, and 0.5 is chance. The usual knob is"
-        f" {trained.router.usual:.3g}. Written to {out}",
-        soft_wrap=True,
+        f" {trained.router.usual:.3g}. Written to {out}"
     )

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from card.config.fields import require
-from card.errors import ModelError
-from card.family.judges.auto import PairFacts
 from card.labs.steps.rewards import equations_hold
 from card.labs.steps.routers import Step
 from card.models.files.trained_file import TrainedFile
+from card.models.fingerprint import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
 
 _FILE = TrainedFile("router", "card-router-1", "card train router")
@@ -67,22 +66,22 @@ def describe(step: Step) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RouterPair:
-    """The pair that a router was made for, known by some embeddings of both models."""
+    """The pair that a router was made for, known by `embedding_probe` of both models."""
 
-    target: PairFacts
-    draft: PairFacts
+    target: Tensor
+    draft: Tensor
 
     @classmethod
     def of(cls, target: TorchRunner, draft: TorchRunner) -> RouterPair:
         """Return the facts of two models."""
-        return cls(PairFacts.of(target, ""), PairFacts.of(draft, ""))
+        return cls(embedding_probe(target), embedding_probe(draft))
 
 
 def _parts(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> tuple[Tensor, float, float, RouterPair]:
     """Return what a file holds: weights, bias, the usual knob and the pair."""
     if tensors["weights"].shape != (len(FEATURES),):
         raise ValueError(f"{len(FEATURES)} weights were expected")
-    pair = RouterPair(*(PairFacts("", tensors[name]) for name in _PROBES))
+    pair = RouterPair(*(tensors[name] for name in _PROBES))
     return tensors["weights"].double(), float(facts["bias"]), float(facts["usual"]), pair
 
 
@@ -117,17 +116,14 @@ class TrainedRouter:
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the router as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
         facts = {**(figures or {}), "bias": repr(self.bias), "usual": repr(self.usual)}
-        probes = dict(zip(_PROBES, (self.pair.target.probe, self.pair.draft.probe), strict=True))
+        probes = dict(zip(_PROBES, (self.pair.target, self.pair.draft), strict=True))
         _FILE.save(path, {"weights": self.weights, **probes}, facts)
 
     def check_pair(self, target: TorchRunner, draft: TorchRunner) -> None:
         """Refuse another pair than the router's own. Raises: ModelError."""
         for role, own, model in (("target", self.pair.target, target), ("draft model", self.pair.draft, draft)):
-            if own.difference(PairFacts.of(model, "")):
-                raise ModelError(
-                    f"this router is another pair's: its {role} is another model; make one for this pair with"
-                    " card train router"
-                )
+            is_other = bool(probe_difference(own, embedding_probe(model)))
+            _FILE.check_made_for("pair", "the router", f"its {role} is another model" if is_other else "")
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
         """Return whether the draft model's step stays."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import PromptError
-from card.family.judges.training import area_under_roc, cross_validate, fit
+from card.family.learning.regression import area_under_roc, cross_validate, fit_ridge
 from card.labs.steps.arbitrage import Arbitrage
 from card.labs.steps.rewards import Reward
-from card.labs.steps.routers import Step
+from card.labs.steps.routers import OracleRouter, Step
 from card.labs.steps.trained import FEATURES, RouterPair, TrainedRouter, describe
 from card.text.kept_lines import KeptLines, key_of
 
@@ -45,23 +45,19 @@ class TrainedSteps:
         return {**counts, "area_under_roc": f"{self.area:.4f}", "entropy_area": f"{self.entropy_area:.4f}"}
 
 
-class StepRecorder:
+class StepRecorder(OracleRouter):
     """An oracle that writes down what it decided on; a router for `Arbitrage`."""
-
-    needs_target = True
-    knob = 1.0
 
     def __init__(self, reward: Reward) -> None:
         """Take the checker."""
-        self._reward = reward
+        super().__init__(1.0, reward)
         self.found: list[Example] = []
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
         """Return whether the draft model's step is as good as the target's."""
-        assert targets is not None
-        own, theirs = (self._reward(one.question, one.before + one.text) for one in (drafted, targets))
-        self.found.append((drafted.question, theirs > own, describe(drafted).tolist()))
-        return theirs <= own
+        is_kept = super().keeps(drafted, targets)
+        self.found.append((drafted.question, not is_kept, describe(drafted).tolist()))
+        return is_kept
 
 
 def collect_steps(
@@ -123,7 +119,7 @@ def train_router(found: Sequence[Example], pair: RouterPair) -> TrainedSteps:
     inputs: Tensor = torch.tensor([features for _, _, features in found], dtype=torch.float64)
     numbers = {question: idx for idx, question in enumerate(dict.fromkeys(question for question, _, _ in found))}
     checked = cross_validate(inputs, labels, torch.tensor([numbers[question] for question, _, _ in found]))
-    weights, bias = fit(inputs, labels, checked.ridge)
+    weights, bias = fit_ridge(inputs, labels, checked.ridge)
     usual = float(checked.scores.quantile(1.0 - num_better / len(labels)).sigmoid())
     return TrainedSteps(
         router=TrainedRouter(weights, bias, usual=usual, pair=pair, knob=None),

@@ -1,0 +1,123 @@
+"""Parts of all commands of `card train`: the file to write, prompts, models, bars, and what is said at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from transformers import PreTrainedTokenizerBase
+
+from card.assembly.plan import DEFAULT_MODEL_LEN
+from card.cli.files import check_can_write, read_prompts
+from card.cli.options import resolve_models
+from card.cli.starting import spinner
+from card.errors import PromptError, SettingsError
+from card.models.demo import SAMPLE_PROBLEMS
+from card.models.facts import context_limit, end_token_ids
+from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
+from card.text.prompts import encode_chat, encode_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTarget:
+    """A target whose texts something is to be learnt from."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    runner: TorchRunner
+    end_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPair(TrainingTarget):
+    """The same with a draft model."""
+
+    draft: TorchRunner
+    draft_name: str  # its own alone, not the folders that it lies in here
+
+
+def advancing(progress: Progress, words: str, total: int, done: int = 0) -> Callable[[], None]:
+    """Begin a bar; return what moves it by one."""
+    task = progress.add_task(words, total=total, completed=done)
+    return lambda: progress.advance(task)
+
+
+def stepping(progress: Progress, words: str = "training", total: int | None = None) -> Callable[..., None]:
+    """Begin a bar; return what moves it to so many steps, perhaps of so many."""
+    task = progress.add_task(words, total=total)
+    return lambda step, num_steps=total: progress.update(task, completed=step, total=num_steps)
+
+
+def say(words: str) -> None:
+    """Print what a training came to; no line is broken, as it ends with the name of a file."""
+    Console().print(words, soft_wrap=True)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a file to write in a folder that is not there. Raises: SettingsError."""
+    if not out.absolute().parent.is_dir():
+        raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
+
+
+def check_out(out: Path) -> None:
+    """Refuse a file that cannot be written. Raises: SettingsError."""
+    check_folder(out)
+    check_can_write(out)
+
+
+def questions_in(prompts: Path | None, most: int | None) -> Sequence[str]:
+    """Return the first prompts of a file, or of the built-in ones. Raises: PromptError if one cannot be read."""
+    return (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:most]
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def load_target(options: dict[str, Any]) -> TrainingTarget:
+    """Load the target that the options name. Raises: CardError of any kind."""
+    name, _ = resolve_models({**options, "draft": None}, needs_draft=False)
+    with spinner("loading the target"):
+        tokenizer, model = load_tokenizer(name), load_decoder(name)
+        target = make_runner(model, max_model_len=min(DEFAULT_MODEL_LEN, context_limit(model)))
+    return TrainingTarget(name, tokenizer, target, end_token_ids(model, tokenizer))
+
+
+def load_training_pair(options: dict[str, Any]) -> TrainingPair:
+    """Load the models that the options name. Raises: CardError of any kind."""
+    target_name, draft_name = resolve_models(options, needs_draft=True)
+    assert draft_name is not None
+    torch.set_num_threads(options.get("threads") or torch.get_num_threads())
+    with spinner("loading the models"):
+        tokenizer, where = load_tokenizer(target_name), {"dtype": options["dtype"], "device": options["device"]}
+        check_pair(tokenizer, target_name, draft_name)
+        models = [load_decoder(name, **where) for name in (target_name, draft_name)]
+    max_model_len = min(DEFAULT_MODEL_LEN, *map(context_limit, models))
+    target, draft = (make_runner(model, max_model_len=max_model_len) for model in models)
+    folder = Path(draft_name)
+    name = folder.resolve().name if folder.is_dir() else draft_name
+    return TrainingPair(target_name, tokenizer, target, end_token_ids(models[0], tokenizer), draft, name)
+
+
+def encode_questions(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
+    """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
+    encoded = []
+    for question in questions:
+        turn = [{"role": "user", "content": question}]
+        ids = encode_chat(tokenizer, turn) if tokenizer.chat_template else encode_prompt(tokenizer, question)
+        if len(ids) > most:
+            raise PromptError(
+                f"the prompt that begins {question[:40]!r} has {len(ids)} tokens, and the models' context leaves room"
+                f" for {most}; leave it out"
+            )
+        encoded.append(ids)
+    return encoded

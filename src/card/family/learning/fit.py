@@ -1,0 +1,106 @@
+"""The one loop of all trainings: schedule, optimizer, checkpoints, and who is told how far it is.
+
+Every step of a run follows from the settings and the data. So a run that goes on from a checkpoint ends with the
+weights of one that was never cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from card.family.learning.checkpoint import Checkpoint, RunState
+
+_WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, where it ends
+
+_Examples = TypeVar("_Examples")
+
+
+def rate_share(step: int, num_steps: int) -> float:
+    """Return the share of the learning rate's peak: linear up, then linear down to a small one."""
+    warm_up = max(1, round(_WARM_UP_SHARE * num_steps))
+    left = (num_steps - step) / max(1, num_steps - warm_up)
+    return min((step + 1) / warm_up, max(_LEAST_RATE, left), 1.0)
+
+
+def constant_rate(step: int, num_steps: int) -> float:
+    """Return the whole learning rate, whatever the step."""
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Rule by which a step moves the weights (AdamW), and how often they are kept."""
+
+    learning_rate: float  # at its peak
+    weight_decay: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    schedule: Callable[[int, int], float] = rate_share  # share of the rate, by step and number of steps
+    clipped_norm: float | None = 1.0  # most norm of a gradient; None: any
+    checkpoint_steps: int = 50  # from one checkpoint to the next
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """Loss of a step, and the counts of its examples."""
+
+    loss: Tensor  # mean, nats
+    num_trained: int = 0  # as `RunState` counts
+    num_without_drop: int = 0
+
+
+def fit(
+    model: nn.Module,
+    steps: Iterable[_Examples],
+    loss_of: Callable[[int, _Examples], StepLoss],
+    rule: Rule,
+    *,
+    num_steps: int,
+    facts: Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> tuple[list[float], RunState]:
+    """Train a model, from the last checkpoint on if there is one.
+
+    Args:
+        steps: the examples of each step. They may be drawn when they are asked for: those of steps that are done are
+            asked for too. Once a step has moved the weights the next one is asked for, which may look at them.
+        loss_of: returns the loss of a step, by its number from 0 on and its examples.
+        num_steps: most steps.
+        facts: of the run, which a checkpoint has to share.
+        checkpoint: keeps the state every few steps; None: nothing is kept.
+        on_step: called at the start and after each step with the steps done and their number.
+    Returns: the losses of the steps that this call made, and what all of them have trained.
+    Raises: ModelError for a checkpoint that is damaged or of another run.
+    """
+    model.train(True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rule.learning_rate, betas=rule.betas, weight_decay=rule.weight_decay
+    )
+    state = RunState() if checkpoint is None else checkpoint.load(model, optimizer, facts or {})
+    losses: list[float] = []
+    on_step(state.step, num_steps)
+    for step, examples in enumerate(steps):
+        if step < state.step:
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = rule.learning_rate * rule.schedule(step, num_steps)
+        found = loss_of(step, examples)
+        found.loss.backward()  # type: ignore[no-untyped-call]
+        if rule.clipped_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clipped_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(found.loss.item())
+        state.step, state.num_trained = step + 1, state.num_trained + found.num_trained
+        state.num_without_drop += found.num_without_drop
+        is_due = state.step % rule.checkpoint_steps == 0 or state.step == num_steps
+        if checkpoint is not None and is_due:
+            checkpoint.save(model, optimizer, facts or {}, state)
+        on_step(state.step, num_steps)
+    model.train(False)
+    return losses, state

@@ -1,0 +1,65 @@
+"""Facts by which a trained file knows the target that it was made for, and tells another one from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from card.models.torch_runner import TorchRunner
+
+_NUM_PROBES = 8
+_LEAST_LIKENESS = 0.98  # cosine of the embeddings: dtypes round them, other training moves them further
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSizes:
+    """Sizes of a target; of an inflated one, those of its original."""
+
+    hidden_size: int  # D
+    vocab_size: int
+    num_parameters: int
+
+
+def sizes_of(target: TorchRunner) -> dict[str, Any]:
+    """Return the fields of `TargetSizes`."""
+    original = target.original
+    return {
+        "hidden_size": original.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_parameters": original.num_parameters,
+    }
+
+
+def embedding_probe(target: TorchRunner) -> Tensor:
+    """Return the embeddings of 8 tokens from all over the vocabulary, [8 * D] float32 on the CPU."""
+    return target.embeddings(probed_tokens(target.vocab_size)).float().cpu().flatten()
+
+
+def probed_tokens(vocab_size: int) -> list[int]:
+    """Return the tokens whose embeddings are compared."""
+    return [round(i * (vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
+
+
+def probe_difference(own: Tensor, given: Tensor) -> str:
+    """Return in words why two probes are of different targets; empty if they are not."""
+    if own.shape != given.shape:
+        return f"its target has width {len(own) // _NUM_PROBES}, this one {len(given) // _NUM_PROBES}"
+    likeness = torch.nn.functional.cosine_similarity(own, given, dim=0)
+    return "" if likeness >= _LEAST_LIKENESS else "the embeddings of its target are others"
+
+
+def target_difference(sizes: TargetSizes, target: TorchRunner, probe: Tensor | None = None) -> str:
+    """Return in words why a target is not the one of these sizes and this probe, if there is one; empty if it is."""
+    given = TargetSizes(**sizes_of(target))
+    if sizes.vocab_size != given.vocab_size:
+        return f"its vocabulary has {sizes.vocab_size} tokens, this one {given.vocab_size}"
+    if sizes.hidden_size != given.hidden_size:
+        return f"its target has width {sizes.hidden_size}, this one {given.hidden_size}"
+    if probe is not None and (difference := probe_difference(probe, embedding_probe(target))):
+        return difference
+    if sizes.num_parameters != given.num_parameters:
+        return f"its target has {sizes.num_parameters:,} parameters, this one {given.num_parameters:,}"
+    return ""
