@@ -63,15 +63,10 @@ def say(words: str) -> None:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def check_folder(out: Path) -> None:
-    """Refuse a file to write in a folder that is not there. Raises: SettingsError."""
+def check_out(out: Path) -> None:
+    """Refuse a file that cannot be written, or whose folder is not there. Raises: SettingsError."""
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
-
-
-def check_out(out: Path) -> None:
-    """Refuse a file that cannot be written. Raises: SettingsError."""
-    check_folder(out)
     check_can_write(out)
 
 

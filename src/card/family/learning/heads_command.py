@@ -13,7 +13,7 @@ from rich.console import Console
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.family.learning.checkpoint import Checkpoint
-from card.family.learning.driver import TrainingTarget, advancing, check_folder, load_target, say, stepping
+from card.family.learning.driver import TrainingTarget, advancing, check_out, load_target, say, stepping
 from card.family.learning.head_training import TrainedHead
 from card.family.learning.target_texts import TargetTexts, write_texts
 from card.models.head_files import DraftingHead
@@ -42,7 +42,7 @@ def train_on_own_texts(
         whole: the head learns from the prompts too.
     Raises: CardError of any kind.
     """
-    check_folder(out)
+    check_out(out)
     if out.exists():
         raise SettingsError(f"{out} is there already; choose another name, or delete it")
     target = load_target(options)
