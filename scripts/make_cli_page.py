@@ -29,7 +29,7 @@ HEAD = """\
 Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
 [shared ones](#shared-options). Brackets hold the default. An option with `...` may be given several times.
 `--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter. `card --version`
-prints the version. [Pipes and Tab](README.md#pipes-and-tab) have a section.
+prints the version. [Pipes and Tab](README.md#pipes-and-tab).
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
 2 for wrong input, with one line on standard error; 130 after Ctrl-C."""
@@ -94,7 +94,7 @@ def _commands(command: click.Command, name: str, parent: click.Context | None) -
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
-            yield from _commands(command.loaded()[below], below, context)
+            yield from _commands(command.commands[below], below, context)
         return
     arguments = [param.make_metavar(context) for param in command.params if isinstance(param, click.Argument)]
     text = command.get_short_help_str(WIDTH)

@@ -16,9 +16,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import card.drafting.local
-import card.methods
+import card.family
 import card.models.architectures
 from card.cli.main import cli
+from card.config import registry
 from card.config.method import Method
 from card.drafting.local import find_writer, writer_names
 from card.models.architectures import find_architecture
@@ -162,9 +163,9 @@ def _unknown_options(command: str) -> list[str]:
     for word in words[1:]:
         if not isinstance(found, click.Group):
             break
-        if word not in found.list_commands():
+        if word not in found.commands:
             return [word]
-        found = found.get_command(None, word)
+        found = found.commands[word]
     known |= {option for param in found.params for option in (*param.opts, *param.secondary_opts)}
     return [option for option in asked if option not in known]
 
@@ -240,7 +241,7 @@ def test_the_examples_of_extending_run() -> None:
 
 
 def test_the_files_that_extending_shows_are_found_by_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     files = {found[1]: block for block in _blocks() if (found := re.match(r"# src/card/(\S+)\n", block))}
     for path, block in files.items():
@@ -250,7 +251,10 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     monkeypatch.setattr(
         card.drafting.local, "__path__", [*card.drafting.local.__path__, str(tmp_path / "drafting" / "local")]
     )
-    monkeypatch.setattr(card.methods, "__path__", [*card.methods.__path__, str(tmp_path / "methods")])
+    monkeypatch.setattr(card.family, "__path__", [*card.family.__path__, str(tmp_path / "family")])
+    for remembered in (registry.records, registry.methods):
+        remembered.cache_clear()
+    request.addfinalizer(lambda: [remembered.cache_clear() for remembered in (registry.records, registry.methods)])
     monkeypatch.setattr(
         card.models.architectures,
         "__path__",
@@ -259,7 +263,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert "last_seen" in writer_names()
     assert find_writer("last_seen").top_k == 0
     assert runpy.run_path(str(tmp_path / "drafting" / "table.py"))["TableWriter"].layers_per_pass == 3
-    methods = card.methods.all_methods()
+    methods = registry.methods()
     assert all(isinstance(methods[name], Method) for name in ("last_seen", "pairs"))
     assert methods["last_seen"].writers == ("last_seen",)
     entry, theirs = find_architecture("seed_oss"), CONFIG_MAPPING["seed_oss"]

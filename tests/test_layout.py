@@ -162,7 +162,7 @@ def test_modules_and_functions_are_short_enough_to_read() -> None:
         ("card.engine.loop", "class A:\n    async def run(self):\n        from card.config import DraftSettings"),
         ("card.surprise", "import ast"),
         ("card.errors", "from card.config import DraftSettings"),
-        ("card.tree.sampling", "from card.methods import Method"),
+        ("card.tree.sampling", "from card.engine.engine import Engine"),
         ("card.drafting.beam", "from card.theirs.cuda.bucketed import BucketedRunner"),
     ],
 )

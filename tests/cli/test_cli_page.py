@@ -32,7 +32,7 @@ def script() -> ModuleType:
 
 def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
-        for below, one in command.loaded().items():
+        for below, one in command.commands.items():
             yield from _commands(one, f"{name} {below}")
     else:
         yield name, command

@@ -129,7 +129,7 @@ def test_a_command_with_few_options_hides_none() -> None:
 
 
 def test_every_option_with_a_place_in_a_section_is_an_option_of_some_command() -> None:
-    options = {one.name for command in cli.loaded().values() for one in command.params}
+    options = {one.name for command in cli.commands.values() for one in command.params}
     assert set(TITLE_OF) <= options
 
 
@@ -140,7 +140,7 @@ def test_verbose_is_taken_before_and_after_the_command(verbose: tuple[str, ...],
     words = [*["-v"] * ("before" in verbose), "keys", str(tmp_path / "keys"), *["--verbose"] * ("after" in verbose)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=120)
     assert int(done.stdout.split()[-1]) == (logging.INFO if verbose else logging.ERROR)
-    every = [one for name, one in cli.loaded().items() if name != "train"]
+    every = [one for name, one in cli.commands.items() if name != "train"]
     assert all(isinstance(one, CardCommand) for one in every)
 
 

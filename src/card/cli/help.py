@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import click
@@ -93,6 +93,32 @@ class CardCommand(click.Command):
             formatter.write_text(f"{num_more} more options: {context.command_path} --help-all")
 
 
+class _Imported(MutableMapping[str, click.Command]):
+    """The commands of a table by name, each imported as it is taken."""
+
+    def __init__(self, table: dict[str, Command]) -> None:
+        self._table = table
+        self._added: dict[str, click.Command] = {}  # by click's own ways
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._added:
+            self._added[name] = load_place(self._table[name].place)
+        return self._added[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._table[name] = Command(name, command.get_short_help_str(), "")
+        self._added[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._table[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
 class CardGroup(click.Group):
     """A group of such commands, each of which is imported when it is asked for."""
 
@@ -101,19 +127,11 @@ class CardGroup(click.Group):
         super().__init__(*args, **settings)
         self.params.append(_VERBOSE)
         self._table = {one.name: one for one in own} | commands(under)
+        self.commands = _Imported(self._table)
 
     def list_commands(self, _: click.Context | None = None) -> list[str]:
         """Return the names in their order: what is used most comes first."""
-        return list(self._table)
-
-    def get_command(self, _: click.Context | None, name: str) -> click.Command | None:
-        """Return a command, which is imported now."""
-        found = self._table.get(name)
-        return None if found is None else load_place(found.place)
-
-    def loaded(self) -> dict[str, click.Command]:
-        """Return all commands by name, imported now."""
-        return {name: load_place(one.place) for name, one in self._table.items()}
+        return list(self.commands)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a line for each command. None is imported for it."""

@@ -62,7 +62,7 @@ def _of_packages() -> Iterable[Found]:
             if isinstance(found, Record):
                 yield Found(found, origin)
             else:
-                logger.warning("%s of %s is no card.config.record.Record, and is left out", point.name, origin)
+                logger.warning("%s of %s is no record, and is left out", point.name, origin)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Whether a draft model is worth its while."""
+"""A command that measures whether a draft model is worth its while."""
 
 from card.config.record import Command, Record
 

@@ -120,7 +120,8 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     method = find_method(name)
     _check_recorded(scene.recording, method)
     engine_changes, _ = split_settings(changes)
-    for unknown in sorted(engine_changes.keys() - KNOWN_ENGINE_SETTINGS):
+    asked = engine_changes.keys() - {"own"} | engine_changes.get("own", {}).keys()
+    for unknown in sorted(asked - KNOWN_ENGINE_SETTINGS):
         raise PlanError(
             f"a plan cannot follow {unknown}; it knows {', '.join(sorted(KNOWN_ENGINE_SETTINGS))} and how to draft"
         )

@@ -1,4 +1,4 @@
-"""Whether a server writes the same with and without speculation."""
+"""A command that compares a server with and without speculation."""
 
 from card.config.record import Command, Record
 
