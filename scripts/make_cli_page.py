@@ -26,8 +26,8 @@ OTHERS = "Output"  # the group of what has no section in --help
 EVERYWHERE = frozenset({"help", "help_all"})  # said once, in the head
 HEAD = """\
 # The command `card`
-Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
-[shared ones](#shared-options). Brackets hold the default. An option with `...` may be given several times.
+Made by `scripts/make_cli_page.py`. Commands list own, then
+[shared options](#shared-options). Brackets hold the default. An option with `...` may be given several times.
 `--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter. `card --version`
 prints the version. [Pipes and Tab](README.md#pipes-and-tab).
 

@@ -248,6 +248,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
         place = tmp_path / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(block, "utf-8")
+        (place.parent / "__init__.py").touch()
     monkeypatch.setattr(
         card.drafting.local, "__path__", [*card.drafting.local.__path__, str(tmp_path / "drafting" / "local")]
     )

@@ -162,12 +162,15 @@ class Command:
 
 @contextlib.contextmanager
 def command(
-    folder: Path, *arguments: str, env: dict[str, str] | None = None, before: str = "pass"
+    folder: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    before: str = "pass",
+    root: Path = Path(__file__).parents[2] / "src",
 ) -> Iterator[Command]:
-    """Run the command until it says that it is ready; the process runs the code ``before`` it."""
+    """Run the command of the package at ``root`` until it is ready; the process runs the code ``before`` it."""
     code = f"import sys; from card.cli import main; sys.argv[0] = 'card'; {before}; main()"
-    root = str(Path(__file__).parents[2] / "src")
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     log = folder / "log"
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(

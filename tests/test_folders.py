@@ -1,0 +1,322 @@
+"""Folders beside the core can be added and taken away, and nothing else is edited."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.server.running import command
+from tests.sources import PACKAGE
+
+PROMPT = "3 + 4 + 3 + 4 + 3 + 4"
+KEPT = {"classic"}  # methods that are settings of the core
+FILES = {
+    "drafting/local/last_seen.py": """
+        from collections.abc import Sequence
+        from itertools import pairwise
+
+        from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+        from card.tree.nodes import Nodes
+
+
+        class LastSeenSequence(WriterSequence):
+            def __init__(self, prompt_ids: Sequence[int]) -> None:
+                self._next, self._last = dict(pairwise(prompt_ids)), prompt_ids[-1]
+
+            def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+                token = self._next.get(self._last)
+                return Nodes.chain([], []) if token is None else Nodes.chain([token], [-0.5])
+
+            def observe(self, seen: Observation) -> None:
+                self._next.update(pairwise((self._last, *seen.new_ids)))
+                self._last = seen.new_ids[-1]
+
+
+        class LastSeenWriter(LocalWriter):
+            sequence = LastSeenSequence
+
+
+        WRITER = LastSeenWriter
+    """,
+    "family/added/__init__.py": "",
+    "family/added/record.py": """
+        from dataclasses import dataclass
+
+        from card.config.fields import Checked, setting
+        from card.config.method import Method
+        from card.config.record import Command, Record
+
+
+        @dataclass(frozen=True, slots=True, kw_only=True)
+        class AddedSettings(Checked):
+            added: str | None = setting(None, "Head for added.", section="Models")
+            kept: float | None = setting(None, "Judge: tokens as likely as this stay; not exact.", section="Method")
+
+
+        RECORD = Record(
+            methods=(
+                Method(
+                    name="added",
+                    summary="a learned method",
+                    needs_draft=False,
+                    needs_head=True,
+                    writers=("added",),
+                    is_tuned=True,
+                    reads=("added",),
+                ),
+            ),
+            settings=AddedSettings,
+            writers={"added": "card.family.added.parts:AddedWriter"},
+            verifier="card.family.added.parts:choose_verifier",
+            draft_writer="card.family.added.parts:make_writer",
+            commands=(Command("greet", "Say hello.", "card.family.added.parts:greet"),),
+        )
+    """,
+    "family/added/parts.py": """
+        import os
+        from pathlib import Path
+
+        import click
+
+        from card.drafting.beam import BeamWriter
+        from card.drafting.local.last_seen import LastSeenSequence
+        from card.drafting.local.protocol import LocalWriter
+        from card.errors import SettingsError
+        from card.family.added.record import AddedSettings
+        from card.tree.nodes import ROOT
+        from card.tree.verify import Verdict
+
+
+        class AddedWriter(LocalWriter):
+            sequence = LastSeenSequence
+
+            def __init__(self, settings, vocab_size, tokenizer="") -> None:
+                super().__init__(settings, vocab_size, tokenizer)
+                if settings.of(AddedSettings).added is None:
+                    raise SettingsError("the writer added needs --added FILE")
+                Path(settings.of(AddedSettings).added).read_bytes()
+
+
+        class LikelyEnough:
+            is_exact = False
+
+            def __init__(self, least: float) -> None:
+                self._least = least
+
+            def decide(self, seen):
+                probs, node, accepted = seen.logits.softmax(-1), ROOT, []
+                while True:
+                    below = [i for i, parent in enumerate(seen.offer.parents) if parent == node]
+                    likely = [i for i in below if probs[node + 1, seen.offer.tokens[i]] >= self._least]
+                    if not likely:
+                        return Verdict(tuple(accepted), seen.choices[node + 1])
+                    node = likely[0]
+                    accepted.append(node)
+
+
+        def choose_verifier(settings, given):
+            least = settings.of(AddedSettings).kept
+            return None if least is None else (LikelyEnough(least), f"kept {least}")
+
+
+        class AddedDrafter(BeamWriter):
+            def step(self, work):
+                Path(os.environ["MARK"]).touch()
+                return super().step(work)
+
+
+        def make_writer(model, kv_cache_bytes=None, **asked):
+            if "MARK" not in os.environ:
+                return None
+            return AddedDrafter(model, kv_cache_bytes, find_grammar=asked["find_grammar"])
+
+
+        @click.command()
+        def greet():
+            click.echo("hello")
+    """,
+    "models/architectures/added_arch.py": """
+        from huggingface_hub.dataclasses import strict
+
+        from card.models.architectures.architecture import Architecture, DecoderConfig
+
+
+        @strict
+        class AddedFields(DecoderConfig):
+            model_type = "added_arch"
+
+
+        ARCHITECTURE = Architecture(model_class="AddedForCausalLM", config_class=AddedFields)
+    """,
+}
+
+
+def copied(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
+    """Copy the package, but for folders named "group/folder"; returns the folder to import it from."""
+    skipped = {PACKAGE / name for name in without}
+
+    def ignore(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if name == "__pycache__" or Path(place) / name in skipped]
+
+    shutil.copytree(PACKAGE, folder / "card", ignore=ignore, copy_function=os.link)
+    return folder
+
+
+def run(root: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `card`, or a Python program after "-c", with the package at ``root``."""
+    words = arguments if arguments[0] == "-c" else ("-m", "card", *arguments)
+    path = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **path, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        timeout=110,
+        check=False,
+    )
+
+
+def generate(root: Path, *options: str, env: dict[str, str] | None = None) -> dict[str, object]:
+    """Return what `card generate --json` answers with these options."""
+    usual = ("--max-tokens", "12", "--temperature", "0", "--policy", "fixed", "--json", "--dtype", "float32")
+    ran = run(root, "generate", PROMPT, *usual, *options, env=env)
+    assert ran.returncode == 0, ran.stderr
+    answer: dict[str, object] = json.loads(ran.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with all that `FILES` adds."""
+    root = copied(tmp_path_factory.mktemp("added"))
+    for name, text in FILES.items():
+        (root / "card" / name).parent.mkdir(exist_ok=True)
+        (root / "card" / name).write_text(textwrap.dedent(text).lstrip(), "utf-8")
+    (root / "head").touch()
+    return root
+
+
+def test_what_is_added_in_files_of_its_own_runs_from_the_command_line(added: Path, tmp_path: Path) -> None:
+    plain = generate(added, "--method", "vanilla")
+    head, mark = str(added / "head"), str(tmp_path / "mark")
+    for options in (
+        ("--method", "vanilla", "--writers", "last_seen"),
+        ("--method", "added", "--added", head),
+        ("--method", "sps"),
+    ):
+        answer = generate(added, *options, env={"MARK": mark})
+        assert answer["text"] == plain["text"], options
+    assert Path(mark).exists(), "the drafter that was added has drafted"
+    assert generate(added, "--method", "sps", "--kept", "0.01")["exact"] is False
+    assert run(added, "greet").stdout == "hello\n"
+    assert "family/added" in run(added, "methods").stdout
+    assert "--added" in run(added, "generate", "--help-all").stdout
+    assert "needs --added FILE" in run(added, "generate", PROMPT, "--method", "added").stderr
+
+
+def test_what_is_added_runs_from_python(added: Path) -> None:
+    code = f"""
+        from card import LLM, SamplingParams
+        from card.models.architectures import find_architecture
+        params, same = SamplingParams(max_tokens=8, temperature=0.0), dict(dtype="float32", policy="fixed")
+        texts = []
+        for method, own in (("vanilla", {{}}), ("added", {{"added": {str(added / "head")!r}}})):
+            with LLM("demo-target", method=method, **same, **own) as llm:
+                texts.append(llm.generate([{PROMPT!r}], params)[0].outputs[0].text)
+        assert texts[0] == texts[1], texts
+        assert find_architecture("added_arch").model_class == "AddedForCausalLM"
+    """
+    ran = run(added, "-c", textwrap.dedent(code))
+    assert ran.returncode == 0, ran.stderr
+
+
+def asked(url: str) -> str:
+    """Return the answer of a server to a completion."""
+    body = json.dumps({"model": "card", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text: str = json.load(answer)["choices"][0]["text"]
+    return text
+
+
+def test_what_is_added_runs_over_http_and_from_a_file_of_settings(added: Path, tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text(f"method: added\nadded: {added / 'head'}\ndtype: float32\nserved-model-name: card\n", "utf-8")
+    with command(tmp_path, "--config", str(config), root=added) as server:
+        told = asked(server.url)
+    plain = generate(added, "--method", "vanilla", "--raw", "--max-tokens", "8")
+    assert told == plain["text"]
+
+
+def folders() -> list[str]:
+    """Return all folders of satellites that may be deleted, as "group/folder"."""
+    groups = ("family", "inside", "tools", "labs")
+    places = (place for group in groups for place in sorted((PACKAGE / group).iterdir()))
+    return [
+        f"{place.parent.name}/{place.name}"
+        for place in places
+        if (place / "__init__.py").is_file() and place.name not in KEPT
+    ]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package without any of the folders that may be deleted."""
+    return copied(tmp_path_factory.mktemp("core"), without=tuple(folders()))
+
+
+def test_without_the_folders_beside_it_the_core_writes_the_same(core: Path, tmp_path: Path) -> None:
+    plain = generate(core, "--method", "vanilla")
+    for method in ("card", "sps", "suffix"):
+        assert generate(core, "--method", method)["text"] == plain["text"]
+    assert run(core, "--help").returncode == 0
+    missing = run(core, "generate", PROMPT, "--method", "pard")
+    assert missing.returncode == 2 and "unknown method 'pard'" in missing.stderr
+    with command(tmp_path, "--dtype", "float32", "--served-model-name", "card", root=core) as server:
+        assert asked(server.url)
+
+
+@pytest.mark.parametrize("name", folders())
+def test_without_one_folder_all_others_are_found(name: str, tmp_path: Path) -> None:
+    ran = run(copied(tmp_path, without=(name,)), "methods", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert name not in {method["from"] for method in json.loads(ran.stdout)}
+
+
+CORE_TESTS = (
+    "tree",
+    "config",
+    "machine",
+    "protocol",
+    "text",
+    "kernels",
+    "models",
+    "drafting",
+    "links",
+    "engine",
+    "api",
+)
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_core_pass_without_the_folders_beside_it(core: Path) -> None:
+    root = PACKAGE.parents[1]
+    places = [str(root / "tests" / name) for name in CORE_TESTS]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", *places],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(core), "PYTHONDONTWRITEBYTECODE": "1"},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:]
