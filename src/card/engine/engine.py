@@ -247,7 +247,7 @@ class Engine:
         self._totals.drafter_lead = 0.0
         if self._policy.schedule == "off":
             return view
-        turn = DraftingTurn(view, decoding, self._drafter, self._calls, self._clock)
+        turn = DraftingTurn(view, decoding, self._drafter, self._calls, self._clock, self._clock())
         while turn.step():
             pass
         depths = [one.sequence.candidates_depth for one in decoding]

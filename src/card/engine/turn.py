@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
@@ -11,24 +11,16 @@ from card.engine.live import LiveRequest
 from card.engine.policy.rounds import Draft, RoundView, Wait
 
 
+@dataclass(slots=True)
 class DraftingTurn:
     """The time that one round leaves to the drafter, step by step: each asks the policy once."""
 
-    view: RoundView
-    """The round as it is seen now."""
-
-    def __init__(
-        self,
-        view: RoundView,
-        decoding: Sequence[LiveRequest],
-        drafter: Dialogue,
-        calls: CarefulCalls,
-        clock: Callable[[], float],
-    ) -> None:
-        """Begin now, with the round as it is seen before anybody drafts in it."""
-        self.view = view
-        self._decoding, self._drafter, self._calls, self._clock = decoding, drafter, calls, clock
-        self._started = clock()
+    view: RoundView  # of the round, as it is now; before the first step, as nobody has drafted in it
+    _decoding: Sequence[LiveRequest]
+    _drafter: Dialogue
+    _calls: CarefulCalls
+    _clock: Callable[[], float]
+    _started: float
 
     def step(self) -> bool:
         """Ask the policy and do what it says. Returns: whether it is to be asked again."""
