@@ -13,10 +13,9 @@ from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings, Schedule
 from card.config.registry import methods
 from card.errors import SettingsError
-from card.family.judges.choosing import verifier_of
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
-from card.tree.verify import MATCH
+from card.tree.verify import MATCH, Verdict, Verification
 
 OF_ROUNDS = sorted(name for name, method in methods().items() if method.length_from_latencies)
 
@@ -127,6 +126,15 @@ def test_the_drafter_is_placed_under_each_schedule(method, settings, facts, plac
     assert resolve(settings, facts, method=method).placements == placements
 
 
+class Lenient:
+    """A verifier whose text may be another one."""
+
+    is_exact = False
+
+    def decide(self, seen: Verification) -> Verdict:
+        return MATCH.decide(seen)
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "verifier", "writers"),
     [
@@ -135,8 +143,7 @@ def test_the_drafter_is_placed_under_each_schedule(method, settings, facts, plac
         ("card", {"writers": ("beam", "lookup")}, MATCH, ("lookup",)),
         ("card", {"policy": "fixed"}, MATCH, ()),
         ("card", {"verify": "chain"}, MATCH, ()),
-        ("card", {}, verifier_of("relaxed:0.5"), ()),
-        ("card", {}, verifier_of("relaxed:0"), ("suffix",)),
+        ("card", {}, Lenient(), ()),
         ("sps", {}, MATCH, ()),
     ],
 )

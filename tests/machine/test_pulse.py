@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
 from card.cli.starting import spinner
 from card.cli.tables import progress_bar, progress_in_words
 from card.machine.pulse import Pulse
-from card.tools.bench.runner import Step
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +62,3 @@ def test_a_bar_that_cannot_be_drawn_is_told_in_words() -> None:
         assert progress_in_words(progress) == "answering prompts: 3 of 8"
         progress.add_task("training", total=None)
         assert progress_in_words(progress) == "training"
-
-
-def test_a_bench_in_a_pipe_tells_what_it_decodes() -> None:
-    with Step(Console(file=io.StringIO()), total=6, done=2) as step:
-        step.say("pair, repeat 1, questions 1, card")
-        step.count()
-        assert step.in_words() == "3 of 6 decodes; pair, repeat 1, questions 1, card"

@@ -16,7 +16,6 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import card.hf
 from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.config import SamplingParams
@@ -213,27 +212,6 @@ def test_the_scores_of_a_prompt_are_those_of_one_pass_over_all_of_it(chunk: int)
             logprobs = model(ids[None], use_cache=False).logits[0].log_softmax(-1)
         truth = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
         assert_same(torch.tensor(asyncio.run(scores_of(length))), truth)
-
-
-@pytest.mark.parametrize("name", LONG_ROPE)
-@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
-def test_generate_of_transformers_gets_each_row_as_if_it_were_alone(name: str, drafts: bool) -> None:
-    model = copy.deepcopy(long_rope_model(name))
-    options: dict[str, Any] = {
-        "do_sample": False,
-        "max_new_tokens": NUM_NEW,
-        "custom_generate": card.hf.generate,
-    }
-    if drafts:
-        options["assistant_model"] = copy.deepcopy(long_rope_model(name, 0.05))
-    longest = max(LENGTHS)
-    rows = [[0] * (longest - length) + prompt_of(length) for length in LENGTHS]
-    mask = torch.tensor([[0] * (longest - length) + [1] * length for length in LENGTHS])
-    together = model.generate(torch.tensor(rows), attention_mask=mask, **options)[:, longest:].tolist()
-    assert together == [expected(name, length) for length in LENGTHS]
-    for length in (5, 20):
-        ids = torch.tensor([prompt_of(length)])
-        assert model.generate(ids, **options)[0, length:].tolist() == expected(name, length)
 
 
 def test_a_server_gives_a_short_text_beside_a_long_one_as_if_it_were_alone(make: Callable[..., LLM]) -> None:

@@ -16,7 +16,7 @@ from card.engine.live import LiveRequest
 from card.engine.metrics import EngineStats
 from card.engine.passes import TargetPasses
 from card.engine.phases import Phases
-from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, Wait
+from card.engine.policy.rounds import Outcome, Policy, RoundView
 from card.engine.queue import Limits, RequestQueue
 from card.engine.request import FinishReason, Request, StepResult, Update
 from card.engine.sequence import Sequence, Work
@@ -24,6 +24,7 @@ from card.engine.target import TargetWorker
 from card.engine.target_pass import MASK_WAIT_S
 from card.engine.trace import Trace
 from card.engine.tracing import NoTracing, Tracing
+from card.engine.turn import DraftingTurn, num_short
 from card.errors import TargetError
 from card.links.link import DrafterLink, NoDrafter
 from card.machine.threads import pinned
@@ -144,13 +145,8 @@ class Engine:
         self._drafter.follow(self._policy.schedule, self._calls.beam_width())
         work = self._queue.plan_prefill()
         drafting, decoding = self._in_phases()
-        view = RoundView(
-            requests=[one.sequence.request for one in decoding],
-            num_prompt_tokens=sum(one.num_prompt_tokens for one in work),
-            num_context_rows=sum(one.sequence.num_rows for one in decoding),
-            takes_turns=self._drafter.takes_turns,
-        )
-        self._prepare(view, decoding, failures)
+        view = self._view(decoding, sum(one.num_prompt_tokens for one in work), failures)
+        view = self._after_turn(view, decoding)
         offers = self._offers(view, decoding, failures)
         work += [Work(one.sequence, offer=offer) for one, offer in zip(decoding, offers, strict=True)]
         work += [Work(one.sequence, drafts=True) for one in drafting]
@@ -226,54 +222,37 @@ class Engine:
             (drafting if sequence.can_draft_itself and not is_due else verifying).append(one)
         return drafting, verifying
 
-    def _prepare(self, view: RoundView, decoding: list[LiveRequest], failures: Failures) -> None:
-        """Let the drafter draft, or wait for it, as the policy says."""
+    def _view(self, decoding: list[LiveRequest], num_prompt_tokens: int, failures: Failures) -> RoundView:
+        """Return what the policy sees of a round before anybody drafts in it."""
+        takes_turns, is_off = self._drafter.takes_turns, self._policy.schedule == "off"
+        undrafted, num_unread = list[Nodes](), 0
+        if takes_turns and not is_off:
+            if self._worker.has_writers:
+                undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
+            running = [one.sequence for one in self._queue.running.values()]
+            num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
+        return RoundView(
+            requests=[one.sequence.request for one in decoding],
+            num_prompt_tokens=num_prompt_tokens,
+            num_context_rows=sum(one.sequence.num_rows for one in decoding),
+            takes_turns=takes_turns,
+            layers_per_pass=self._drafter.link.layers_per_pass,
+            undrafted=undrafted,
+            num_short=0 if takes_turns or is_off else num_short(self._drafter, decoding),
+            num_unread=num_unread,
+        )
+
+    def _after_turn(self, view: RoundView, decoding: list[LiveRequest]) -> RoundView:
+        """Let the drafter draft, or wait for it, as the policy says. Returns: what is known of the round then."""
         self._totals.drafter_lead = 0.0
         if self._policy.schedule == "off":
-            return
-        view.is_up, view.layers_per_pass = self._drafter.status.state == "up", self._drafter.link.layers_per_pass
-        started = self._clock()
-        if view.takes_turns:
-            if self._worker.has_writers:
-                view.undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
-                started = self._clock()  # what writers take is none of the drafter's time
-            self._draft(view, started)
-        else:
-            self._wait(view, decoding, started)
-        view.requests = [one.sequence.request for one in decoding]  # the drafter may have declined one
+            return view
+        turn = DraftingTurn(view, decoding, self._drafter, self._calls, self._clock, self._clock())
+        while turn.step():
+            pass
         depths = [one.sequence.candidates_depth for one in decoding]
         self._totals.drafter_lead = sum(depths) / max(1, len(depths))
-        self._drafter.tracing.waited(started, view.waited_s, takes_turns=view.takes_turns)
-        for one in decoding if view.waited_s else ():
-            one.sequence.stats.waited_s += view.waited_s
-
-    def _draft(self, view: RoundView, started: float) -> None:
-        """Let a drafter that takes turns draft; it stops by itself."""
-        running = [one.sequence for one in self._queue.running.values()]
-        view.num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
-        order = self._calls.prepare(view)
-        if isinstance(order, Draft):
-            self._drafter.let_catch_up()
-            view.has_drafted = True
-            view.passes = self._drafter.link.draft(order.num_passes, order.end)
-            self._drafter.listen()
-            view.waited_s = self._clock() - started
-
-    def _wait(self, view: RoundView, decoding: list[LiveRequest], started: float) -> None:
-        """Wait for a drafter that runs by itself."""
-        while True:
-            view.is_up = self._drafter.link.status.state == "up"
-            view.num_short = sum(one.is_waited_for for one in decoding) if view.is_up else 0
-            order = self._calls.prepare(view)
-            if not isinstance(order, Wait):
-                break
-            self._drafter.link.wait(order.seconds)
-            self._drafter.listen()
-            view.requests = [one.sequence.request for one in decoding]
-            view.waited_s = self._clock() - started
-        for one in decoding if view.waited_s else ():
-            if one.is_waited_for:
-                one.unheard_at = one.sequence.stats.drafter_passes
+        return turn.view
 
     def _offers(self, view: RoundView, decoding: list[LiveRequest], failures: Failures) -> Iterable[Nodes]:
         """Return what each decoding request verifies; where nobody proposes anything, as plain decoding does it."""

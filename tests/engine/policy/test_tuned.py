@@ -58,7 +58,7 @@ def chain(*path_logprobs: float) -> Nodes:
 
 def view(num_requests: int = 1, draft: DraftSettings | None = None, **changes) -> RoundView:
     requests = [make_request(i, draft=draft) for i in range(num_requests)]
-    given = RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False, is_up=True)
+    given = RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
     return replace(given, **changes)
 
 
@@ -86,8 +86,8 @@ class World:
     def _round(self, policy: TunedPolicy, now: RoundView, rng: random.Random) -> None:
         schedule, num_requests, depths = policy.schedule, len(now.requests), [0] * len(now.requests)
         if schedule == "turns" and isinstance(order := policy.prepare(now), Draft):
-            now.has_drafted, now.passes = True, self._turn(order, depths)
-            now.waited_s = sum(seconds for _, seconds in now.passes)
+            passes = self._turn(order, depths)
+            now = replace(now, has_drafted=True, passes=passes, waited_s=sum(seconds for _, seconds in passes))
         elif schedule == "beside":
             depths = [3] * num_requests
         drafted = [chain(*[i * self._claimed_logprob for i in range(1, depth + 1)]) for depth in depths]
@@ -185,8 +185,8 @@ def test_reading_a_long_prompt_does_not_count_against_the_drafter_that_reads_it(
         used[policy.schedule] += 1
         is_new = idx % 4 == 0  # ten prompts, each of which takes the drafter as long as ten rounds
         passes = [(1, 0.1 if is_new else 1.2e-3), (1, 1.2e-3)]
-        now = view(takes_turns=True, has_drafted=True, num_unread=int(is_new), passes=passes)
-        now.waited_s = sum(seconds for _, seconds in passes)
+        waited_s = sum(seconds for _, seconds in passes)
+        now = view(takes_turns=True, has_drafted=True, num_unread=int(is_new), passes=passes, waited_s=waited_s)
         verified = [Verified(0, NO_NODES, (), True, 2, 2, 1.6)]
         result = StepResult(verified=verified, num_tokens=3, busy_s=8e-3)
         policy.observe(Outcome(now, result, 8e-3 + now.waited_s + 3e-4, 3, 0, 0.0))
@@ -407,7 +407,6 @@ def test_it_waits_for_candidates_only_if_told_to_and_as_long_as_told():
     assert told.prepare(replace(missed, waited_s=0.2)) == Wait(pytest.approx(0.05))
     assert told.prepare(replace(missed, waited_s=0.25)) is None
     assert told.prepare(replace(missed, num_short=0)) is None
-    assert told.prepare(replace(missed, is_up=False)) is None
 
 
 def test_beams_are_as_wide_as_set_beside_the_target_and_single_paths_in_turns():

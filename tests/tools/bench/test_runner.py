@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -23,7 +24,7 @@ from card.tools.bench.lineup import BenchPlan
 from card.tools.bench.records import Pair, RowFacts, Run, SampleKey, planned
 from card.tools.bench.results import load, read_unchecked
 from card.tools.bench.rows import Decoded
-from card.tools.bench.runner import run_bench
+from card.tools.bench.runner import Step, run_bench
 from tests.pair import make_tokenizer
 
 ROWS = ("plain", "fast", "other")
@@ -320,3 +321,10 @@ def test_the_last_turn_of_a_question_with_an_answer_says_whether_it_was_solved(w
     found = {(one.row, one.prompt, one.turn): (one.final_number, one.is_solved) for one in run.samples}
     assert {found[row, 0, 0] for row in ROWS} == {found[row, 1, 0] for row in ROWS} == {(None, None)}
     assert [found[row, 0, 1] for row in ROWS] == [("7", True), ("8", False), (None, False)]
+
+
+def test_a_bench_in_a_pipe_tells_what_it_decodes() -> None:
+    with Step(Console(file=io.StringIO()), total=6, done=2) as step:
+        step.say("pair, repeat 1, questions 1, card")
+        step.count()
+        assert step.in_words() == "3 of 6 decodes; pair, repeat 1, questions 1, card"

@@ -43,18 +43,17 @@ class Wait:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RoundView:
-    """View that a policy has of a round before its pass."""
+    """View that a policy has of a round before its pass; what changes in it makes a new one."""
 
     requests: Sequence[Request]  # those that decode, R of them
     num_prompt_tokens: int  # tokens of prompts that the pass runs besides
     num_context_rows: int  # KV rows of the decoding requests
     takes_turns: bool  # the drafter only drafts when it is told to
     layers_per_pass: int = 1  # that a pass of such a drafter makes at most
-    is_up: bool = False  # the drafter can be spoken to
     undrafted: Sequence[Nodes] = ()  # R or none; what other writers offer alone, before anything is drafted in turns
-    num_short: int = 0  # requests that want to wait: less than min_depth candidates, and heard of since the last wait
+    num_short: int = 0  # requests that want to wait, for a drafter that is up: short of candidates, heard of since
     num_unread: int = 0  # requests whose text the drafter has yet to read: its next pass takes longer
     has_drafted: bool = False  # the drafter had its turn
     passes: Sequence[tuple[int, float]] = ()  # of that turn: requests that got candidates, and seconds
