@@ -312,7 +312,7 @@ def test_the_tests_of_the_core_pass_without_the_folders_beside_it(core: Path) ->
     root = PACKAGE.parents[1]
     places = [str(root / "tests" / name) for name in CORE_TESTS]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", *places],
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", *places],
         capture_output=True,
         text=True,
         cwd=root,
