@@ -71,3 +71,37 @@ def test_a_module_of_the_core_that_names_a_satellite_is_found(line: str) -> None
 
 def test_what_only_a_docstring_says_is_no_name() -> None:
     assert list(_named('"""card.tools.bench measures."""', "card.engine")) == []
+
+
+# Folders that others of their kind share.
+SHARED = frozenset({"family/classic", "family/learning", "inside/adapters", "theirs/transformers"})
+# What else a folder beside the core needs of another one. The list may only shrink.
+NEEDED: dict[str, set[str]] = {
+    "labs/edge": {"tools/bench", "tools/planner"},
+    "tools/bench": {"family/judges"},
+    "tools/planner": {"family/ctc", "labs/edge", "tools/bench"},
+    "tools/verify_server": {"tools/bench"},
+}
+
+
+def test_a_folder_beside_the_core_needs_no_other_one_but_where_the_list_says_so() -> None:
+    found: dict[str, set[str]] = {}
+    for name, source in SOURCES.items():
+        folder = _folder_of(name)
+        for other in filter(None, (_folder_of(one.module) for one in imports(source, package_of(name)))):
+            if folder and other not in {folder, *SHARED}:
+                found.setdefault(folder, set()).add(other)
+    assert found == NEEDED
+
+
+def _folder_of(module: str) -> str:
+    parts = module.split(".")
+    return "/".join(parts[1:3]) if len(parts) > 2 and _NAMED.match(module) else ""
+
+
+def test_verify_server_knows_nothing_of_our_engine_but_how_to_be_a_command() -> None:
+    judging = [name for name in SOURCES if name.startswith("card.tools.verify_server.")]
+    parts = {one.module for name in judging if not name.endswith((".command", ".options", ".record"))
+             for one in imports(SOURCES[name], package_of(name)) if one.module.startswith("card.")}  # fmt: skip
+    allowed = ("card.config", "card.errors", "card.machine", "card.tools.verify_server", "card.__version__")
+    assert [module for module in sorted(parts) if not module.startswith(allowed)] == []

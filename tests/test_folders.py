@@ -308,6 +308,7 @@ CORE_TESTS = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_tests_of_the_core_pass_without_the_folders_beside_it(core: Path) -> None:
     root = PACKAGE.parents[1]
     places = [str(root / "tests" / name) for name in CORE_TESTS]
