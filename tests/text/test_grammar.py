@@ -246,7 +246,7 @@ def llms(pair: Pair) -> Iterator[dict[str, LLM]]:
         "vanilla": LLM(target, tokenizer=tokenizer),
         "inline": LLM(target, draft, tokenizer=tokenizer, placement="inline", writers=("beam", "suffix"), **tree),
         "thread": LLM(target, draft, tokenizer=tokenizer, placement="thread", **tree),
-        "recycling": LLM(target, tokenizer=tokenizer, method="recycling"),
+        "suffix": LLM(target, tokenizer=tokenizer, method="suffix"),
     }
     yield made
     for llm in made.values():
@@ -267,7 +267,7 @@ def test_texts_that_end_are_of_the_grammar_and_speculation_changes_nothing(
     ended = [output.text for output in wanted if output.finish_reason == "stop"]
     assert all(fits(kind, text) for text in ended)
     assert len(ended) >= (temperature > 0), "nothing was tested"
-    for name in ("inline", "thread", "recycling"):
+    for name in ("inline", "thread", "suffix"):
         results = llms[name].generate(prompts, params)
         assert [result.outputs[0] for result in results] == wanted
     free = params[-1].replace(grammar=None)
