@@ -1,4 +1,4 @@
-"""Choose the writer that a draft model is given: the one place that knows which there are."""
+"""Choose the writer for a draft model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def make_writer(
     parallel: ParallelDraft | None = None,
     target: TorchRunner | None = None,
 ) -> DraftWriter:
-    """Return the writer that suits ``model``: by the tokens that it guesses in a pass, and by whether that is recorded.
+    """Return the writer that suits ``model``, by how many tokens it guesses in a pass and whether passes are recorded.
 
     Args:
         kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
         takes_turns: the drafter works while the target waits, so that it must not work ahead.
         find_grammar: as of `DraftWriter`.
-        parallel: of a model that guesses several tokens in a pass; None: as a runner says of its own.
-        target: shows its hidden states to a writer that wants them; None: nobody does.
+        parallel: of a model that guesses several tokens in a pass; None: as the runner states.
+        target: gives its hidden states to a writer that wants them; None: there are none.
     Raises: ModelError if the model reads the hidden states of another target, or of one that does not show them.
     """
     parallel = parallel or (model.parallel_draft if isinstance(model, TorchRunner) else None)

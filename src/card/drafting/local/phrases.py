@@ -1,4 +1,4 @@
-"""Phrases: what the target wrote, or would have written, after a token lengthens any drafter's best path for free."""
+"""Phrases: what the target wrote, or would have written, after a token lengthens the best path at no cost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def new_pool() -> NgramPool:
 
 
 class PhraseSequence(WriterSequence):
-    """One request among those that share phrases, and what it proposed last until it is known how that fared."""
+    """One of the requests that share phrases, with its last proposal until that is observed."""
 
     pool: NgramPool
     """The phrases, by the token that they follow."""
 
     def __init__(self, prompt_ids: Sequence[int], pool: NgramPool, *, num_phrases: int = _NUM_PHRASES) -> None:
-        """Begin with the phrases that are known, those of the prompt as the newest."""
+        """Begin with the known phrases; those of the prompt count as the newest."""
         self.pool = pool
         self.pool.learn_text(prompt_ids)
         self._ngram = ngram = pool.length
@@ -48,7 +48,7 @@ class PhraseSequence(WriterSequence):
         return tree.nodes()
 
     def observe(self, seen: Observation) -> None:
-        """Take phrases from branches of candidates, from the proposed phrases and from the text, the best ones last."""
+        """Learn phrases from branches of candidates, from proposed phrases and from the text, the best ones last."""
         self._learn_rates(seen.new_ids)
         self._learn_branches(seen)
         self._correct(seen)
@@ -58,14 +58,14 @@ class PhraseSequence(WriterSequence):
         self._path, self._phrases = (), []
 
     def _learn_rates(self, new_ids: Sequence[int]) -> None:
-        """Note how the phrases fared where all before them was right."""
+        """Note which phrases were right, if the path before them was accepted."""
         if tuple(new_ids[: len(self._path)]) == self._path:
             self._phrase_rates.learn(merged(self._phrases), new_ids[len(self._path) :])
 
     def _learn_branches(self, seen: Observation) -> None:
-        """Take whole phrases behind candidates below which the target agrees with the next candidates, rejected or not.
+        """Learn whole phrases from chains of candidates that the target agrees with, even below a rejected candidate.
 
-        Where they were accepted the phrase is the text's own, which is taken once more with the rest of the text.
+        An accepted phrase is part of the text, and is learnt again with it.
         """
         goes_on: dict[int, int] = {}  # from a candidate to the one below it that is the target's choice there
         for idx, (token, parent) in enumerate(zip(seen.tokens, seen.parents, strict=True)):
@@ -81,7 +81,7 @@ class PhraseSequence(WriterSequence):
                 self.pool.insert(key, tuple(phrase))
 
     def _correct(self, seen: Observation) -> None:
-        """Replace each proposed phrase that was run by the target's choices along it, whether it was reached or not."""
+        """Replace each proposed phrase that was run by the target's choices along it, accepted or not."""
         if not self._phrases:
             return
         key = self._path[-1] if self._path else self._tail[-1]
@@ -98,15 +98,15 @@ class PhraseSequence(WriterSequence):
 class PhraseWriter(LocalWriter):
     """Lengthens the best path of all writers before it by phrases that followed its last token.
 
-    Phrases come from the text, from candidates that were rejected but that the target would have gone along with from
-    some token on, and from proposed phrases, which the target corrects. They are kept from request to request. That
-    the drafter too drafts with phrases is the business of `card.drafting.phrase_drafting`.
+    Phrases come from the text, from rejected candidates that agree with the target from some token on, and from
+    proposed phrases, which the target corrects. They are kept from request to request. How the drafter itself uses
+    phrases is in `card.drafting.phrase_drafting`.
 
     Source: Ouroboros, arXiv:2402.13720.
     """
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
-        """Make the writer, as yet without a phrase."""
+        """Make the writer with an empty pool."""
         super().__init__(settings, vocab_size, tokenizer)
         self._pool = new_pool()
 
