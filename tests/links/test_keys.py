@@ -68,7 +68,7 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no key can be read"):
         load_client_keys(tmp_path / "client")
     (tmp_path / "server" / "clients" / "client.key").unlink()
-    with pytest.raises(SettingsError, match="holds no public key: nobody could connect"):
+    with pytest.raises(SettingsError, match="holds no public key: no client could connect"):
         load_server_keys(tmp_path / "server")
 
 

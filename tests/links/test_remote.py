@@ -93,7 +93,7 @@ def test_an_address_where_nobody_listens_is_a_worker_error() -> None:
         address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
         with (
             connected(address, start=False, start_timeout_s=0.3) as link,
-            pytest.raises(WorkerError, match=r"nobody answers there \(waited 0.3 s\)"),
+            pytest.raises(WorkerError, match=r"no server answers there \(waited 0.3 s\)"),
         ):
             link.start()
 
@@ -106,7 +106,7 @@ def test_a_text_goes_on_plainly_without_an_optional_draft_server(pair: Pair, cap
         reserved.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
     with LLM(pair.target, draft_address=address, draft_optional=True, start_timeout_s=0.3) as llm:
-        while "nobody answers there (waited 0.3 s)" not in caplog.text:
+        while "no server answers there (waited 0.3 s)" not in caplog.text:
             first = llm.generate("the cat", params)[0]
             assert (first.outputs[0].token_ids, first.stats.drafter_passes) == (expected, 0)
         assert [one.levelname for one in caplog.records if "nobody answers" in one.message] == ["ERROR"]

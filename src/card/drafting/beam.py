@@ -16,11 +16,11 @@ from card.models.rows.pool import SequencePool, sequence_bytes
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 
-_DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes if not told how much
+_DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes by default
 
 
 class BeamSequence(DraftSequence):
-    """The beam of one request: which KV row of the draft model holds which token of the text, and which node.
+    """The beam of one request, with the draft model's KV row of each text token and each expanded node.
 
     Rows 0 .. num_committed_rows - 1 hold the text (without its last tokens if those were not run yet); after them come
     the rows of expanded nodes.
@@ -33,7 +33,7 @@ class BeamSequence(DraftSequence):
         self._pool = writer.pool
         self._model = writer.model
         self.num_rows = writer.rows_of(spec)
-        # What is drafted need not be exact: the rows are those of the text's end from its beginning.
+        # A draft need not be exact: its rows are computed for the text's final length from the beginning.
         opened = self._pool.open(self.token_ids, self.num_rows, text_len=self._text_limit)
         self.slot, self.num_reused = opened.slot, opened.num_reused
         self.num_committed_rows = opened.num_reused
@@ -45,7 +45,7 @@ class BeamSequence(DraftSequence):
         self._pool.close(self.slot, self.token_ids[: self.num_committed_rows])
 
     def discard(self) -> None:
-        """Give the sequence back after a failed pass; no other text is to be lent its rows."""
+        """Give the sequence back after a failed pass; no other text may reuse its rows."""
         self._pool.close(self.slot)
 
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
@@ -185,6 +185,6 @@ class BeamWriter(DraftWriter):
                 grown.append(beam.grow(frontier, logits))
             except CardError as error:
                 grown.append(error)
-            except Exception as error:  # of torch, or of a rule that nobody thought of: the others have grown already
+            except Exception as error:  # of torch or a growth rule: the other beams have grown already
                 grown.append(ModelError(in_words(error)))
         return grown

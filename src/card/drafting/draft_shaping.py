@@ -1,4 +1,4 @@
-"""Follow in a draft what else than the model shapes a request's text: penalties, biases, a grammar."""
+"""Apply to a draft what shapes a request's text beside the model: penalties, biases, a grammar."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from card.tree.shaping import Shaping
 
 logger = logging.getLogger(__name__)
 
-_LIMIT_S, _STEP_LIMIT_S = 1.0, 0.1  # of all steps of a text's grammar, and of one: without it, drafting helps more
+_LIMIT_S, _STEP_LIMIT_S = 1.0, 0.1  # of all steps of a text's grammar, and of one; a slower grammar is left out
 
 FindGrammar = Callable[[Grammar], GrammarState | None]
 """Returns the beginning of a grammar; None if there is none here, or not yet."""
 
 
 class DraftShaping:
-    """Follows one text. It is a help and no more: a grammar that is not there, or breaks, is left out."""
+    """Follows one text. Shaping a draft is optional: a grammar that is missing, or fails, is left out."""
 
     def __init__(self, rule: ShapingRule, token_ids: Sequence[int], vocab_size: int, find: FindGrammar | None) -> None:
         """Begin with a text.
 
         Args:
-            find: is asked for the grammar until there is one; None: there never is.
+            find: returns the grammar once it is there, and is called until then; None: there is none.
         """
         self._rule = rule
         self._vocab_size = vocab_size

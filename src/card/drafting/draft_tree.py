@@ -46,8 +46,8 @@ class DraftTree(CandidateCache):
     def num_rolled_back(self, tokens: Sequence[int]) -> int:
         """Return how many nodes of the most probable path these committed tokens rule out; nothing changes.
 
-        They are what was drafted in vain on the one path that seemed right. Nodes beside it, kept for the case that it
-        is wrong, do not count.
+        They were drafted in vain on the path that seemed right. Nodes beside that path do not count: they are kept for
+        the case that it is wrong.
         """
         best = self.best_path(self.root_id, self.depth)
         pairs = enumerate(zip(best, tokens, strict=False))

@@ -1,4 +1,4 @@
-"""Requests that a drafter drafts for: which are open, which found no room or were declined, and who makes room."""
+"""Requests of a drafter: which are open, which found no room or were declined, and which one gives up its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STALE_ROUNDS = 32  # a request is stale after so many messages about each other
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers that the target has seen of one request. They go on when its sequence is closed and opened again."""
+    """Numbers of one request that the target was sent. They go on when its sequence is closed and opened again."""
 
     spec: DraftSpec
     next_seq: int = 0
@@ -32,12 +32,12 @@ class Counters:
 
 
 class Drafting:
-    """One open request: its sequence and what has been said about it."""
+    """One open request: its sequence, and the messages about it."""
 
     def __init__(self, sequence: DraftSequence, counters: Counters) -> None:
         self.sequence = sequence
         self.counters = counters
-        self.heard_at = 0  # number of the message that told of it last
+        self.heard_at = 0  # number of the last message about it
         self.served_at = NEVER  # when its last pass began, and its place in it
 
     def close(self) -> Counters:
@@ -128,7 +128,7 @@ class DraftedRequests:
         return drafting
 
     def hear_of(self, request_id: int) -> Drafting | None:
-        """Note that the target told of a request, and return it if it is open."""
+        """Note a message about a request, and return the request if it is open."""
         self._num_messages += 1
         drafting = self.open.get(request_id)
         if drafting is not None:
@@ -203,7 +203,7 @@ class DraftedRequests:
         return richest
 
     def _stale(self) -> int | None:
-        """Return the open request that its target has not told of for longest, if that is suspiciously long."""
+        """Return the open request with the oldest last message, if that is suspiciously old."""
         for request_id, drafting in self.open.items():
             silence = self._num_messages - drafting.heard_at
             return request_id if silence > _STALE_ROUNDS * len(self.open) else None

@@ -1,7 +1,7 @@
 """The drafting side: a state machine that turns the target's messages into layers of candidates.
 
 No thread, socket, sleep or clock in here: `receive` takes a message, `step` makes one drafter pass; both return what
-is to be sent. Whoever drives it decides when.
+is to be sent. The caller decides when.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DrafterWorker:
     A request that finds no room is turned away, and asked for again when there is room (`DraftedRequests`).
 
     A text that the draft model cannot follow is declined: it has tokens that the model lacks, or more than the model or
-    the memory takes, or a pass over it fails. That request goes on without the drafter, and no other notices.
+    the memory takes, or a pass over it fails. That request goes on without the drafter; others are not affected.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class DrafterWorker:
         return messages
 
     def tasks(self, said: list[DrafterMessage]) -> list[Task]:
-        """Return what there is to do, least recently served first.
+        """Return the tasks of the next pass, least recently served first.
 
         Args:
-            said: takes what is to be sent of requests for which that cannot be found out.
+            said: gets the messages of requests whose candidates cannot be found.
         """
         tasks, end, spare = list[Task](), self._turn_end, 0.0
         for request_id, drafting in list(self.drafting.items()):
@@ -160,7 +160,7 @@ class DrafterWorker:
             return self.decline(request_id, reason)
         try:
             drafting = self._requests.begin(message)
-        except Exception as error:  # of this request alone: a grammar or a rule that nobody thought of
+        except Exception as error:  # of this request alone: its grammar or its rule of growth
             return self.decline(request_id, f"it cannot be begun: {in_words(error)}", has_failed=True)
         return [] if drafting is None else [drafting.layer(request_id, NewNodes.none(), is_reset=True)]
 
@@ -176,7 +176,7 @@ class DrafterWorker:
         reason = self._fault(new_ids, known_len + len(new_ids))
         if reason:
             return self.decline(request_id, reason)
-        if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
+        if message.start + len(message.token_ids) >= known_len:  # the newest correction: its wishes hold
             known.sequence.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
         if known_len + len(new_ids) > known.sequence.spec.max_len:
             raise ProtocolError(
@@ -189,7 +189,7 @@ class DrafterWorker:
             return self.decline(request_id, f"its text cannot be followed: {in_words(error)}", has_failed=True)
 
     def _replies(self, message: Correction, known: Drafting, new_ids: Sequence[int]) -> list[DrafterMessage]:
-        """Take the new part of a text and return what is to be said of it."""
+        """Take the new part of a text and return the messages about it."""
         request_id = message.request_id
         replies: list[DrafterMessage] = []
         if new_ids:

@@ -26,12 +26,12 @@ class TurnEnd:
 
     floors: tuple[float, ...] = (0.0,)  # by depth: chance below which a request is not drafted any further; the last
     # one holds for all that is deeper
-    layer: float = 0.0  # sum of what chances are above their floors, below which no layer is made for anybody
+    layer: float = 0.0  # least sum, over all requests, of chances above their floors for which a layer is made
     trust: float = 1.0  # chance of a path over what its score says, by layer
     resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
 
     def chance(self, depth: int, path_logprob: float) -> float:
-        """Return the chance of a path that the draft model gives this score."""
+        """Return the chance that a path of this score is accepted."""
         return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
 
     def spare(self, depth: int, path_logprob: float) -> float:
@@ -55,12 +55,12 @@ class Task:
 def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
     """Make one drafter pass for all workers, which share one writer; each gets a fair part of its tokens.
 
-    Whoever wants less than its part leaves the rest to the others. Within a worker, and where there are more workers
-    than tokens, those come first that have waited for longest.
+    A worker that wants less than its part leaves the rest to the others. Within a worker the requests that have waited
+    longest come first; the same holds among workers if there are more of them than tokens.
 
     Args:
         max_tokens: most tokens of the pass, 1 or more; None sets no limit.
-    Returns: per worker what is to be sent.
+    Returns: the messages of each worker.
     Raises: what the draft model raises, if it cannot run any text.
     """
     clock = workers[0].clock
@@ -104,7 +104,7 @@ def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardEr
     """
     try:
         return list(writer.step([(task.drafting.sequence, task.num_tokens) for task in tasks]))
-    except Exception as error:  # whatever a request of one target leads to, the other targets must not notice
+    except Exception as error:  # no request of one target may affect the other targets
         if len(tasks) == 1:
             try:
                 writer.check()

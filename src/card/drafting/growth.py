@@ -79,7 +79,7 @@ class LayerRule(GrowthRule):
 
 
 class BestFirstRule(GrowthRule):
-    """Each pass expands the best nodes and makes all their children: unlikely branches stay shallow, likely ones not.
+    """Each pass expands the best nodes and makes all their children: likely branches grow deeper than unlikely ones.
 
     Nothing grows as long as the tree is full.
 
@@ -163,7 +163,7 @@ class BranchRule(_PathRule):
 class FanOutRule(_PathRule):
     """First a chain of ``num_speculative_tokens`` likeliest tokens, then branches of equal length off all of it.
 
-    So there is an answer to each outcome of a verification: so many tokens accepted, then this one. At the i-th
+    So each outcome of a verification has a branch: so many tokens accepted, then this one. At the i-th
     position there are ``fan_out[i]`` branches beside the chain, as far as ``branch`` children are known. What was hit
     becomes the next chain.
 
@@ -215,5 +215,5 @@ RULES: Mapping[str, GrowthRule] = {
     "best-first": BestFirstRule(),
     "branch": BranchRule(),
     "fan-out": FanOutRule(),
-    "phrases": LayerRule(),  # what a pass makes several layers of is `phrase_drafting`'s
+    "phrases": LayerRule(),  # `phrase_drafting` makes several such layers in a pass
 }

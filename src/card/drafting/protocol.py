@@ -1,7 +1,7 @@
-"""Declare what a drafter is to the rest of the house: a `DraftWriter`, which drafts for several texts step by step.
+"""The contract of a drafter: a `DraftWriter`, which drafts for several texts step by step.
 
-Nobody else knows how a drafter drafts, or how many tokens a step of it gives. A local writer (`card.drafting.local`)
-has a contract of its own.
+Other packages do not depend on how a drafter drafts, or on how many tokens a step gives. A local writer
+(`card.drafting.local`) has a contract of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DraftSequence:
     """One text that is drafted for: its committed tokens, and the tree of candidates below the last of them, the root.
 
     A step of the writer takes the `frontier` and gives `grow` the logits behind these nodes, once for each layer that
-    it makes. Node ids, epochs, both tiers, limits, noise and shaping are seen to here.
+    it makes. Node ids, epochs, both tiers, limits, noise and shaping are handled here.
     """
 
     num_rows: int = 0
@@ -39,7 +39,7 @@ class DraftSequence:
     num_dropped: int
     """Nodes that commits have ruled out so far."""
     num_rolled_back: int
-    """Of these, those that lay on the most probable path of their tree."""
+    """Those of them on the most probable path of their tree."""
 
     def __init__(self, writer: DraftWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Begin behind a text, with an empty tree."""
@@ -73,14 +73,14 @@ class DraftSequence:
         return GrowingTree(self.cache, self.spec.shape, self.num_layers)
 
     def close(self) -> None:
-        """Give back what it holds; the request is over, or makes place for another one."""
+        """Give back what it holds: the request is over, or makes room for another one."""
 
     def discard(self) -> None:
         """Give back what it holds after a failed step; nothing of it is to be used again."""
         self.close()
 
     def read(self, first: int, states: Tensor) -> None:
-        """Take hidden states of the target, of a writer that wants some. They may come late, again, or never.
+        """Take hidden states of the target, if its writer wants them. They may come late, again, or never.
 
         Args:
             first: place of the first row in the text.
@@ -88,10 +88,10 @@ class DraftSequence:
         """
 
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
-        """Change the width of layers and what counts as unsure; None leaves one as it is.
+        """Change the width of layers and the threshold of unsure tokens; None keeps a value.
 
-        Frontiers obey at once. Nodes that the new shape wants of what is known already are made by the next commit or
-        step: whoever changes the shape commits tokens with it, and the tree below them is made anew anyway.
+        The next frontier has the new shape at once. The next commit or step adds the nodes that it needs from the
+        secondary tier: a new shape always comes with committed tokens, which change the tree anyway.
         """
         told = {"beam_width": beam_width, "branch_below": branch_below}
         changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
@@ -114,7 +114,7 @@ class DraftSequence:
             self._shaping.commit(token_ids)
         if not cache.pending:
             return self._growth.widen(self.growing)
-        revived = cache.refill(1, -math.inf)  # was it left out of the tree?
+        revived = cache.refill(1, -math.inf)  # the token may be in the secondary tier
         if not cache.pending:
             return revived
         cache.restart(cache.epoch + 1)
@@ -127,7 +127,7 @@ class DraftSequence:
         return self._frontier
 
     def num_tokens_to_run(self) -> int:
-        """Return how many tokens the next step runs if it may; 0: it would do nothing."""
+        """Return how many tokens the next step runs if nothing limits it; 0: it would do nothing."""
         return len(self.frontier())
 
     @property
@@ -137,7 +137,7 @@ class DraftSequence:
         return (self.cache.depth_of(frontier[0]), self.cache.path_logprob(frontier[0])) if frontier else (0, 0.0)
 
     def grow(self, nodes: Sequence[int], logits: Tensor) -> NewNodes:
-        """Expand nodes: make candidates of the draft model's logits behind each of them.
+        """Expand nodes: make candidates from the draft model's logits behind each of them.
 
         Args:
             logits: [len(nodes), V] float.
@@ -155,16 +155,15 @@ class DraftSequence:
 
 
 class DraftWriter:
-    """Drafts for any number of texts at once; a new one says at least what a `step` does.
+    """Drafts for any number of texts at once; a subclass defines at least `step`.
 
-    What is written here suits a writer that holds nothing but texts and trees.
+    The defaults suit a writer that holds only texts and trees.
     """
 
     layers_per_pass: int = 1
-    """Most layers that a step adds to a tree: 1, or more for a drafter of several tokens a pass."""
+    """Most layers that a step adds to a tree: more than 1 for a drafter of several tokens a pass."""
     wanted_states: FeatureWish | None = None
-    """Hidden states of the target that its sequences are to read; None costs nothing. A drafter in another process is
-    shown none."""
+    """Hidden states of the target that its sequences read; None costs nothing. Drafters in other processes get none."""
     find_grammar: FindGrammar | None
     """Finds the grammars of requests; None drafts without regard to them."""
 
@@ -195,7 +194,7 @@ class DraftWriter:
         """Prepare steps of this spec for sequences of up to ``num_rows`` rows, so that no request waits for that."""
 
     def check(self) -> None:
-        """Look whether it can draft any text. Raises: what `step` raises if it cannot."""
+        """Try to draft some text. Raises: what `step` raises if it cannot."""
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> DraftSequence:
         """Begin behind a text, with a tree of this epoch. Raises: CapacityError if there is no room."""
@@ -206,8 +205,8 @@ class DraftWriter:
 
         Args:
             work: sequences that it has opened and that have tokens to run, each with the most to run now, 1 or more.
-        Returns: the new nodes of each, all its layers in the order in which they were made; an error where nothing can
-            be made of the scores, which are no numbers, say. It does no harm to the others.
+        Returns: the new nodes of each sequence, layer by layer; an error for one with unusable scores, such as NaN. The
+            other sequences are not affected.
         Raises: what the model raises; no sequence has changed then.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A link that a thread of its own looks after: to replace a dead drafter takes time that no step of an engine must pay.
+"""A link with a thread of its own: replacing a dead drafter takes time, which must not come out of an engine's step.
 
 The thread shares nothing with the steps but queues, so that there is no lock to wait for.
 """
@@ -18,13 +18,13 @@ from card.protocol.messages import DrafterMessage, TargetMessage
 logger = logging.getLogger(__name__)
 _TICK_S = 0.001  # between looks at what the drafter has sent, while requests run
 _IDLE_TICK_S = 0.05
-_IDLE_TICKS = 2000  # without a message to send, after which nothing seems to run
+_IDLE_TICKS = 2000  # ticks without a message to send, after which no request seems to run
 _MAX_WAITING = 8192  # messages either way; older ones are lost, which the protocol bears
 _JOIN_TIMEOUT_S = 5.0  # for the thread to end
 
 
 class BackgroundLink(DrafterLink):
-    """Does nothing in the caller's thread but to put messages into queues and take them out."""
+    """Passes messages through queues to its thread, so that a call never waits."""
 
     def __init__(self, link: DrafterLink, cores: Sequence[int] = ()) -> None:
         """Take over a link that is not open yet.
@@ -78,7 +78,7 @@ class BackgroundLink(DrafterLink):
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def _hand_over(self) -> None:
-        """Leave the link to the thread; from here on nobody else touches it."""
+        """Leave the link to the thread; from here on no other thread uses it."""
         self._status = self.link.status
         self._thread.start()
 
@@ -93,7 +93,7 @@ class BackgroundLink(DrafterLink):
                 self._wake.clear()
                 num_idle = 0 if self._out else num_idle + 1
                 self._exchange()
-        except Exception as error:  # it is the end of speculation, not of the engine that decodes in this process
+        except Exception as error:  # speculation ends; the engine in this process goes on
             logger.error("the thread of the drafter failed with %s; decoding goes on without it", type(error).__name__)
             self._status = LinkStatus("down", "its thread failed")
         finally:

@@ -1,4 +1,4 @@
-"""Start of the drafter's process: what it may import, what it is told of the environment, and ahead of need.
+"""Start of the drafter's process: its import path, its environment, and an early start before its settings are known.
 
 Light on imports: the command line starts the process before it imports torch itself, so that both import side by side.
 """
@@ -24,7 +24,7 @@ main()
 """
 _COMMAND = (sys.executable, "-P", "-E", "-c", _PROGRAM)
 
-# What the libraries below the draft model read. Everything else, keys above all, stays with the parent.
+# Environment variables that the draft model's libraries read. The others, keys above all, stay with the parent.
 _KEPT_NAMES = frozenset(
     {
         "HOME",
@@ -48,7 +48,7 @@ _KEPT_PREFIXES = (
     *("ROCR_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
 
-# Where the parent's threads are bound says nothing of the drafter, which has cores of its own.
+# Settings that bind threads to cores are left out: the drafter has cores of its own.
 _BINDINGS = frozenset({"KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"})
 
 
@@ -66,7 +66,7 @@ class DrafterChild:
         )
 
     def tell_ahead(self, line: bytes) -> None:
-        """Tell the process, in a line before its settings, what it can do already; one that has ended is not missed."""
+        """Send the process a line of work to begin before its settings come; ignore a process that has ended."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(line + b"\n")
@@ -81,7 +81,7 @@ class DrafterChild:
         return process
 
     def close(self) -> None:
-        """End the process unless somebody has taken it."""
+        """End the process unless it was taken."""
         if self._process is not None:
             _end(self._process)
             self._process = None

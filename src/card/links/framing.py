@@ -1,6 +1,6 @@
-"""Frames of ZeroMQ's protocol (ZMTP 3), as far as a server must look at them: none belongs to a longer message.
+"""Frames of ZeroMQ's protocol (ZMTP 3), checked by a server: each message must be a single frame.
 
-ZeroMQ itself bounds one frame, and counts whole messages. A message of frames without end would fill the memory.
+ZeroMQ bounds the size of a frame and the number of messages. A message of endless frames would fill the memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ FRAME_OVERHEAD_BYTES = 64  # that ZeroMQ keeps for each frame, however small
 # A client that has said so much waits until the server has taken some of it. One frame of any size is always let in.
 _MOST_WAITING_FRAMES = 128
 _MOST_WAITING_BYTES = 2 * MAX_REQUEST_BYTES
-_MOST_WAITING_BYTES_OF_A_STRANGER = 1 << 16  # who has only to say hello
+_MOST_WAITING_BYTES_OF_A_STRANGER = 1 << 16  # a client without a session sends only a greeting
 
 
 class Framing:
-    """Follows the frames of one connection: refuses what no target sends, and knows how much waits to be taken."""
+    """Follows the frames of one connection: refuses what no target sends, and counts the bytes that wait to be read."""
 
     def __init__(self) -> None:
         self._greeting = bytearray()

@@ -1,7 +1,7 @@
-"""Connections of a draft server: their bytes are looked at and counted before ZeroMQ gets them.
+"""Connections of a draft server: their bytes are checked and counted before ZeroMQ gets them.
 
-A thread accepts clients and passes on what they say, each to a socket of its own inside this process. So ZeroMQ holds
-no more of a client than `Framing` lets through, and the server knows whom it hears.
+A thread accepts clients and passes the bytes of each to a socket of its own inside this process. So ZeroMQ holds no
+more of a client than `Framing` lets through, and the server knows which client sent a message.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Connection:
         self.outer, self.inner = outer, inner
         self.framing = Framing()
         self.to_client, self.to_server = bytearray(), bytearray()
-        self.is_waiting = False  # it has said so much that it must wait
+        self.is_waiting = False  # so many of its bytes are unread that it must wait
 
 
 class Front:
-    """Accepts clients; the server's thread takes them with `arrivals`, and closes the sockets of those that went."""
+    """Accepts clients; the server's thread takes them with `arrivals`, and closes the sockets of clients that left."""
 
     def __init__(self, address: str, context: zmq.Context[Any], keys: ServerKeys | None, queued_frames: int) -> None:
         """Listen.
@@ -115,7 +115,7 @@ class Front:
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def wake(self) -> None:
-        """Tell that messages were taken of a client that waits, or that a connection is not wanted any more."""
+        """Wake the front: messages of a waiting client were read, or a connection is no longer wanted."""
         _ring(self._bell)
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Front:
         return Connection(self._num_accepted, host, messages, outer, inner)
 
     def _move(self, connection: Connection, *, is_outer: bool, events: int) -> None:
-        """Move bytes of a connection; one that has ended, or says what nobody may, is dropped."""
+        """Move bytes of a connection; drop it if it has ended or breaks the protocol."""
         try:
             fault = self._moved(connection, is_outer=is_outer, events=events)
         except (BlockingIOError, InterruptedError):
@@ -236,7 +236,7 @@ class Front:
 
     def _watch(self, connection: Connection) -> None:
         """Look for what this connection can do next."""
-        connection.is_waiting = True  # before the look at what was taken: who takes more after it rings the bell
+        connection.is_waiting = True  # before the count: the server rings the bell if it reads more after that
         is_stranger = not connection.has_session
         connection.is_waiting = connection.framing.is_full(connection.num_taken, is_stranger=is_stranger)
         may_speak = not connection.to_server and not connection.is_waiting

@@ -1,4 +1,4 @@
-"""Drafters in the target's process: in its own thread, where the two take turns, or free-running in another one."""
+"""Drafters in the target's process: in its own thread, in turns with it, or free-running in another thread."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ThreadLink(DrafterLink):
             self._thread.start()
 
     def send(self, message: TargetMessage) -> None:
-        """Queue the message, if anyone will read it."""
+        """Queue the message if the thread still runs."""
         if self._thread.is_alive():
             self._to_drafter.put(message)
 
@@ -121,7 +121,7 @@ class ThreadLink(DrafterLink):
 
     @property
     def status(self) -> LinkStatus:
-        """Up until rejected, or until the thread ends."""
+        """State of the drafter: up until it is rejected or its thread ends."""
         if self._status.state == "up" and self._is_started and not self._thread.is_alive():
             return LinkStatus("down", "its thread has ended")
         return self._status

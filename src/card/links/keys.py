@@ -1,4 +1,4 @@
-"""Keys and addresses of draft servers: who may connect, and from where without keys."""
+"""Keys and addresses of draft servers: which clients may connect, and from where without keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVER, _CLIENT, _CLIENTS = "server", "client", "clients"
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The server's own pair, and the folder with the public keys of those who may connect."""
+    """The server's own pair, and the folder with the public keys of its clients."""
 
     public: bytes
     secret: bytes
@@ -37,7 +37,7 @@ class ClientKeys:
 
 
 def check_address(address: str, *, binds: bool = False) -> str:
-    """Return ``address`` if it can be connected to, or with ``binds`` listened on. Raises: SettingsError if not."""
+    """Return ``address`` if one can connect to it, or with ``binds`` listen on it. Raises: SettingsError if not."""
     found = _TCP.fullmatch(address)
     if not found or (not binds and (found[1] in ("*", "0.0.0.0") or found[2] in ("*", "0"))):
         example = "tcp://127.0.0.1:5555 (port 0 takes a free one)" if binds else "tcp://192.168.1.20:5555"
@@ -110,7 +110,7 @@ def load_server_keys(folder: Path) -> ServerKeys:
     public, secret = _load(folder / f"{_SERVER}.key_secret", "a server")
     clients = folder / _CLIENTS
     if not any(clients.glob("*.key")):
-        raise SettingsError(f"{clients} holds no public key: nobody could connect; make one with `card keys`")
+        raise SettingsError(f"{clients} holds no public key: no client could connect; make one with `card keys`")
     return ServerKeys(public, secret, clients)
 
 

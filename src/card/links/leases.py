@@ -1,4 +1,4 @@
-"""A drafter on lease from a pool: the pool says which draft server to use, and is asked for nothing else.
+"""A drafter on lease from a pool: the pool names the draft server to use, and does nothing else.
 
 Tokens travel over the link to that server. A pool that is slow, wrong or gone costs speed and never text: no call to it
 is waited for, and the target decodes plainly until it has a lease.
@@ -33,7 +33,7 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
     """A drafter that a target may use."""
 
     address: str  # tcp://host:port of its server
-    incarnation: int  # tells one life of the server from the next one at the same address
+    incarnation: int  # differs for each start of the server at the same address
 
 
 class NoLease(msgspec.Struct, frozen=True, tag="none"):
@@ -60,11 +60,11 @@ class Leases(Protocol):
         """Say that the drafter is still in use. The answer is the same lease, one to move to, or that it has ended."""
 
     def give_back(self) -> None:
-        """Say that whatever was asked for so far is not used any more."""
+        """End all leases that were asked for so far."""
 
 
 class LeasedLink(RemoteLink):
-    """Talks to the draft server that the pool names; with each incarnation it may be another one.
+    """Talks to the draft server that the pool names, which may change with each incarnation.
 
     A lease is held while there are requests, and for `IDLE_S` after the last one.
     """
@@ -79,7 +79,7 @@ class LeasedLink(RemoteLink):
         start_timeout_s: float,
         silence_timeout_s: float,
     ) -> None:
-        """Read the keys; nothing is asked yet. Arguments as of `RemoteLink`; ``leases`` stays the caller's to close.
+        """Read the keys; nothing is sent yet. Arguments as of `RemoteLink`; the caller closes ``leases``.
 
         Raises: SettingsError for keys that cannot be read.
         """

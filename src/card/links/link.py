@@ -24,9 +24,9 @@ class LinkStatus:
 class DrafterLink:
     """A drafter as an engine sees it, ours or another.
 
-    Nothing here blocks but `wait`, `start` and `close`, each for a bounded time, and `draft` of one that takes turns.
-    Messages may be lost. A `Ready` among the received ones means that a new drafter is there which knows of no request.
-    What is written here is the way of a drafter in this process.
+    Only `wait`, `start`, `close`, and `draft` of a drafter in turns block, each for a bounded time. Messages may be
+    lost. A received `Ready` announces a new drafter, which knows of no request. The methods of this class suit a
+    drafter in this process.
     """
 
     runs_by_itself: bool = True
@@ -52,7 +52,7 @@ class DrafterLink:
         raise NotImplementedError
 
     def show(self, states: TargetStates) -> None:
-        """Show a drafter in this process the target's hidden states; one that is elsewhere sees none."""
+        """Show a drafter in this process the target's hidden states; other drafters get none."""
 
     def receive(self) -> list[DrafterMessage]:
         """Return what has arrived."""
@@ -62,7 +62,7 @@ class DrafterLink:
         """Return when something has arrived, or after ``timeout_s`` seconds."""
 
     def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
-        """Let a drafter that takes turns with the target draft; one that runs by itself ignores it.
+        """Let a drafter in turns with the target draft; a free-running one ignores the call.
 
         Args:
             num_passes: most passes that it makes.
@@ -72,12 +72,12 @@ class DrafterLink:
         return []
 
     def reject(self, reason: str) -> None:
-        """Tell that the drafter sent something impossible: it is replaced, or down for good."""
+        """Replace the drafter, or take it down for good, since it sent an invalid message."""
         self._status = LinkStatus("down", reason)
 
     @property
     def ready(self) -> Ready | None:
-        """Account of itself of the newest drafter outside this process that came up; None before the first."""
+        """The `Ready` message of the newest drafter outside this process; None before the first."""
         return None
 
     @property
@@ -87,12 +87,12 @@ class DrafterLink:
 
     @property
     def worst_status(self) -> LinkStatus:
-        """State that users are told: of several drafters, that of the one that does worst."""
+        """The worst state among several drafters, which users are shown."""
         return self.status
 
     @property
     def own_schedule(self) -> Schedule:
-        """The schedule that it is for: ``turns`` if it drafts only when it is told to."""
+        """The drafter's schedule: ``turns`` if it drafts only in `draft`."""
         return "beside" if self.runs_by_itself else "turns"
 
     @property
@@ -102,14 +102,14 @@ class DrafterLink:
         return frozenset({"off", self.own_schedule}) if is_there else frozenset({"off"})
 
     def use(self, schedule: Schedule) -> None:
-        """Speak to the drafter of this schedule from now on, where there are several."""
+        """Send messages to the drafter of this schedule from now on, where there are several."""
 
     def close(self) -> None:
         """End the drafter. May be called twice."""
 
 
 class NoDrafter(DrafterLink):
-    """Link of whoever has no drafter: nobody listens, and nothing comes."""
+    """The link of a target without a drafter: it drops what is sent and receives nothing."""
 
     def __init__(self) -> None:
         self._status = LinkStatus("none")

@@ -41,7 +41,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
-    measuring_s: float = MEASURING_S  # to find out what passes cost, which targets are told; 0: nobody wants to know
+    measuring_s: float = MEASURING_S  # for measuring the cost of passes, which targets are told; 0: not measured
     cache_dir: str | None = None  # for converted weights, as of `load_model`
     draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
     always_drafted: tuple[int, ...] = ()  # and these
@@ -75,7 +75,7 @@ class LikelyModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Configuration of a child; its parent's link fills in the first three."""
+    """Configuration of a child process; the link fills in the first three fields."""
 
     address: str = ""
     incarnation: int = 0
@@ -86,7 +86,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ProcessLink(ZmqLink):
-    """Starts the drafter's process, talks to it, and replaces it when it dies, hangs or talks nonsense.
+    """Starts the drafter's process, talks to it, and replaces it when it dies, hangs or sends invalid messages.
 
     ``template`` gives the child's settings; address, incarnation and parent are filled in here.
     """

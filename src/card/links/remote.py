@@ -17,8 +17,8 @@ from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready
 
 _CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
 _ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once
-_RESTING_AFTER_S = 5.0  # a link that is not looked at for so long belongs to a target without requests
-_WAKING_S = 1.0  # after which what was said while the link was not looked at has arrived
+_RESTING_AFTER_S = 5.0  # a target without requests does not read its link; after so long the link rests
+_WAKING_S = 1.0  # after a rest, time for waiting messages to arrive
 _QUEUED_FRAMES = 256  # on the way out
 _ARRIVED_FRAMES = 4096  # layers of many requests, made during one long pass of the target
 _FAREWELL_MS = 200  # for the last message to leave
@@ -69,7 +69,7 @@ class RemoteLink(ZmqLink):
             self._woke_at = now
         messages = super().receive()
         if self._watch.state == "down" and now - self._woke_at < _WAKING_S and not self._is_closed:
-            self._watch.forgive()  # a server drops who does not ping, and nobody did
+            self._watch.forgive()  # no ping was sent meanwhile, so the server may have dropped the session
             self._woke_at = -math.inf
         return messages
 
@@ -146,7 +146,7 @@ class RemoteLink(ZmqLink):
         return ""
 
     def _is_lost(self, now: float) -> bool:
-        """Notice a connection that broke off, and an address where nobody answers."""
+        """Notice a connection that broke off, and an address without a server."""
         self._look_at_connection()
         is_unreached = self._watch.state == "starting" and not self._has_connected
         if is_unreached and now - self._reached_out_at > self._connect_timeout_s:
@@ -159,7 +159,7 @@ class RemoteLink(ZmqLink):
             return super()._complaint(now)
         if self._has_connected:
             return f"it does not answer in the way of a draft server (waited {self._answer_timeout_s:g} s)"
-        return f"nobody answers there (waited {self._connect_timeout_s:g} s); check the address, and that it runs"
+        return f"no server answers there (waited {self._connect_timeout_s:g} s); check the address, and that it runs"
 
     def _look_at_connection(self) -> None:
         """Read what happened to the connection; one that broke off ends the session."""

@@ -31,7 +31,7 @@ from card.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 _IDLE_POLL_MS = 200
-# What is taken of each client before a pass is made, whoever still has something to say.
+# Most messages read of each client before a pass is made, even if more wait.
 _MESSAGES_PER_LOOP = 32
 _BYTES_PER_LOOP = 1 << 20  # with the answers
 _QUEUED_FRAMES = 128  # per client and direction; more are dropped on the way out, and wait on the way in
@@ -79,16 +79,16 @@ class _Client:
     session: _Session | None = None
 
     @property
-    def who(self) -> str:
-        """Its key, or its address if there are no keys."""
+    def identity(self) -> str:
+        """The client's key, or its address if there are no keys."""
         return self.key or self.connection.host
 
 
 class DraftServer:
     """Serves targets over TCP from one thread: reads what has come, makes one pass for all, sends the layers.
 
-    A client that breaks the rules is told why and loses its session; it may begin another one. A client that does not
-    read loses messages, which the protocol survives. Nobody else notices either.
+    A client that breaks the rules gets the reason and loses its session; it may begin another one. A client that does
+    not read loses messages, which the protocol survives. Neither affects other clients.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class DraftServer:
 
         Args:
             open_worker: makes the worker of a session; gets ``max_requests`` and ``peers`` as `DrafterWorker` does.
-            ready: what each client is told of the model.
-            keys: those of the server and of its clients; None lets everyone in who can reach the address.
+            ready: the description of the model that each client gets.
+            keys: keys of the server and its clients; None accepts every client that reaches the address.
         Raises: SettingsError if the address is not free, or is open to others and there are no keys.
         """
         check_may_listen(address, has_keys=keys is not None)
@@ -145,7 +145,7 @@ class DraftServer:
             self.serve_once(_IDLE_POLL_MS if is_idle else 0)
 
     def serve_once(self, wait_ms: int) -> None:
-        """Wait so long for something to come, take what has come, and make one pass for all who want one."""
+        """Wait so long for messages, read those that came, and make one pass for all sessions with work."""
         if self._poller.poll(wait_ms):
             self._read()
         self._drop_silent()
@@ -172,7 +172,7 @@ class DraftServer:
         return [(client, client.session) for client in self._clients if client.session is not None]
 
     def _read(self) -> None:
-        """Meet new clients, take what each one has said, and part from those that are gone."""
+        """Accept new clients, read the messages of all, and remove clients that are gone."""
         self._meet()
         for client in list(self._clients):
             was_waiting = self._hear(client)
@@ -197,7 +197,7 @@ class DraftServer:
             client.connection.messages.close()
 
     def _hear(self, client: _Client) -> bool:
-        """Take some of what a client has said. Returns: whether it waits to say more."""
+        """Read some messages of a client. Returns: whether more wait."""
         num_bytes = 0
         for _ in range(_MESSAGES_PER_LOOP):
             if num_bytes >= _BYTES_PER_LOOP:
@@ -213,7 +213,7 @@ class DraftServer:
                 num_bytes += len(frames[0]) + self._take(client, frames[0].bytes)
             except ProtocolError as error:
                 self._end(client, str(error))
-            except Exception as error:  # whatever a client's message leads to, the others must not notice
+            except Exception as error:  # no message of a client may affect the other clients
                 logger.warning("a client's message failed", exc_info=error)
                 self._end(client, in_words(error))
             client.connection.num_taken += len(frames)
@@ -260,7 +260,7 @@ class DraftServer:
         serving = [other for other, _ in self._serving() if not other.connection.is_over]
         if len(serving) >= self._limits.max_sessions:
             return f"the server is full: it takes {self._limits.max_sessions} clients (--max-sessions)"
-        if sum(other.who == client.who for other in serving) >= self._most_per_client:
+        if sum(other.identity == client.identity for other in serving) >= self._most_per_client:
             whose = "with the same key" if client.key else "from the same address"
             return (
                 f"the server takes {self._most_per_client} clients {whose} at most (--max-sessions-per-client), "
@@ -285,7 +285,7 @@ class DraftServer:
             self._send(client, session.incarnation, result)
 
     def _drop_silent(self) -> None:
-        """End sessions that say nothing, and connections that begin none."""
+        """End silent sessions, and connections that begin none."""
         now = time.monotonic()
         oldest = now - self._limits.silence_timeout_s
         for client in [client for client in self._clients if client.heard_at < oldest]:

@@ -1,4 +1,4 @@
-"""Show a drafter in this process the hidden states of its target, row by row, as they become text."""
+"""Show a drafter in this process the hidden states of its target for each row that becomes text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from card.protocol.messages import TargetStates
 
 
 class ShownStates:
-    """A consumer of features that passes them on."""
+    """A consumer of features that passes them to a link."""
 
     def __init__(self, link: DrafterLink, wish: FeatureWish) -> None:
-        """Take the link to a drafter, and what its writer wants."""
+        """Take the link to a drafter, and the wish of its writer."""
         self.wish = wish
         self._link = link
 

@@ -1,4 +1,4 @@
-"""Two drafters of one model, of which one is spoken to at a time: beside the target, or in turns with it."""
+"""Two drafters of one model, one beside the target and one in turns with it; one of them is in use at a time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from card.protocol.messages import (
     TargetMessage,
 )
 
-_LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
+_LOOK_AFTER_S = 0.1  # between checks of the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
 
 
 class SwitchLink(DrafterLink):
-    """Speaks to the drafter of the present schedule; the other one holds no requests and costs no time.
+    """Talks to the drafter of the present schedule; the other one holds no requests and costs no time.
 
-    Each switch begins a new term, under whose number the drafter knows the requests, so that what is still on its way
-    from an earlier term is told apart. After a switch a `Ready` is received, as from any new drafter: the target then
-    opens every request there.
+    Each switch begins a new term. The drafter's request ids contain the number of the term, so that late messages of an
+    earlier term are recognised. After a switch a `Ready` is received, as from any new drafter: the target then opens
+    every request there.
     """
 
     def __init__(self, beside: DrafterLink, turns: DrafterLink, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,7 @@ class SwitchLink(DrafterLink):
 
     @property
     def available(self) -> frozenset[Schedule]:
-        """The schedules whose drafter is alive, and to do without one."""
+        """The schedules with a living drafter, and ``off``."""
         alive = {schedule for schedule, link in self._links.items() if link.status.state in ("up", "degraded")}
         return frozenset({"off", *alive})
 
@@ -59,7 +59,7 @@ class SwitchLink(DrafterLink):
 
     @property
     def worst_status(self) -> LinkStatus:
-        """State of the drafter that does worse: one that is down is told of while the other one drafts."""
+        """The worse state of the two: a drafter that is down is reported while the other one drafts."""
         status = self.status
         for link in self._links.values():
             own = link.status
@@ -69,11 +69,11 @@ class SwitchLink(DrafterLink):
 
     @property
     def ready(self) -> Ready | None:
-        """Account of itself of the drafter beside the target; the other one is in this process."""
+        """The `Ready` message of the drafter beside the target; the other one is in this process."""
         return self._links["beside"].ready
 
     def use(self, schedule: Schedule) -> None:
-        """Speak to the drafter of this schedule from now on; to rest leaves the present one in place."""
+        """Send messages to the drafter of this schedule from now on; ``off`` keeps the present one."""
         link = self._links.get(schedule, self._active)
         if link is self._active:
             return
@@ -105,7 +105,7 @@ class SwitchLink(DrafterLink):
         self._active.send(message)
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what the present drafter has said; the other one is only looked after."""
+        """Return the messages of the present drafter; only the state of the other one is checked."""
         received, self._pending = self._pending, []
         now = self._clock()
         is_due = now - self._looked_at >= _LOOK_AFTER_S

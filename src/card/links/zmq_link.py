@@ -138,11 +138,11 @@ class ZmqLink(DrafterLink, ABC):
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._ready: Ready | None = None
-        self._refused: list[DrafterMessage] = []  # in the drafter's name: what was too long to be sent
+        self._refused: list[DrafterMessage] = []  # answers in the drafter's name to messages too long to be sent
         self._checked_at = 0.0
-        self._is_awaited = False  # by `start`, whose caller is told of a failure
+        self._is_awaited = False  # by `start`, which raises a failure
         self._is_closed = False
-        self._said_nonsense = False  # a drafter, of itself
+        self._is_ready_invalid = False  # the last `Ready`
         self._num_floods = 0  # reads in a row that found no end
 
     @property
@@ -152,17 +152,17 @@ class ZmqLink(DrafterLink, ABC):
 
     @property
     def ready(self) -> Ready | None:
-        """Account that the newest drafter gave of itself when it came up."""
+        """The `Ready` message of the newest drafter."""
         return self._ready
 
     def begin(self) -> None:
-        """Reach for the drafter; it is up once it was heard of."""
+        """Begin to connect to the drafter; it is up once its first message came."""
         if self._watch.incarnation == 0:
             self._checked_at = time.monotonic()
             self._try_to_open()
 
     def start(self) -> None:
-        """Reach for the drafter and wait until it is ready. One that says nonsense of itself is down, and no more.
+        """Connect to the drafter and wait until it is ready. One with an invalid `Ready` is down; it does not raise.
 
         Raises: WorkerError if it fails or takes too long.
         """
@@ -172,7 +172,7 @@ class ZmqLink(DrafterLink, ABC):
             self.wait(0.05)
             self._read()
             self._supervise(time.monotonic())
-        if self._watch.state != "up" and not self._said_nonsense:
+        if self._watch.state != "up" and not self._is_ready_invalid:
             reason = self._watch.reason
             self.close()
             raise WorkerError(self._not_started(reason))
@@ -202,7 +202,7 @@ class ZmqLink(DrafterLink, ABC):
             time.sleep(timeout_s)
 
     def reject(self, reason: str) -> None:
-        """Leave a drafter that sends nonsense; the next one is tried later."""
+        """Leave a drafter that sent an invalid message; the next one is tried later."""
         self._fail(reason)
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class ZmqLink(DrafterLink, ABC):
 
     @abstractmethod
     def _is_lost(self, now: float) -> bool:
-        """Look at what the link alone can see of its drafter; a lost one has been given up when this returns."""
+        """Check what only this kind of link can see of its drafter; give up a lost one before returning."""
 
     @abstractmethod
     def _not_started(self, reason: str) -> str:
@@ -264,7 +264,7 @@ class ZmqLink(DrafterLink, ABC):
                 logger.debug("the drafter's queue is full: a message is dropped")
 
     def _read(self) -> list[DrafterMessage]:
-        """Return the frames that are here; a bad one ends the incarnation, and so does a flood of them."""
+        """Return the messages that have arrived; a malformed one or a flood ends the incarnation."""
         messages: list[DrafterMessage] = []
         asked: set[int] = set()  # requests that the drafter asks more of: one answer each will do
         num_frames = num_bytes = 0
@@ -290,7 +290,7 @@ class ZmqLink(DrafterLink, ABC):
         return messages
 
     def _understood(self, frame: bytes) -> DrafterMessage | TargetMessage | None:
-        """Return what the present drafter says; None if there is nothing in it, or it has been given up for it."""
+        """Return the message in a frame; None if it carries nothing, or if the drafter was given up for it."""
         try:
             incarnation, message = decode(frame)
         except ProtocolError as error:
@@ -312,11 +312,11 @@ class ZmqLink(DrafterLink, ABC):
         return message
 
     def _fault_of(self, ready: Ready) -> str:
-        """Return why a drafter is of no use by its own account; empty if it is of use."""
+        """Return why a drafter cannot be used by its `Ready`; empty if it can."""
         try:
             check_ready(ready)
         except ProtocolError as error:
-            self._said_nonsense = True
+            self._is_ready_invalid = True
             return str(error)
         return self._mismatch(ready)
 
@@ -333,7 +333,7 @@ class ZmqLink(DrafterLink, ABC):
                 self._fail(self._complaint(now))
 
     def _try_to_open(self) -> None:
-        """Reach for the next drafter; one that there are no files or memory for is tried again later."""
+        """Try the next drafter; without free files or memory it is tried again later."""
         try:
             self._open()
         except (zmq.ZMQError, OSError) as error:

@@ -22,16 +22,16 @@ from card.server.logs import tell
 
 logger = logging.getLogger(__name__)
 
-OTHER_FILES = 256  # that the process may have open besides its connections: models, pipes, files of upkeep
+OTHER_FILES = 256  # open files other than connections: models, pipes, files of upkeep
 _BACKLOG = 2048  # connections that wait to be accepted
 _AT_ONCE = 16  # connections that are accepted before the event loop does something else
-RETRY_S = 1.0  # after which a system without files, or without memory for a connection, is asked again
-_TELL_S = 60.0  # between two lines of the log about it
+RETRY_S = 1.0  # pause before the next try to accept, when the system has no file or memory for a connection
+_TELL_S = 60.0  # between two log lines about such a pause
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def room_for(max_connections: int) -> int:
-    """Let the process have as many files open as so many connections need; return for how many there is room."""
+    """Raise the limit on open files to what so many connections need; return how many connections it allows."""
     if resource is None:
         return max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -67,14 +67,14 @@ class Server(uvicorn.Server):
 
 
 class _Acceptor:
-    """Accepts the connections of one socket; those above the bound are told so and closed at once."""
+    """Accepts the connections of one socket; answers those above the bound with an error and closes them."""
 
     def __init__(
         self, own: socket.socket, begin: Callable[[], LimitedProtocol], num_open: Callable[[], int], most: int
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket, self._begin, self._num_open, self._most = own, begin, num_open, most
-        self._beginning: set[asyncio.Task[None]] = set()  # accepted, and not among those that are open yet
+        self._beginning: set[asyncio.Task[None]] = set()  # accepted, not counted as open yet
         reason = f"the server has {most} connections, as many as it takes; try again soon"
         self._refusal = refusal(ApiError(503, reason, code="too_many_connections", retry_after_s=1))
         self._told_at = float("-inf")
@@ -129,7 +129,7 @@ class _Acceptor:
             accepted.recv(65536)  # what is left unread would make the system reset the connection
 
     def _rest(self, error: OSError) -> None:
-        """Accept nothing for a while: the socket stays ready, and asking again at once would only cost time."""
+        """Accept nothing for a while: the socket stays ready, and another try at once would fail again."""
         self._loop.remove_reader(self._socket)
         self._retry = self._loop.call_later(RETRY_S, self._listen)
         if self._loop.time() - self._told_at >= _TELL_S:

@@ -20,7 +20,7 @@ _GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
 class KeyRing:
-    """The keys that open the door; an empty ring leaves it open."""
+    """The API keys that are accepted; with an empty ring every request passes."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
@@ -28,7 +28,7 @@ class KeyRing:
     def check(self, path: str, authorization: bytes | None) -> None:
         """Let a request pass. Raises: ApiError 401 if its path is guarded and it brings no key that fits.
 
-        Every key is compared, digests of equal length, so that the time tells nothing about how much of one was right.
+        Digests of equal length are compared with every key, so that the time does not reveal how much of one was right.
         """
         if not self._digests or not is_guarded(path):
             return
@@ -62,8 +62,8 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class AllowedHosts:
     """The names and addresses that may stand in the header `Host`, at any port.
 
-    Loopback names always may, and the address listened on. A server that listens on all addresses may be asked under
-    any address, which no page can choose for itself, but under no other name than those given.
+    Loopback names and the server's own address always may. A server that listens on all addresses accepts every
+    address, since no page can choose one for itself, but only the names given.
     """
 
     def __init__(self, listened_on: str, named: Iterable[str]) -> None:
@@ -88,13 +88,13 @@ class AllowedHosts:
         if not self.is_allowed(host_of(authority)):
             raise ApiError(
                 421,
-                f"this server is not to be asked under the name {authority[:_MOST_QUOTED_CHARS]!r}; ask localhost or "
+                f"this server does not answer to the name {authority[:_MOST_QUOTED_CHARS]!r}; use localhost or "
                 "the address that it listens on, or start it with --allowed-host NAME",
                 code="host_not_allowed",
             )
 
     def is_allowed(self, host: str | None) -> bool:
-        """Return whether the server may be asked under this name."""
+        """Return whether the server answers requests to this name."""
         if host is None:
             return False
         address = as_address(host)
@@ -104,7 +104,7 @@ class AllowedHosts:
 
 
 class AllowedOrigins:
-    """The origins whose web pages may ask: the server's own page, and those that were named."""
+    """Origins of the web pages that may send requests: the server's own page, and the origins named."""
 
     def __init__(self, named: Iterable[str]) -> None:
         """Take the origins named; "*" among them allows all."""

@@ -28,5 +28,5 @@ def error_content(error: ApiError) -> dict[str, Any]:
 
 
 def error_response(error: ApiError, **headers: str) -> Response:
-    """Return the answer that is an error, with these headers besides its own."""
+    """Return an error as an answer, with its own headers and these."""
     return json_response(error_content(error), error.status, error.headers() | headers)

@@ -95,13 +95,13 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
 
 
 class Envelope:
-    """Around every request: an id, a line in the log, and nothing for those who ask under a name not allowed."""
+    """Gives every request an id and a log line, and refuses host names and origins that are not allowed."""
 
     def __init__(self, app: ASGIApp, *, service: Service, hosts: AllowedHosts, origins: AllowedOrigins | None) -> None:
-        """Take what is inside.
+        """Wrap an application.
 
         Args:
-            origins: None where a key is asked for, which no page has unless it was told.
+            origins: None where requests need a key: a page has none unless the user gave it one.
         """
         self._app, self._service, self._hosts, self._origins = app, service, hosts, origins
 
@@ -150,7 +150,7 @@ class Envelope:
 
 
 class Guard:
-    """Asks for the key, and sees to it that there is an answer even where our code fails."""
+    """Checks the API key, and answers with an error where our code fails."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
         self._app, self._keys = app, keys
@@ -171,7 +171,7 @@ class Guard:
             await self._app(scope, receive, send_noted)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
-        except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
+        except Exception as error:  # a bug of ours: the client gets an answer, the log the place
             at, request_id = frames_of(error.__traceback__), scope["state"]["request_id"]
             tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
             if has_begun:

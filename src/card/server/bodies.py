@@ -1,4 +1,4 @@
-"""Bodies of requests: from bytes to checked fields, where nobody else has to wait for it.
+"""Bodies of requests: from bytes to checked fields, without holding up other requests.
 
 Whatever a body holds, its cost stays in proportion to its size. Its shape is bounded before it is decoded, validation
 ends at the first error, and a large body is decoded and validated beside the event loop.
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LARGE_BYTES = 16 * 1024  # what is done with more of a body holds up no other request
+LARGE_BYTES = 16 * 1024  # larger bodies are decoded and validated beside the event loop
 MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads why it was refused
 _MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
 _MOST_NAME_CHARS = 100  # of a field's name there
@@ -127,6 +127,6 @@ def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel])
 
 
 def _shown(name: str) -> str:
-    """Return a field's name as one short line; clients may name theirs as they like."""
+    """Return a field's name as one short line: a client may send any name."""
     short = name if len(name) <= _MOST_NAME_CHARS else name[:_MOST_NAME_CHARS] + "..."
     return short if short.isprintable() else repr(short)[1:-1]

@@ -89,7 +89,7 @@ def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choic
 
 
 def _call(plan: ToolPlan, name: str) -> dict[str, Any]:
-    """Return a call whose arguments are to come."""
+    """Return the beginning of a call; its arguments follow."""
     return {"id": plan.new_call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
 
 

@@ -101,7 +101,7 @@ async def _echo(
 
 
 class _Scores:
-    """The log-probabilities of one choice's tokens as its text grows: each is told of when its place is known."""
+    """The log-probabilities of one choice's tokens; each is sent once its place in the text is known."""
 
     def __init__(self, service: Service, choice: Choice, echo: _Echo) -> None:
         self._names = service.names

@@ -20,7 +20,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Address of the server, whom it lets in, and how much it takes on."""
+    """Address of the server, its access rules and its limits."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", shown="127.0.0.1, this machine only")
     port: int = setting(8000, "Port; 0 takes a free one.", least=0, most=2**16 - 1)
@@ -35,7 +35,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = setting(  # none: the door stands open
         (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"
     )
-    no_key: bool = setting(False, "Let everyone in.")
+    no_key: bool = setting(False, "Ask for no key.")
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Name of this server, * for any.",
@@ -78,19 +78,19 @@ class ServerSettings:
             raise SettingsError("no_key and api_key are both given, of which one asks for a key; leave one out")
         if not (self.api_keys or self.no_key or is_loopback(self.host)):
             raise SettingsError(
-                f"everyone who reaches {self.host} could use this server; set --api-key (or CARD_API_KEY), listen on "
-                "127.0.0.1, or say --no-key if that is meant"
+                f"any client that reaches {self.host} could use this server; set --api-key (or CARD_API_KEY), "
+                "listen on 127.0.0.1, or say --no-key if that is meant"
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens on ``host``."""
+    """Return whether only this machine can reach a server that listens on ``host``."""
     address = as_address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
 def known_as(source: str) -> str:
-    """Return the name of a model that everyone may know: of one that is a file or a folder, not where it lies."""
+    """Return the public name of a model; for a file or a folder it leaves out the path."""
     path = expanded(source)
     return path.absolute().name if path.is_absolute() or path.exists() else source
 

@@ -1,7 +1,7 @@
 """Limits of a connection: how long a request's head may take, how large it may be, how long an answer may be taken.
 
-uvicorn has none of them. A reverse proxy has, but the server is also used without one. And no proxy helps against a
-reader of a stream who stops reading: the proxy then stops taking from us, so that bound has to be here.
+uvicorn has none of them. A reverse proxy has, but the server is also used without one. No proxy helps against a
+client that stops reading a stream: the proxy then stops reading from us. So the server needs that limit itself.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LimitedProtocol(Protocol):
             self._cancel_head_timer()
 
     def _watch_head(self) -> None:
-        """Keep a time limit while nothing but the head of a request is waited for, or a body that nobody reads."""
+        """Keep a time limit while the connection waits for the head of a request, or for a body that is thrown away."""
         is_answered = self.cycle is None or self.cycle.response_complete
         if not (self.is_in_head or is_answered):
             self._cancel_head_timer()

@@ -94,7 +94,7 @@ def shutting_down() -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return what a client is told of ``error``; of one that is nobody's mistake but ours, only that it happened."""
+    """Return ``error`` as a client may see it; an internal one without its details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptError):

@@ -29,7 +29,7 @@ _MANY_LOGPROBS = 5000  # of an answer; each takes microseconds
 
 @dataclass(slots=True)
 class Choice:
-    """One text of a request: where it comes from, and what came of it."""
+    """One text of a request: its stream, and the chunks collected from it."""
 
     index: int
     prompt_ids: tuple[int, ...]
@@ -94,11 +94,11 @@ class Generation:
         return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
 
     def is_large(self, num_top: int | None, num_echoed: int = 0) -> bool:
-        """Return whether an answer tells of so many tokens that others would wait while it is put together.
+        """Return whether an answer lists so many tokens that building it would hold up other requests.
 
         Args:
-            num_top: log-probabilities told beside that of each token; None: not even that one.
-            num_echoed: tokens of prompts that are told too, for all choices together.
+            num_top: log-probabilities listed beside that of each token; None: not even that one.
+            num_echoed: tokens of prompts that are listed too, for all choices together.
         """
         num_told = num_echoed + sum(choice.record.stats.num_new_tokens for choice in self.choices)
         return num_top is not None and num_told * (1 + num_top) >= _MANY_LOGPROBS

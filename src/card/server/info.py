@@ -78,7 +78,7 @@ def _text_of(service: Service, token_ids: Sequence[int]) -> str:
 
 
 async def embeddings(request: Request) -> Response:
-    """Say that there are none. Raises: ApiError 404."""
+    """Refuse: this server makes no embeddings. Raises: ApiError 404."""
     service: Service = request.app.state.service
     names = ", ".join(service.settings.served_model_names)
     raise ApiError(

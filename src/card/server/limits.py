@@ -62,7 +62,7 @@ class Gate:
         await self._is_empty.wait()
 
     def _retry_after_s(self, num_inside: int) -> int:
-        """Return when a place should come free: those who wait are served at the pace of the last requests."""
+        """Return when a place should come free, at the pace of the last requests."""
         num_waiting = max(1, num_inside - self._max_running)
         return min(_MOST_RETRY_AFTER_S, max(1, math.ceil(self._mean_s * num_waiting / self._max_running)))
 

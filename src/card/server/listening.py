@@ -11,8 +11,8 @@ from card.server.config import ServerSettings
 def bind(settings: ServerSettings) -> socket.socket:
     """Take the address for this process alone. Raises: SettingsError if it cannot be had.
 
-    Listening begins now: two sockets that only hold an address can hold the same one. Who connects before the model is
-    there waits for it.
+    Listening begins now: two sockets that only hold an address can hold the same one. A client that connects before
+    the model is loaded waits for it.
     """
     own = None
     try:

@@ -43,7 +43,7 @@ COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats 
     "drafter_busy_seconds": ("Time of these passes.", "drafter_busy_s"),
     "drafter_dropped_nodes": ("Candidates ruled out by what was committed.", "drafter_dropped_nodes"),
     "drafter_rolled_back_tokens": ("Of these, those thought likeliest.", "rolled_back_tokens"),
-    "prompt_tokens_reused": ("Tokens of prompts whose KV was there already.", "reused_prompt_tokens"),
+    "prompt_tokens_reused": ("Tokens of prompts with KV from earlier requests.", "reused_prompt_tokens"),
 }
 _SUMS = ("hits", "late_hits", *(counter for _, counter in COUNTERS.values()))
 FALLBACKS = ("request", "policy", "drafter", "no_candidates")
@@ -90,7 +90,7 @@ def _cause(stats: RequestStats, *, speculates: bool) -> str:
 
 
 class Ledger:
-    """The books: running texts, and the sums over those that have ended. Used in the event loop only."""
+    """Records of running texts, and sums over finished ones. Used in the event loop only."""
 
     def __init__(self) -> None:
         self.fallbacks = dict.fromkeys(FALLBACKS, 0)

@@ -12,8 +12,8 @@ from card.text.tokens import Detokenizer
 class TokenOffsets:
     """Tells for each token how many characters of the text stand before it.
 
-    Tokens that share a character begin where it begins, and a token without text begins where the next one does. What
-    is told of a token may wait for later ones, which decide what its bytes become.
+    Tokens that share a character begin where it begins, and a token without text begins where the next one does. The
+    offset of a token may have to wait for later tokens, which decide what its bytes become.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, after: Sequence[int] = (), start: int = 0) -> None:
@@ -25,10 +25,10 @@ class TokenOffsets:
         """
         self._detokenizer = Detokenizer(tokenizer, after=after)
         self._num_chars = start  # that no later token can change
-        self._waiting: list[str] = []  # before each token that nothing is told of yet, the text that was not certain
+        self._waiting: list[str] = []  # for each token without an offset yet, the uncertain text before it
 
     def push(self, token_ids: Iterable[int]) -> list[int]:
-        """Add tokens and return the offsets that are certain now, of the oldest tokens that none was told of."""
+        """Add tokens and return the offsets that are certain now, of the oldest tokens without one."""
         told: list[int] = []
         for token_id in token_ids:
             before = self._detokenizer.held_back
@@ -47,7 +47,7 @@ class TokenOffsets:
     def _settled(self, text: str) -> list[int]:
         """Return the offsets of the tokens that waited for this text.
 
-        A token begins where the text before it, had it ended there, parts from what it became.
+        The text before a token is decoded as if it ended there; the token begins where the whole text differs from it.
         """
         told: list[int] = []
         least = 0
@@ -60,7 +60,7 @@ class TokenOffsets:
 
 
 def _num_common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the longest common beginning of two texts."""
     differing = (idx for idx, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     return next(differing, min(len(one), len(other)))
 

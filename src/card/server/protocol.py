@@ -78,7 +78,7 @@ class Protocol(HttpToolsProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read some of what came; the rest when others have had their turn, or when a request is answered."""
+        """Read some of what came; the rest after a turn of the event loop, or when a request is answered."""
         view, start = memoryview(self.unread), 0
         end = min(len(view), _MOST_AT_ONCE_BYTES)
         while start < end and not self.pipeline and not self.transport.is_closing():
@@ -145,7 +145,7 @@ class Protocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """End the body, also one that nobody waits for."""
+        """End the body, also one that is thrown away."""
         if not self._has_upgrade:
             super().on_message_complete()
             self.cycle.more_body = False
@@ -185,7 +185,7 @@ class Protocol(HttpToolsProtocol):
         return True
 
     def _end_behind_last(self) -> None:
-        """Let the connection end with the last answer that a client can get which sends nothing more."""
+        """End the connection after the last answer to a client that has closed its side."""
         if self.pipeline or self.unread:
             return
         if self.cycle.response_complete or self.cycle.more_body:
@@ -305,7 +305,7 @@ class _Flow(FlowControl):
 
 
 class _EndedByClosing:
-    """An application whose body, if it tells no length, ends with the connection."""
+    """An application; a body without a stated length ends with the connection."""
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
         self._app, self._cycle = app, cycle

@@ -20,7 +20,7 @@ _AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "strea
 
 
 def _refuse_other_types(kinds: tuple[str, ...]) -> Any:
-    """Return a validator that refuses other types before it looks at fields, which are those of other types then."""
+    """Return a validator that refuses other types first: their fields would give misleading errors."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and value.get("type") not in kinds:
@@ -154,7 +154,7 @@ class FunctionOutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """Thoughts of another server's model, which are not told again."""
+    """Reasoning of another server's model; it is left out of the prompt."""
 
     type: Literal["reasoning"]
     id: str = ""

@@ -59,7 +59,7 @@ async def responses(request: Request) -> Response:
 
 
 class _Answer:
-    """One response as it comes to be."""
+    """One response while it is written."""
 
     def __init__(self, fields: ResponsesRequest, plan: ToolPlan, generation: Generation, model: str) -> None:
         self._fields, self._generation, self._model = fields, generation, model
@@ -132,7 +132,7 @@ class _Answer:
 
 
 class _OutputItems:
-    """Makes items of an answer's pieces: messages of the assistant, and calls of functions. Tells how they grow."""
+    """Turns an answer's pieces into items (messages and calls of functions), and reports their growth as events."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan

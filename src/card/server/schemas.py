@@ -129,7 +129,7 @@ class SamplingFields(CommonFields, GuidedFields):
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream_options: StreamOptions | None = None
     best_of: int = Field(1, ge=1, le=1, description="asks for nothing")
-    shows_tree: bool = Field(False, description="say of each token who proposed it, and what lay beside it")
+    shows_tree: bool = Field(False, description="list the writer of each token, and the candidates beside it")
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> SamplingFields:
@@ -158,7 +158,7 @@ def _part(part: object) -> dict[str, Any]:
 
 
 class AnsweredFields(Strict):
-    """Parts of answers besides their text, which clients send back. The chat template sees the reasoning alone."""
+    """Parts of answers other than text, which clients send back. The chat template gets only the reasoning."""
 
     refusal: str | None = None
     reasoning_content: str | None = None

@@ -32,15 +32,15 @@ _LABELLED = {  # counters, without prefix -> what they are, their label
     "lookup_results": ("Whether the target's next token was a candidate already.", "result"),
     "fallbacks": ("Rounds decoded plainly, by cause.", "cause"),
     "candidates_accepted_per_position": ("Candidates accepted, by their depth from 0.", "position"),
-    "candidates_verified_by_writer": ("Candidates verified, by who proposed them.", "writer"),
-    "candidates_accepted_by_writer": ("Candidates accepted, by who proposed them.", "writer"),
+    "candidates_verified_by_writer": ("Candidates verified, by the writer that proposed them.", "writer"),
+    "candidates_accepted_by_writer": ("Candidates accepted, by the writer that proposed them.", "writer"),
     "requests_finished": ("Texts that ended, by reason.", "finished_reason"),
     "http_errors": ("Answers that were errors, by status.", "status"),
 }
 
 
 class Scrape:
-    """Gathers everything for one answer of `/metrics`; what the engine would say is left out if it is down."""
+    """Collects all metrics for one answer of `/metrics`; those of the engine are left out if it is down."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._ledger = service, service.ledger

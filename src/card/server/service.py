@@ -39,7 +39,7 @@ _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
 _STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot hold it to"
 _LEAST_MOST_IDS = 100_000
-LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
+LONG_CHARS = 16_384  # of a text, or token ids; longer ones have threads of their own
 
 
 class Service:
@@ -88,14 +88,14 @@ class Service:
         return name or names[0]
 
     async def encode(self, prompt: Prompt, *, must_fit: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, made without holding others up.
+        """Return the token ids of a prompt, made beside the event loop.
 
         Args:
             must_fit: refuse a text that cannot fit into the context before it is tokenized.
         Raises: PromptError; ApiError 400 for one that cannot fit.
         """
         if must_fit and not isinstance(prompt, str) and len(prompt) > self.llm.max_model_len:
-            self.num_new_tokens(len(prompt), 1)  # which says that it is too long: each is a token at least
+            self.num_new_tokens(len(prompt), 1)  # raises the right error: each is a token at least
         is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
         parts: Sequence[Any] = [prompt] if isinstance(prompt, str) else () if is_ids else prompt
         texts = [text for one in parts for text in _texts_of(one)]
@@ -147,7 +147,7 @@ class Service:
         return await asyncio.wrap_future(self._threads[is_long].submit(function, *args, **options))
 
     async def prepare(self, request: Request, grammar: Grammar | None, guide: str) -> None:
-        """Compile a request's grammar, which is kept until it is answered, where others need not wait for it.
+        """Compile a request's grammar beside the event loop; it is kept until the request is answered.
 
         Args:
             guide: the field of the request that the grammar came from.
@@ -179,7 +179,7 @@ class Service:
             grammars.leave(work)
 
     def _client_of(self, request: Request) -> str:
-        """Return whose request it is: by its key, where only keys that are known open the door, or by its address."""
+        """Return the client's name in the queue for grammars: its key if keys are required, else its address."""
         if self.settings.api_keys:
             return request.headers.get("authorization", "")
         return request.client.host if request.client is not None else ""
@@ -233,7 +233,7 @@ class Service:
             generation.deadline.cut(shutting_down())
 
     def close(self) -> None:
-        """Begin nothing more beside the event loop; what runs there is not waited for."""
+        """Start no more work beside the event loop, and do not wait for running work."""
         for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -46,7 +46,7 @@ def serve(
 
     Args:
         own: listens on the address of the settings; is closed at the end.
-        announce: is told the address once requests are answered.
+        announce: gets the address once requests are answered.
     Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
     """
     settings = replace(settings, max_connections=room_for(settings.max_connections))
@@ -57,7 +57,7 @@ def serve(
         raise
     run = _Run(llm, settings, own, announce)
     gc.collect()
-    gc.freeze()  # what is here stays: to look through it again and again would hold up every request
+    gc.freeze()  # loaded objects stay: garbage collection over them would hold up every request
     return run.run()
 
 
@@ -147,13 +147,13 @@ class _Run:
         self._server.should_exit = True
 
     async def _watch_engine(self) -> None:
-        """End the process once the engine has died: whoever started it can start it anew, and nothing else helps."""
+        """End the process once the engine has died, so that its supervisor can restart it: nothing else helps."""
         death = await self._llm.ended()
         self._status = _DEAD_ENGINE
         cause = death.__cause__
         told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)} if cause else {}
         tell(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
-        with contextlib.suppress(TimeoutError):  # those whose requests ran are told first
+        with contextlib.suppress(TimeoutError):  # clients with running requests get their errors first
             await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 

@@ -1,4 +1,4 @@
-"""Sending answers: as server-sent events while they are written, and only as long as somebody listens."""
+"""Sending answers: as server-sent events while they are written, and only as long as the client listens."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from card.server.protocol import PROBE
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b":\n\n"  # of a stream of events; readers pass over it
-_GONE = 499  # status in the log of a request whose client did not wait for the answer, as nginx has it
+_GONE = 499  # status in the log if the client did not wait for the answer; nginx uses the same
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` gives; give it up if the client hangs up meanwhile.
 
-    Raises: ApiError then, which nobody reads, and whatever ``work`` raises.
+    Raises: ApiError then, for the log only, and what ``work`` raises.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_hung_up(request))
@@ -53,7 +53,7 @@ def failure(error: CardError) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends what a generation writes; whoever hangs up ends it, and an error on the way becomes the last event."""
+    """Sends what a generation writes. A client that hangs up ends it; an error becomes the last event."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EventStream(StreamingResponse):
         """Take over ``generation``, which is closed at the end.
 
         Args:
-            events: without those that end the stream.
+            events: all but the last ones of the stream.
             tell: makes the event of an error.
             end: is sent last.
         """

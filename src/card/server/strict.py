@@ -33,7 +33,7 @@ class Strict(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         """Count a field that is null as left out: clients send back what they were sent.
 
-        Of fields that it does not know the first one stays, to be refused: each would be an error of its own.
+        The first unknown field stays and is refused; more of them would only add errors.
         """
         if not isinstance(value, dict):
             return value
@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 def takes(words: str) -> WrapValidator:
-    """Say in these words what a field takes, whichever part of a value is not as it must be."""
+    """Report every error in a field's value with one sentence that says what the field takes."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:

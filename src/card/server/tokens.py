@@ -27,7 +27,7 @@ class TokenNames:
         text = self._texts.get(token_id)
         if text is None:
             text = self._decoded(token_id)
-            # Behind itself, as a text's beginning is special: decoders drop a blank there, or show a mark.
+            # Decoded after a copy of itself: at a text's beginning decoders drop a blank, or show a mark.
             if not self._is_broken(token_id, text):
                 text = self._decoded(token_id, token_id).removeprefix(text)
             self._texts[token_id] = text

@@ -14,7 +14,7 @@ NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"
 MAX_TOOLS = 1024
 
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}
-ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object; anything else is told the model as it is"}
+ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object; the model gets anything else as it is"}
 
 
 class FunctionDefinition(Strict):

@@ -1,4 +1,4 @@
-"""Prompt lookup: the text's last tokens stood here before, so what followed them then may follow them again.
+"""Prompt lookup: if the text's last tokens occurred before, what followed them then may follow again.
 
 Source: Saxena 2023, Prompt Lookup Decoding, of which this is the variant with the longest and then the latest match.
 """
@@ -14,7 +14,7 @@ from card.tree.nodes import NO_NODES, Nodes
 
 
 def chance_per_count(match_length: int, total: int = 1, *, novelty: float = 2.5) -> float:
-    """Return a first guess of a token's chance of being accepted, for each time that it followed the match before.
+    """Return the estimated chance that a token is accepted, per time that it followed the match before.
 
     Something new counts like some occurrences too, the fewer the longer the match is: the chance of a token that
     followed ``count`` times is ``count / (total + novelty / match_length)``. So a match of 2 tokens of the same text,
@@ -23,10 +23,10 @@ def chance_per_count(match_length: int, total: int = 1, *, novelty: float = 2.5)
     compression using adaptive coding and partial string matching.
 
     Args:
-        match_length: tokens before this one that stood there before in the same order; 1 or more.
+        match_length: tokens directly before this one that match the earlier place; 1 or more.
         total: how often any token followed them.
-        novelty: how readily texts part from what matched so far. Fitted to Python source and worded sums: with 2.5 for
-            matches within a text, and 7 for those with other texts, most guesses lay within 0.1 of what came true.
+        novelty: how often texts differ from the earlier place after a match. Fitted to Python source and worded sums:
+            with 2.5 within a text and 7 across texts, most estimates were within 0.1 of the measured share.
     """
     return 1.0 / (total + novelty / match_length)
 
@@ -42,7 +42,7 @@ class LookupSequence(WriterSequence):
 
         Args:
             min_ngram: shortest match that is followed; matches of one token are mostly chance.
-            max_ngram: longest match that is told from longer ones when the place is chosen.
+            max_ngram: longest match that counts when the place is chosen; longer ones rank equally.
         """
         self._token_ids: list[int] = []
         self._vocab_size = vocab_size

@@ -1,8 +1,8 @@
-"""Declare what a writer without a model is: it proposes candidates beside the drafter's and learns from every pass.
+"""The contract of a writer without a model: it proposes candidates beside the drafter's and learns from every pass.
 
-Such writers live in the target's process and cost microseconds. So they are asked before each pass for candidates that
-suit it: below the best path that others propose, and as many as there is budget left. A `DraftWriter` cannot be asked.
-It drafts ahead, elsewhere, and keeps its tree over many passes, while messages may be lost. Hence the two contracts.
+Such writers live in the target's process and cost microseconds. So the engine calls them before each pass, with the
+best path of the other writers and the budget that is left. A `DraftWriter` cannot be called like this: it drafts ahead
+elsewhere and keeps its tree over many passes, while messages may be lost. Hence the two contracts.
 
 Nothing that a writer proposes can change the text: the target's own choices decide (`card.tree.verify.match`).
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_proposal(proposal: Nodes, vocab_size: int) -> None:
-    """Raise ProtocolError unless the proposal is made of trees of tokens below the root and the best path's end."""
+    """Raise ProtocolError unless the proposal consists of trees of tokens below the root and the best path's end."""
     counts = [len(proposal.tokens), len(proposal.parents), len(proposal.path_logprobs)]
     if len(set(counts)) > 1:
         raise ProtocolError(f"tokens, parents and path_logprobs of a proposal must be equally many, got {counts}")
@@ -62,51 +62,51 @@ class Observation:
 
 
 class WriterSequence:
-    """A writer's knowledge of one request. One that raises falls silent until the request is over."""
+    """A writer's state of one request. If it raises, it is not called again for this request."""
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return up to ``budget`` candidates for the next pass. A pass whose budget others have filled asks for none.
+        """Return up to ``budget`` candidates for the next pass. Not called if other writers have filled the budget.
 
         Args:
             best_path: tokens of the best path that the drafter and the writers before this one propose; may be empty.
-            budget: what the likely candidates among theirs leave of the request's own, 1 or more.
+            budget: the request's budget less the likely candidates of other writers, 1 or more.
         """
         raise NotImplementedError
 
     def read(self, first: int, features: Tensor) -> None:
-        """Take hidden states of tokens that a pass has read before the newest one: those of a prompt, above all.
+        """Take hidden states of tokens that a pass read before the newest one, mostly of a prompt.
 
         Called before `observe`, and only for a writer that wants features of "all" rows.
 
         Args:
-            first: place of the first of them in the text that `LocalWriter.open` was given, which leaves images out.
-                Those before it may never come, as their rows were known already; some may come again.
+            first: place of the first of them in the text given to `LocalWriter.open`, which leaves images out. Earlier
+                ones may never come, as their rows were known already; some may come again.
             features: [n, D] as `Observation.features`.
         """
 
     def observe(self, seen: Observation) -> None:
-        """Take what a pass told. The pass that ends the prompt is told too; it has no candidates."""
+        """Learn from a pass. The pass that ends the prompt counts too; it has no candidates."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The request is over, finished or not. Called once."""
+        """End the request, finished or not. Called once."""
 
 
 class LocalWriter:
-    """A writer of one engine; this one gives what most writers share.
+    """A writer of one engine; the base class has what most writers share.
 
     A module of this package holds a writer and names its class WRITER; the module's name is the writer's name.
     """
 
     top_k: ClassVar[int] = 0
-    """Number of likeliest tokens that it wants to see at every token that the target runs; 0: none."""
+    """Number of likeliest tokens that it needs of every row that the target runs; 0: none."""
     wanted_features: ClassVar[Rows | None] = None
-    """Rows whose hidden states behind the final norm it wants: "logits" of tokens that are run for their logits, "all"
-    of the rest of the prompt too; None costs nothing."""
+    """Rows whose hidden states behind the final norm it needs: "logits" for tokens with logits, "all" for the rest of
+    the prompt too; None costs nothing."""
     outlives_engine: ClassVar[bool] = False
-    """It keeps something for later engines, and must know which tokenizer the ids are of."""
+    """True if it keeps texts for later engines, and so needs the tokenizer's fingerprint."""
     sequence: ClassVar[Callable[..., WriterSequence]]
-    """Makes what is known of a request from its prompt, unless `open` does."""
+    """Class of its sequences, made from a prompt, unless `open` is overridden."""
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Make the writer.

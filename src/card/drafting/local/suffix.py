@@ -1,4 +1,4 @@
-"""A suffix automaton of the request's text: all that ever followed its longest repeated suffix, weighed by counts.
+"""A suffix automaton of the request's text: all that followed its longest repeated suffix, weighted by counts.
 
 Sources: Blumer et al. 1985, The smallest automaton recognizing the subwords of a text (the automaton, built online);
 Hu et al. 2024, SAM Decoding, arXiv:2411.10666 (drafts from it); Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975
@@ -27,12 +27,11 @@ Place = TypeVar("Place")
 def best_first(
     root: Place, followers: Callable[[Place, float], Iterable[tuple[int, float, Place]]], budget: int
 ) -> Nodes:
-    """Return the likeliest candidates of a tree: each is the best one left whose parent is there already.
+    """Return the likeliest candidates of a tree, best first; a parent comes before its children.
 
     Args:
         root: the place of the last committed token.
-        followers: of a place, as (token, its chance there, its own place), but only those of at least a given chance;
-            tokens are distinct.
+        followers: returns the distinct followers of a place with at least a given chance, as (token, chance, place).
         budget: most candidates.
     """
     tokens: list[int] = []
@@ -40,7 +39,7 @@ def best_first(
     path_logprobs: list[float] = []
     waiting: list[tuple[float, int, int, int, Place]] = []
     place, path_chance = root, 1.0
-    num_pushed = 0  # makes entries differ before their places, which have no order; the first of equals comes first
+    num_pushed = 0  # breaks ties in the heap, as places have no order; the older of equals comes first
     while len(tokens) < budget:
         for token, chance, child in followers(place, _MIN_PATH_CHANCE / path_chance):
             heapq.heappush(waiting, (-path_chance * chance, num_pushed, len(tokens) - 1, token, child))
@@ -123,10 +122,10 @@ class SuffixAutomaton:
         return state, self._lengths[state]
 
     def followers(self, match: tuple[int, int], min_chance: float) -> list[tuple[int, float, tuple[int, int]]]:
-        """Return what followed a match, those that came up last first, for `best_first`.
+        """Return the followers of a match, latest first, for `best_first`.
 
-        A match that ends with the text alone gives way to its longest suffix that was followed by something: so a text
-        that repeats itself at short distance is followed for longer than that distance.
+        A match at the end of the text has no followers; its longest suffix that has some takes its place. So guesses
+        for a text that repeats itself at short distance reach further than that distance.
         """
         state, length = match
         if not self._edges[state]:
@@ -155,7 +154,7 @@ class SuffixSequence(WriterSequence):
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the tree of what followed the longest repeated suffix of the text, likeliest candidates first."""
-        if budget > self._proposed[0]:  # in turns it is asked before the drafter and after it; the first ones are alike
+        if budget > self._proposed[0]:  # in turns it is called twice; a smaller proposal is a prefix
             automaton = self._automaton
             self._proposed = budget, best_first(automaton.longest_repeated_suffix(), automaton.followers, budget)
         return self._proposed[1].leading(budget)
@@ -171,7 +170,7 @@ class SuffixSequence(WriterSequence):
 
 
 class SuffixWriter(LocalWriter):
-    """Proposes a tree of all that the request's own text said after the longest match, weighed by how often."""
+    """Proposes a tree of all that followed the longest match in the request's own text, weighted by counts."""
 
     sequence = SuffixSequence
 

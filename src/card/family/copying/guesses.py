@@ -11,7 +11,7 @@ from card.drafting.local.protocol import Observation
 from card.tree.nodes import MergedNodes, Nodes
 
 Guesses = dict[int, "Guesses"]
-"""Ways in which a text may go on: the next tokens, best guess first, each with the guesses of what follows it."""
+"""Possible continuations of a text: the next tokens, best guess first, each with the guesses of what follows it."""
 
 _NO_GUESSES: Guesses = {}
 
@@ -35,7 +35,7 @@ def paths_to(nodes: Nodes) -> list[tuple[int, ...]]:
 
 
 def children_of(seen: Observation | Nodes) -> dict[tuple[int, int], int]:
-    """Return the index of each candidate by its (parent, token): what was run may be cut, reordered or others'."""
+    """Return the index of each candidate by its (parent, token): a pass may cut, reorder or mix them."""
     return {pair: idx for idx, pair in enumerate(zip(seen.parents, seen.tokens, strict=True))}
 
 
@@ -51,7 +51,7 @@ def nodes_along(child_of: dict[tuple[int, int], int], node: int, path: Sequence[
 
 
 class NgramPool:
-    """The newest n-grams by their first token, a bounded number for each. An n-gram that comes again is new again."""
+    """The newest n-grams by their first token, a bounded number for each. A repeated n-gram counts as new."""
 
     def __init__(self, length: int, per_key: int, *, max_keys: int | None = None) -> None:
         """Make an empty pool.
@@ -59,7 +59,7 @@ class NgramPool:
         Args:
             length: tokens of an n-gram, the first one included; 2 or more.
             per_key: most n-grams that begin with one token; 1 or more.
-            max_keys: most tokens that n-grams begin with; those that were not heard of for longest go. None: no bound.
+            max_keys: most first tokens; the one not seen for longest is dropped. None: no bound.
         """
         self.length = length
         self._per_key = per_key
@@ -94,7 +94,7 @@ class NgramPool:
 
 
 class RankRates:
-    """Share of the guesses of each rank that the target chose: a prior at first, then what was seen."""
+    """Share of the guesses of each rank that the target chose: a prior, then corrected by counts."""
 
     def __init__(self, prior: Sequence[float], weight: float) -> None:
         """Begin with ``prior``, for each rank a chance inside (0, 1), as if it had been seen ``weight`` times."""
@@ -102,7 +102,7 @@ class RankRates:
         self._trials = [weight] * len(prior)
 
     def learn(self, guesses: Iterable[int], token: int) -> None:
-        """Note which of the ``guesses``, best first, came true. Those beyond the last rank do not count."""
+        """Note which of the ``guesses``, best first, was ``token``. Guesses beyond the last rank do not count."""
         hits, trials = self._hits, self._trials
         for rank, guess in zip(range(len(hits)), guesses, strict=False):
             trials[rank] += 1.0
@@ -115,14 +115,14 @@ class RankRates:
 
 
 class GuessRates:
-    """The chances of `Guesses`: of those for the next token, and of those for each token after a right one."""
+    """The chances of `Guesses`: of guesses for the next token, and of guesses for each token after a right one."""
 
     def __init__(self, first: RankRates, later: RankRates) -> None:
         self._first = first
         self._later = later
 
     def learn(self, guesses: Guesses, token_ids: Sequence[int]) -> None:
-        """Note how ``guesses`` fared: the text went on with ``token_ids``, which may be longer or shorter than they."""
+        """Note which ``guesses`` were right: the text went on with ``token_ids``, which may be longer or shorter."""
         rates = self._first
         for token in token_ids:
             if not guesses:

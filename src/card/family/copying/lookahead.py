@@ -8,7 +8,7 @@ from card.drafting.local.protocol import LocalWriter, Observation, WriterSequenc
 from card.family.copying.guesses import Guesses, NgramPool, children_of, guess_rates, merged, nodes_along
 from card.tree.nodes import ROOT, MergedNodes, Nodes
 
-_PROBE_LOGPROB = -6.0  # of every node of the window that is no guess, too: accepted now and then by chance
+_PROBE_LOGPROB = -6.0  # score of every node of the window, since chance lets one be accepted now and then
 
 
 class LookaheadSequence(WriterSequence):
@@ -40,13 +40,13 @@ class LookaheadSequence(WriterSequence):
             ngram: tokens of an n-gram (N), the one included that it is found by; 2 or more.
             guesses: most n-grams kept for one token (G), 1 or more.
             learns_text: whether n-grams of prompt and generated text are guesses, too.
-            pool: holds n-grams of so many tokens already, and is shared with others; None: one of its own.
+            pool: n-grams of so many tokens, shared with other sequences; None: a new one for this request.
         """
         self.pool = NgramPool(ngram, guesses) if pool is None else pool
         self._ngram = ngram
         self._learns_text = learns_text
         self._rates = guess_rates(guesses)
-        self._guesses: Guesses = {}  # of the latest proposal, until it is known how they fared
+        self._guesses: Guesses = {}  # of the latest proposal, until its pass was observed
         self._tail = list(prompt_ids[1 - ngram :])
         if learns_text:
             self.pool.learn_text(prompt_ids)
@@ -66,12 +66,12 @@ class LookaheadSequence(WriterSequence):
         return tree.nodes(num_probes)
 
     def move_to(self, text_ids: Sequence[int]) -> None:
-        """Go on behind a text that others wrote, given by its last tokens; the window stays what it is."""
+        """Go on behind a text that other writers drafted, given by its last tokens; the window stays."""
         self._tail = list(text_ids[1 - self._ngram :])
         self._put_head()
 
     def _add_window(self, tree: MergedNodes, max_nodes: int) -> None:
-        """Add the leading columns, whole ones only: what stands behind a part of one is not its next token."""
+        """Add the leading columns, whole ones only: the choice behind a part of a column is not its next token."""
         above = ROOT
         for idx, column in enumerate(self.columns):
             path = column[1:] if idx == 0 else column
@@ -93,7 +93,7 @@ class LookaheadSequence(WriterSequence):
         self._guesses = {}
         text = [*self._tail, *seen.new_ids]
         if self._learns_text:
-            self.pool.learn_text(text)  # after the window's, as what did come is the better guess
+            self.pool.learn_text(text)  # last, hence newest: the text itself is the better guess
         self._tail = text[1 - self._ngram :]
         self._put_head()
 
@@ -108,7 +108,7 @@ class LookaheadSequence(WriterSequence):
             if len(nodes) > len(path):
                 found[idx] = seen.choices[nodes[-1] + 1]
             if idx and len(nodes) == 1:
-                break  # this column's head was not run, and the heads of all others hang below it
+                break  # this column's head was not run, and all later heads hang below it
             above = nodes[1] if idx else ROOT
         return found
 

@@ -1,8 +1,8 @@
 """Draft phrase by phrase: the draft model guesses its own next tokens, and a pass of it yields several of them.
 
 Each pass runs, below the end of the drafted chain, phrases from a pool and a window of Jacobi iterations, as lookahead
-decoding does with a target. As far as the phrases are what the draft model would write there, the chain grows by more
-than one token. The pool belongs to the writer, so that a request begins with the phrases of those before it.
+decoding does with a target. Where a phrase is what the draft model would write, the chain grows by more than one token.
+The pool belongs to the writer, so that a request begins with the phrases of earlier ones.
 
 Source: Ouroboros, arXiv:2402.13720.
 """
@@ -29,13 +29,13 @@ from card.models.torch_runner import TorchRunner
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes
 
-PHRASES = "phrases"  # the growth that asks for it
+PHRASES = "phrases"  # the growth rule that selects this writer
 _WINDOW = 4  # columns of the window
 _MOST_GUESSES = 40  # of a pass: the window takes up to half
 
 
 class PhraseDraftSequence(BeamSequence):
-    """The chain of one request. Guesses have rows for the length of a pass; those that came true keep them."""
+    """The chain of one request. Guesses have rows for the length of a pass; right ones keep them."""
 
     def __init__(self, writer: PhraseDraftWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
@@ -46,7 +46,7 @@ class PhraseDraftSequence(BeamSequence):
         self._guesses: Nodes | None = None  # of the next pass; None: not asked for yet
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
-        """Take committed tokens as `BeamSequence.commit` does; phrases that they end are known from now on."""
+        """Take committed tokens as `BeamSequence.commit` does; phrases that end in them go into the pool."""
         self._guesses = None
         made = super().commit(token_ids)
         self._lookahead.pool.learn_text(self.token_ids[1 - self._lookahead.pool.length - len(token_ids) :])
@@ -132,7 +132,7 @@ class PhraseDraftSequence(BeamSequence):
         if self._guesses is None:
             self._guesses = NO_NODES
             room = self._model.capacity(self.slot) - self._model.num_rows(self.slot) - num_own
-            if len(frontier) == 1 and room > 0:  # a beam of several paths is drafted as ever
+            if len(frontier) == 1 and room > 0:  # a beam of several paths gets no guesses
                 depth = self.cache.depth_of(frontier[0])
                 text = [*self.token_ids[-self._lookahead.pool.length :], *self.cache.path_tokens(frontier[0])]
                 self._lookahead.move_to(text)

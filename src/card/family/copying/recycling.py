@@ -1,4 +1,4 @@
-"""Token recycling: what the target thought likely after a token the last time is what may follow it the next time."""
+"""Token recycling: tokens that the target ranked high after a token the last time may follow it the next time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from card.family.copying.guesses import RankRates
 from card.tree.nodes import PATH_END, ROOT, Nodes
 
 _NUM_SUCCESSORS = 8  # kept of each token
-_PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before the text tells
-_PATH_PRIOR = 0.4  # the same for the best path that others propose, to be right to its end
+_PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before counts of the text
+_PATH_PRIOR = 0.4  # chance that the whole best path of other writers is right
 _PRIOR_WEIGHT = 8.0
 
 _Waiting = tuple[float, int, int, float, Sequence[int]]
@@ -20,7 +20,7 @@ _Waiting = tuple[float, int, int, float, Sequence[int]]
 
 
 class RecyclingSequence(WriterSequence):
-    """The likeliest successors of each token of one request, as of the last time that the target ran the token."""
+    """The likeliest successors of each token of one request, from the last pass with that token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._last = prompt_ids[-1]
@@ -34,9 +34,8 @@ class RecyclingSequence(WriterSequence):
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the likeliest paths of successors below the last token and below the best path's end, best first.
 
-        The chance of a path is the product of how often successors of such ranks were right: the tree has the shape
-        that accepted most so far, for any budget. What lengthens the best path has its turn by how often such paths
-        were right.
+        The chance of a path is the product of the shares of its ranks that were right so far. So for any budget the
+        tree has the shape that accepted most. Candidates below the best path are weighted by how often it was right.
         """
         self._path = tuple(best_path)
         ranks = sorted((cost, rank) for rank, cost in enumerate(self._rates.costs()))
@@ -68,7 +67,7 @@ class RecyclingSequence(WriterSequence):
         if self._path:
             self._path_rate.learn((True,), seen.new_ids[: len(self._path)] == self._path)
             self._path = ()
-        on_text = (ROOT, *seen.accepted)  # told last: of a token that was run twice, the text's own case counts
+        on_text = (ROOT, *seen.accepted)  # last: if a token was run twice, its place in the text counts
         for idx in (*range(len(seen.tokens)), *on_text):
             if seen.top_ids:
                 self.successors[inputs[idx + 1]] = seen.top_ids[idx + 1][:_NUM_SUCCESSORS]
@@ -89,9 +88,9 @@ def _wait(
     node_cost: float,
     row: Sequence[int],
 ) -> None:
-    """Let one child of ``node`` wait for its turn: that of the rank at ``place``, or of the next one that ``row`` has.
+    """Queue one child of ``node``: that of the rank at ``place``, or of the next rank that ``row`` has.
 
-    Only one child of each node waits at a time, so that most of the tree is never looked at.
+    Only one child of each node is queued at a time, so that most of the tree is never visited.
     """
     for at in range(place, len(ranks) if row else 0):
         cost, rank = ranks[at]
@@ -101,7 +100,7 @@ def _wait(
 
 
 class RecyclingWriter(LocalWriter):
-    """Proposes a tree from the tokens that the target held likely before and that came to nothing then.
+    """Proposes a tree from the tokens that the target ranked high before.
 
     Unlike the published method it has no fixed template: the tree is drawn best first with the acceptance of each rank
     as measured in this request, so that 8 candidates are used as well as 80, and it also grows where the best path of

@@ -31,7 +31,7 @@ from card.tree.nodes import NO_NODES, Nodes
 logger = logging.getLogger(__name__)
 
 Match = tuple[int, Sequence[int]]
-"""Length in tokens, 0 for none, and the places where it ends: `_MAX_PLACES` at most, evenly drawn from all."""
+"""Length in tokens, 0 for none, and the places where the match ends: at most `_MAX_PLACES`, evenly drawn from all."""
 
 _MIN_MATCH = 2
 _MAX_MATCH = 32  # tokens of the text that are compared
@@ -46,8 +46,8 @@ class ContextIndex:
 
     It is a suffix array of the texts read from their ends, cut off at `_MAX_MATCH` tokens: those places that share most
     tokens with the end of another text are neighbours, and one binary search finds them. A zero lies between two texts,
-    and tokens are one higher than their ids; so no match crosses from text to text. It is never changed, and so may be
-    read by one thread while another makes the next. 12 bytes per token.
+    and tokens are one higher than their ids; so no match crosses from text to text. The index never changes, so one
+    thread may read it while another makes the next. 12 bytes per token.
     """
 
     def __init__(self, texts: Sequence[Tokens]) -> None:
@@ -156,9 +156,9 @@ class StoreSequence(WriterSequence):
 class StoreWriter(LocalWriter):
     """Proposes what earlier requests of the same key and tokenizer put out, in this process and before it.
 
-    A thread of its own stores the texts and indexes them: in a small index of new texts, which is made anew for each
-    batch, and in a large one, which is made from the file when the small one has outgrown its share, and so holds by
-    then what other processes have stored too. A round of decoding never waits for either.
+    A thread stores the texts and indexes them. A small index of new texts is rebuilt for each batch. When it outgrows
+    its share, the large one is rebuilt from the file, with the texts that other processes have stored. A round of
+    decoding never waits for either.
     """
 
     outlives_engine = True
@@ -204,7 +204,7 @@ class StoreWriter(LocalWriter):
         return StoreSequence(self, prompt_ids)
 
     def keep(self, token_ids: Sequence[int]) -> None:
-        """Have a text stored soon. One that no match could be followed in is not."""
+        """Queue a text to be stored, unless it is too short to match."""
         with self._lock:
             if len(token_ids) > _MIN_MATCH and not self._is_closing:
                 self._waiting.append(np.array(token_ids, np.uint32))

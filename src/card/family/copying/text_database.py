@@ -1,7 +1,7 @@
 """Texts on disk: bounded, by owner, shared by processes, private to their user.
 
-The file is an SQLite database with a write-ahead log, so it must not lie on a network file system. Whoever may read the
-file can read the texts: it is made for its owner only.
+The file is an SQLite database with a write-ahead log, so it must not lie on a network file system. It is readable by
+its user only, as its texts are not encrypted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IS_OWN = "key = :key AND tokenizer = :tokenizer AND vocab_size = :vocab_size"
 
 
 class Owner(NamedTuple):
-    """Owner of texts: no other owner gets to see them."""
+    """Owner of texts: other owners cannot see them."""
 
     key: str
     tokenizer: str  # fingerprint; the same ids are other words to another tokenizer
@@ -46,7 +46,7 @@ class TextDatabase:
 
         Args:
             path: the file, or a folder for it.
-            owner: whose texts are read, stored and counted; those of others in the file stay as they are.
+            owner: its texts are read, stored and counted; texts of other owners in the file stay as they are.
             max_tokens: most tokens kept of this owner; the oldest texts give way.
             busy_timeout_s: longest wait for another process's write.
         Raises: SettingsError for a file that is no such database or cannot be written.
@@ -60,7 +60,7 @@ class TextDatabase:
                 self._db = self._open(busy_timeout_s)
                 return
             except (sqlite3.Error, OSError) as error:
-                # Several processes that make one file: SQLite may answer "busy" without the wait that it was told of.
+                # Several processes may make one file: SQLite may then answer "busy" without the configured wait.
                 is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
                 if not is_busy or time.monotonic() > give_up_s:
                     raise SettingsError(
@@ -81,7 +81,7 @@ class TextDatabase:
                 self._make_table(db)
                 self._evict(db)  # the bound may have been larger last time
             self._keep_private()
-            db.execute("PRAGMA journal_mode=WAL")  # only now that the file is known to be one's own
+            db.execute("PRAGMA journal_mode=WAL")  # only now: the file is known to be ours
             db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may cost the last texts, not the file
         except BaseException:
             db.close()
@@ -89,7 +89,7 @@ class TextDatabase:
         return db
 
     def _keep_private(self) -> None:
-        """Let nobody but the owner read the file and what SQLite keeps beside it, whoever made them."""
+        """Make the file, and what SQLite keeps beside it, readable by its user only, whichever process made them."""
         for path in (self._path, *(self._path.with_name(f"{self._path.name}-{kind}") for kind in ("wal", "shm"))):
             mode = _OWNERS_ONLY
             try:
@@ -97,7 +97,7 @@ class TextDatabase:
                 if not mode & ~_OWNERS_ONLY:
                     continue
                 path.chmod(mode & _OWNERS_ONLY)
-            except FileNotFoundError:  # nobody uses the file, so there is none beside it
+            except FileNotFoundError:  # no process uses the file, so there is none beside it
                 continue
             except PermissionError:
                 logger.warning("%s can be read by others (mode %o) and belongs to another user", path, mode)
@@ -131,7 +131,7 @@ class TextDatabase:
             self._evict(self._db)
 
     def _evict(self, db: sqlite3.Connection) -> None:
-        """Delete the newest text that no longer fits under the bound with all that came after it, and all before it."""
+        """Delete the oldest texts until the newer ones fit under the bound."""
         db.execute(
             f"DELETE FROM texts WHERE {_IS_OWN} AND id <= (SELECT max(id) FROM ("
             "SELECT id, sum(num_tokens) OVER (ORDER BY id DESC) AS num_from_here FROM texts "

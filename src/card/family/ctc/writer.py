@@ -19,7 +19,7 @@ from card.tree.nodes import NO_NODES, Nodes
 
 
 class CtcSequence(WriterSequence):
-    """The last rows of one text, and what the head makes of them."""
+    """The last hidden states of one text, and the head's log-probabilities behind them."""
 
     def __init__(self, writer: CtcWriter) -> None:
         self._writer = writer
@@ -33,7 +33,7 @@ class CtcSequence(WriterSequence):
         return NO_NODES if self.logprobs is None else candidates_of(self._writer.head, self.logprobs, budget)
 
     def observe(self, seen: Observation) -> None:
-        """Take the hidden states of the rows that became text, each with the token that came of it."""
+        """Take the hidden states of the rows that became text, each with the token that followed."""
         assert seen.features is not None, "the target's features were wished for"
         rows = seen.features[[0, *(1 + idx for idx in seen.accepted)]]
         new = inputs_of(rows, self._writer.embeddings(seen.new_ids))
@@ -43,7 +43,7 @@ class CtcSequence(WriterSequence):
         self._writer.waiting[self] = None
 
     def close(self) -> None:
-        """Leave the next pass of the head."""
+        """Drop out of the next pass of the head."""
         self._writer.waiting.pop(self, None)
 
 
@@ -60,7 +60,7 @@ class CtcWriter(LocalWriter):
             raise SettingsError("the writer ctc needs a head: give --ctc FILE (ctc=...), made with card train ctc")
         self.name = file
         self.head = SlotHead.load(self.name)
-        self.waiting: dict[CtcSequence, None] = {}  # whose window the head has not read yet
+        self.waiting: dict[CtcSequence, None] = {}  # the head has not read their windows yet
 
     def attach(self, target: TorchRunner) -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
@@ -72,7 +72,7 @@ class CtcWriter(LocalWriter):
         return CtcSequence(self)
 
     def run(self) -> None:
-        """Let the head read the windows of all that wait for it, in one pass."""
+        """Run the head over the windows of all waiting sequences, in one pass."""
         size = self.head.facts.window
         waiting = list(self.waiting)
         inputs = torch.zeros(len(waiting), size, 2 * self.head.facts.hidden_size)

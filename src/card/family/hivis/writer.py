@@ -39,7 +39,7 @@ class HivisSequence(WriterSequence):
         self._extend(first, features, self._token_ids[behind : behind + len(features)])
 
     def observe(self, seen: Observation) -> None:
-        """Take the target's states of the rows that became text, in place of those that were guessed."""
+        """Take the target's states of the rows that became text; they replace the guessed ones."""
         assert seen.features is not None, "the target's features were wished for"
         first = len(self._token_ids) - 1
         self._token_ids += seen.new_ids
@@ -52,7 +52,7 @@ class HivisSequence(WriterSequence):
             self.memory.extend(first, scaled(features), scaled(self._writer.embeddings(token_ids)))
 
     def close(self) -> None:
-        """Leave the next draft."""
+        """Drop out of the next draft."""
         self._writer.waiting.pop(self, None)
 
 
@@ -71,7 +71,7 @@ class HivisWriter(LocalWriter):
             )
         self.name = file
         self.head = FusedHead.load(self.name)
-        self.waiting: dict[HivisSequence, None] = {}  # whose newest token nothing was drafted behind yet
+        self.waiting: dict[HivisSequence, None] = {}  # nothing is drafted behind their newest tokens yet
 
     def attach(self, target: TorchRunner) -> None:
         """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
@@ -83,7 +83,7 @@ class HivisWriter(LocalWriter):
         return HivisSequence(self, prompt_ids)
 
     def run(self, num_layers: int) -> None:
-        """Draft for all that wait for it, together."""
+        """Draft for all waiting sequences together."""
         waiting = list(self.waiting)
         drafted = draft(self.head, [sequence.memory for sequence in waiting], num_layers)
         for sequence, own in zip(waiting, drafted, strict=True):

@@ -1,9 +1,9 @@
 """Draft with a model that guesses several tokens in one pass: several layers of candidates a pass, on its KV cache.
 
 A pass runs the text, and the paths to the nodes that it expands, as far as they have no rows yet. Behind each such node
-it runs masks. The node's logits make its children, those of its first mask make theirs, and so on. A mask knows the
-node that it stands behind and not the tokens between, so all nodes of a layer below it have the same logits. The rows
-of masks are dropped after the pass: no later token sees them.
+it runs masks. The node's logits make its children, the first mask's logits the next layer, and so on. A mask sees the
+node that it stands behind and not the tokens between, so all nodes of a layer below that node share their logits. The
+rows of masks are dropped after the pass: no later token sees them.
 
 Source: PARD, arXiv:2504.18583. That a whole tree is made of its guesses, and beside the target, is our change.
 """
@@ -48,12 +48,12 @@ class ParallelSequence(BeamSequence):
         self._facts = writer.facts
         self._pass: _Pass | None = None
         self._state_input = writer.state_input
-        self._added: dict[int, Tensor] = {}  # to the embeddings of tokens without a row, [D], by place
+        self._added: dict[int, Tensor] = {}  # what is added to the embedding of a token without a row, [D], by place
         # The states of a prompt come with the first commit: until then it would be read without.
         self._waits = self._state_input is not None
 
     def read(self, first: int, states: Tensor) -> None:
-        """Take the target's states of rows that became text; each is read with the token that came of it."""
+        """Take the target's states of rows that became text; each is read with the token that followed."""
         if self._state_input is None or self.spec.num_hidden:  # places differ where images are left out
             return
         with torch.inference_mode():
@@ -101,7 +101,7 @@ class ParallelSequence(BeamSequence):
         return replace(self._extension_of(made, text), added=self._added_to(len(text)))
 
     def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
-        """Take the logits of a pass and the rows of what is no mask; make a layer of each guess.
+        """Take the logits of a pass and the rows of all but masks; make a layer of each guess.
 
         Returns: the new nodes, layer by layer; none if the pass expanded no node.
         Raises: ProtocolError if the logits are no numbers under this spec.
@@ -141,7 +141,7 @@ class ParallelSequence(BeamSequence):
         return list(found)
 
     def _masks_of(self, nodes: Sequence[int], most: int) -> list[int]:
-        """Return how many masks each node gets if a pass has ``most`` tokens: as many as the others, if it has use."""
+        """Return how many masks each node gets if a pass has ``most`` tokens: an equal share, or what it needs."""
         share = (most - self._num_tokens(nodes)) // max(1, len(nodes))
         useful = (min(self._facts.num_tokens, self.num_layers - self.cache.depth_of(node)) - 1 for node in nodes)
         return [max(0, min(count, share)) for count in useful]
@@ -164,7 +164,7 @@ class ParallelSequence(BeamSequence):
         return Extension(self.slot, token_ids, parents, first if made.expanded else len(token_ids))
 
     def _added_to(self, num_text: int) -> Tensor | None:
-        """Return what is added to the embeddings of the text's next tokens, [num_text, D]; None if it is nothing."""
+        """Return what is added to the embeddings of the text's next tokens, [num_text, D]; None if nothing is."""
         places = range(self.num_committed_rows, self.num_committed_rows + num_text)
         known = [self._added.get(place) for place in places]
         none = next((torch.zeros_like(row) for row in known if row is not None), None)
@@ -174,7 +174,7 @@ class ParallelSequence(BeamSequence):
         """Make children of the expanded nodes, then children of those, as far as the masks go."""
         place = {self.cache.root_id: 0} if self.cache.root_id in made.expanded else {}
         place |= {node: i for i, node in enumerate(made.run)}
-        guesses: dict[int, list[tuple[int, int]]] = {}  # of a node and those below: rows of logits, and which guess
+        guesses: dict[int, list[tuple[int, int]]] = {}  # by node: rows of logits, and the number of the guess
         num_before = len(logits) - sum(made.num_masks)
         for node, count in zip(made.expanded, made.num_masks, strict=True):
             of_masks = range(num_before, num_before + count)
@@ -207,10 +207,10 @@ class ParallelWriter(BeamWriter):
         find_grammar: FindGrammar | None = None,
         state_input: StateInput | None = None,
     ) -> None:
-        """Take ``model`` and what its folder says of it; else as of `BeamWriter`.
+        """Take ``model`` and the settings of its folder; other arguments as of `BeamWriter`.
 
         Args:
-            state_input: reads the target's hidden states for the model; None: nothing does.
+            state_input: reads the target's hidden states for the model; None: the model does without.
         """
         super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
         self.state_input = state_input

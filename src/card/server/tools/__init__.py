@@ -1,1 +1,1 @@
-"""Tool calling: what the model is told of functions, the grammar of forced calls, and calls read from its text."""
+"""Tool calling: the functions in the prompt, the grammar of forced calls, and calls read from its text."""

@@ -48,7 +48,7 @@ FORMATS = {one.name: one for one in (HERMES, LLAMA3, MISTRAL)}
 
 
 def find_format(template: str, vocabulary: Collection[str]) -> ToolFormat | None:
-    """Return the format that a model knows; None if its template has tools in a format that is none of ours.
+    """Return the format that a model knows; None if its template has tools in an unknown format.
 
     Args:
         template: the chat template, as it is with tools.
@@ -66,5 +66,5 @@ def find_format(template: str, vocabulary: Collection[str]) -> ToolFormat | None
 
 
 def has_tools(template: str) -> bool:
-    """Return whether a chat template tells the model of tools."""
+    """Return whether a chat template describes tools to the model."""
     return "tools" in template

@@ -35,11 +35,11 @@ class ToolGrammar:
         *,
         allows_several: bool,
     ) -> None:
-        """Take them.
+        """Set the format and the functions.
 
         Args:
-            mark_ids: of the format's marks that are tokens of their own, added to the vocabulary; llguidance lets no
-                other text stand for them.
+            mark_ids: token ids of those marks of the format that are special tokens; llguidance accepts no other text
+                for them.
             allows_several: whether there may be more calls than one.
         """
         self._format, self._mark_ids = form, mark_ids
@@ -119,9 +119,9 @@ def _schema(function: FunctionDefinition) -> dict[str, object]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have no other properties than those it lists, unless it says that they may.
+    """Return a schema whose objects have only the properties it lists, unless it explicitly allows others.
 
-    Schemas made from signatures and classes say nothing of others, and no function knows what to do with them.
+    Schemas made from signatures and classes do not mention other properties, and functions fail on unknown ones.
     """
     closed = dict(schema)
     for key in _LISTED:

@@ -84,8 +84,8 @@ class ToolParser:
 
         Args:
             names: functions that may be called.
-            is_held_to_grammar: nothing that begins like a call can turn out to be none, so its arguments are given out
-                as they come; otherwise a call is held back until it is complete.
+            is_held_to_grammar: what begins like a call is one, so its arguments are given out as they come; otherwise a
+                call is held back until it is complete.
             has_content: False where the grammar leaves room for calls only; the beginning of one is no content then.
             most_calls: what follows the last of so many calls is left out.
         """
@@ -126,7 +126,7 @@ class ToolParser:
         if text and self._has_content:
             self._pieces.append(Content(text))
 
-    # ---- states: each decides on the beginning of the rest, and says whether there is more to decide on -------------
+    # ---- states: each handles the beginning of the rest, and returns whether to go on at once -----------------------
 
     def _at_start(self) -> bool:
         """Before the first character that is no white space."""

@@ -118,7 +118,7 @@ class ToolPlan:
 
 
 class ToolSupport:
-    """Way in which one model is told of tools, and in which it writes calls."""
+    """The form in which one model reads the list of tools, and the one in which it writes calls."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParserName = "auto") -> None:
         """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""
