@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from card.machine.folders import make_private, opened, read_kept, why_unsafe, write_kept
+from card.machine.folders import make_private, opened, read_kept, replaced, why_unsafe, write_kept
 
 OTHER = 4242  # a user who is neither this one nor the system
 
@@ -144,3 +144,15 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypa
         write_kept(folder / "file", b"new")
     assert [one.name for one in folder.iterdir()] == ["file"]
     assert read_kept(folder / "file") == b"old"
+
+
+def test_a_file_is_replaced_as_a_whole_or_stays_as_it_was(folder: Path) -> None:
+    file = folder / "file.txt"
+    for content, others in (("first", []), ("second", ["first"])):
+        with replaced(file) as part:
+            part.write_text(content)
+            assert [one.read_text() for one in folder.glob("*.txt")] == others
+    with pytest.raises(KeyboardInterrupt), replaced(file) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert file.read_text() == "second" and os.listdir(folder) == [file.name]

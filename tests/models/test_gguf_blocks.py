@@ -22,6 +22,7 @@ from card.errors import ModelError
 from card.kernels.int8_linear import machine_code, why_not_int8
 from card.models.draft_vocab import restrict_head
 from card.models.facts import parameter_count
+from card.models.files import tensor_files
 from card.models.files.gguf import block_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.loading import load_decoder
@@ -111,7 +112,7 @@ def test_a_full_disk_costs_one_line_and_no_bit(written, tmp_path, monkeypatch, c
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     say_once.cache_clear()
-    monkeypatch.setattr(gguf_source.os, "fsync", full)  # when all has been written, as far as a full disk lets it
+    monkeypatch.setattr(tensor_files.os, "fsync", full)  # when all has been written, as far as a full disk lets it
     with caplog.at_level(logging.WARNING):
         own = logits(load_decoder(file, cache_dir=str(tmp_path)))
     assert [one for one in caplog.messages if "not kept in" in one and "No space left" in one] == caplog.messages != []

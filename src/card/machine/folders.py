@@ -124,13 +124,24 @@ def write_kept(file: Path, content: bytes) -> None:
     """Replace a kept file as a whole, so that nobody reads half of it. Raises: OSError; nothing is left there then."""
     make_private(file.parent)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # for its owner alone
+    with replaced(file, Path(name)), os.fdopen(handle, "wb") as stream:
+        stream.write(content)
+
+
+@contextlib.contextmanager
+def replaced(file: Path, part: Path | None = None) -> Iterator[Path]:
+    """Give the place to write a file to that takes its name at the end: it is whole or as before. Raises: OSError.
+
+    Args:
+        part: the place; None: beside the file, so that a process that was killed leaves one at most.
+    """
+    part = part or file.with_name(f"{file.name}.part")
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(name, file)
+        yield part
+        part.replace(file)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            part.unlink()
         raise
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from card.errors import ModelError
-from card.machine.folders import expanded
+from card.machine.folders import expanded, replaced
 from card.models.files.weight_files import raw_config
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ class ParallelDraft:
         }
         if self.states_file is not None:
             facts["target_features"] = self.states_file.name
-        part = folder / f"{FILE}.part"
-        part.write_text(json.dumps({**facts, "training": dict(figures)}, indent=1) + "\n", encoding="utf-8")
-        part.replace(folder / FILE)
+        with replaced(folder / FILE) as part:
+            part.write_text(json.dumps({**facts, "training": dict(figures)}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> ParallelDraft:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from card.errors import ModelError
+from card.machine.folders import replaced
 from card.machine.memory import is_shortage
 
 
@@ -62,10 +63,9 @@ class KeptLines:
 
     def _write(self, lines: list[Any]) -> None:
         """Write the file; it is whole or as before."""
-        part = self._path.with_suffix(".part")
         try:
-            part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-            part.replace(self._path)
+            with replaced(self._path) as part:
+                part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         except OSError as error:
             raise ModelError(f"{self._path} cannot be written: {error.strerror}") from error
 

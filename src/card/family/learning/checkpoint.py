@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from card.errors import ModelError
+from card.machine.folders import replaced
 from card.machine.memory import is_shortage
 
 _LONGEST_VALUE = 100  # characters of a fact; a longer one, such as the data, is kept as its digest
@@ -64,10 +65,9 @@ class Checkpoint:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any], state: RunState
     ) -> None:
         """Keep the state; a file is whole or not there."""
-        part = self.path.with_suffix(".part")
         kept = {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "state": asdict(state)}
-        torch.save({**kept, "facts": json.dumps(self._all(facts))}, part)
-        part.replace(self.path)
+        with replaced(self.path) as part:
+            torch.save({**kept, "facts": json.dumps(self._all(facts))}, part)
 
     def delete(self) -> None:
         """Remove the file; the training is over."""

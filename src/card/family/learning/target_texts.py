@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from card.config import SamplingRule
 from card.errors import ModelError
 from card.machine.memory import is_shortage
 from card.models.features import FINAL, FeatureWish
+from card.models.files.headers import HeaderError
+from card.models.files.tensor_files import MappedTensors, write_tensors
 from card.models.images import ImagePrompt
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
@@ -59,9 +59,7 @@ class TargetTexts:
     def save(self, path: Path, facts: str) -> None:
         """Keep the texts for a training that is cut off, with facts of how they came to be."""
         tensors = {one.name: getattr(self, one.name) for one in fields(self)}
-        part = path.with_suffix(".part")
-        save_file(tensors, str(part), {"facts": facts})
-        part.replace(path)
+        write_tensors(path, tensors, {"facts": facts})
 
     @classmethod
     def load(cls, path: Path, facts: str) -> TargetTexts | None:
@@ -69,11 +67,11 @@ class TargetTexts:
         if not path.is_file():
             return None
         try:
-            with safe_open(str(path), "pt") as file:
-                if (file.metadata() or {}).get("facts") != facts:
-                    return None
-                return cls(**{one.name: file.get_tensor(one.name) for one in fields(cls)})
-        except (SafetensorError, OSError) as error:
+            file = MappedTensors(path)
+            if file.facts.get("facts") != facts:
+                return None
+            return cls(**{one.name: file.tensors[one.name] for one in fields(cls)})
+        except (HeaderError, OSError, KeyError) as error:
             if is_shortage(error):
                 raise
             raise ModelError(f"{path} is cut off or damaged; delete it to begin anew") from error

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from card.errors import CardError, ModelError, SettingsError
 from card.labs.series.data import Values, checked_series
 from card.labs.series.decoding import ForecastStats, Pair, PatchModel, sample_paths
 from card.labs.series.transformer import PatchTransformer, Shape
 from card.labs.series.verify import find_rule
+from card.models.files.tensor_files import MappedTensors, write_tensors
 
 _FORMAT = "card-forecaster-1"
 _LEAST_CONTEXT = 2  # patches
@@ -105,8 +104,8 @@ def save_forecaster(model: PatchTransformer, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"format": _FORMAT, **asdict(model.shape)}) + "\n", "utf-8")
-        save_file(model.state_dict(), folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
+        write_tensors(folder / "model.safetensors", model.state_dict())
+    except OSError as error:
         raise SettingsError(f"{folder} cannot be written: {error}; choose another place") from None
 
 
@@ -117,12 +116,12 @@ def load_forecaster(folder: str | Path) -> PatchTransformer:
         if not isinstance(facts, dict) or facts.pop("format", None) != _FORMAT:
             raise ModelError(f"{folder} holds no forecaster; make one with card train forecaster")
         model = PatchTransformer(Shape(**facts))
-        model.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+        model.load_state_dict(MappedTensors(Path(folder) / "model.safetensors").tensors)
     except FileNotFoundError:
         raise ModelError(f"{folder} holds no forecaster; make one with card train forecaster") from None
     except ModelError:
         raise
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, CardError):
+    except (OSError, ValueError, TypeError, RuntimeError, CardError):
         raise ModelError(f"{folder} holds a broken forecaster; train it once more") from None
     return model.train(False)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from card.models.files.weight_files import FolderError, Shapes, raw_config, weight_files
+from card.models.files.tensor_files import MappedTensors
+from card.models.files.weight_files import FolderError, Shapes, raw_config, stored_tensors, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +52,12 @@ class ScaledWeights:
         return dict(self._read(dtype))
 
     def _read(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        opened: dict[Path, Any] = {
-            path: safe_open(str(path), "pt") for path in {*self.files.values(), *self.scale_files.values()}
-        }
+        opened = {path: MappedTensors(path).tensors for path in {*self.files.values(), *self.scale_files.values()}}
         for name, path in self.files.items():
-            weight = opened[path].get_tensor(name)
+            weight = opened[path][name]
             if name in self.scales:
                 scale_name = self.scales[name]
-                scale = opened[self.scale_files[scale_name]].get_tensor(scale_name).float()
+                scale = opened[self.scale_files[scale_name]][scale_name].float()
                 weight = weight.float() * self._spread(scale, weight.shape, scale_name)
             yield name, weight.to(dtype) if weight.is_floating_point() else weight
 
@@ -90,9 +88,8 @@ def find_scaled(folder: Path) -> ScaledWeights | None:
     """
     dtypes, places = {}, {}
     for path in weight_files(folder):
-        with safe_open(str(path), "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
-                dtypes[name], places[name] = file.get_slice(name).get_dtype(), path
+        for name, stored in stored_tensors(path).items():
+            dtypes[name], places[name] = stored.dtype, path
     _check_packed(dtypes)
     if _FLOAT8.isdisjoint(dtypes.values()):
         return None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from card.errors import ModelError
 from card.machine.memory import is_shortage
+from card.models.files.headers import HeaderError
+from card.models.files.tensor_files import MappedTensors, write_tensors
 
 T = TypeVar("T")
 
@@ -40,12 +40,9 @@ class TrainedFile:
 
     def save(self, path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
         """Write a file; it is whole or as before. Raises: ModelError if that fails."""
-        part = Path(f"{path}.part")
         try:
-            contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            save_file(contiguous, str(part), {**facts, "format": self.format})
-            part.replace(path)
-        except (SafetensorError, OSError) as error:
+            write_tensors(Path(path), tensors, {**facts, "format": self.format})
+        except OSError as error:
             raise ModelError(f"the {self.kind} cannot be written to {path}: {error}") from error
 
     def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Tensor]], T], besides: str = "") -> T:
@@ -58,17 +55,15 @@ class TrainedFile:
         if not Path(path).is_file():
             raise ModelError(f"there is no file {path}; train a {self.kind} with {self.command}{besides}")
         try:
-            with safe_open(str(path), "pt") as file:
-                facts: Mapping[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+            file = MappedTensors(Path(path))
+        except (HeaderError, OSError) as error:
             if is_shortage(error):
                 raise
             raise ModelError(f"{path} is cut off or damaged: {error}; train it again with {self.command}") from error
-        if facts.get("format") != self.format:
+        if file.facts.get("format") != self.format:
             raise ModelError(f"{path} is no {self.kind} ({self.format}); give a file that {self.command} wrote")
         try:
-            return make(facts, tensors)
+            return make(file.facts, file.tensors)
         except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
             if is_shortage(error):
                 raise

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from card.models.files.headers import HeaderError, StoredTensor, read_header
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not read
-_MOST_HEADER_BYTES = 100_000_000  # of one file, as safetensors itself allows
 # What fields are called that make a loop over layers, in the configs of all families.
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
@@ -61,10 +62,16 @@ def tensor_shapes(folder: Path) -> Shapes | None:
     if not files:
         _indexed(folder, _OTHER_INDEX)
         return None
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        shapes.update(_header(file))
-    return shapes
+    return {name: stored.shape for file in files for name, stored in stored_tensors(file).items()}
+
+
+def stored_tensors(file: Path) -> Mapping[str, StoredTensor]:
+    """Return what a file of a folder holds, by name. Raises: FolderError, OSError if it is cut off or damaged."""
+    with file.open("rb") as stream:
+        try:
+            return read_header(stream)[1]
+        except HeaderError as error:
+            raise FolderError(f"{file.name} is {error.state}: {error}; download it again") from None
 
 
 def check_counts(config: Any, shapes: Shapes | None = None) -> None:
@@ -148,34 +155,6 @@ def _leads_outside(name: str) -> bool:
 
 def _paths(name: str) -> tuple[PurePosixPath, PureWindowsPath]:
     return PurePosixPath(name), PureWindowsPath(name)
-
-
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a file states, compared with its size. Raises: FolderError, OSError."""
-    num_bytes = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if num_bytes < 8 or length > min(num_bytes - 8, _MOST_HEADER_BYTES):
-            raise FolderError(f"{file.name} is cut off or damaged: it ends inside its header; download it again")
-        text = stream.read(length)
-    try:
-        stated = {name: facts for name, facts in json.loads(text).items() if name != "__metadata__"}
-        shapes = {name: _shape(facts, num_bytes) for name, facts in stated.items()}
-        end = 8 + length + max((facts["data_offsets"][1] for facts in stated.values()), default=0)
-    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
-        raise FolderError(f"{file.name} is damaged: its header cannot be read; download it again") from None
-    if end > num_bytes:
-        raise FolderError(
-            f"{file.name} is cut off: its tensors end at byte {end}, the file at {num_bytes}; download it again"
-        )
-    return shapes
-
-
-def _shape(facts: Mapping[str, Any], num_bytes: int) -> tuple[int, ...]:
-    shape = tuple(facts["shape"])
-    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) > num_bytes * 8:
-        raise ValueError
-    return shape
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,12 +20,12 @@ from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.model import GgufModel
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
-from card.models.files.mapped_weights import MappedWeights, safetensors_header
+from card.models.files.mapped_weights import MappedWeights
+from card.models.files.tensor_files import tensors_written
 from card.models.own.block_layers import BlockWeight
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
 _TYPES_NAME, _TENSORS_NAME = "blocks.json", "model.safetensors"
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8"}
 _CHUNK_BYTES = 1 << 19  # of blocks that are packed at once
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -57,24 +57,19 @@ def read_blocks(model: GgufModel) -> dict[str, Tensor | BlockWeight]:
     return _weights(tensors, _block_facts(parts))
 
 
-def write_blocks(folder: Path, stream: BinaryIO, model: GgufModel) -> None:
+def write_blocks(folder: Path, model: GgufModel) -> None:
     """Write the weights to a safetensors file, and beside it which of them are blocks. Raises: GgufError, OSError."""
-    parts, end, header = _parts(model), 0, dict[str, object](__metadata__={"format": "pt"})
-    starts = {}
-    for part in parts:
-        starts[part.name], end = end, end + _num_bytes(part)
-        header[part.name] = {"dtype": _NAMES[part.dtype], "shape": part.shape, "data_offsets": [starts[part.name], end]}
-    stream.write(safetensors_header(header))
-    stream.flush()
-    file, start = stream.fileno(), stream.tell()
+    parts = _parts(model)
+    kinds = {part.name: (part.dtype, part.shape) for part in parts}
+    with tensors_written(folder / _TENSORS_NAME, kinds) as (stream, places):
 
-    def put(part: _Part, first: int, data: Bytes) -> None:
-        first += start + starts[part.name]
-        while len(data):  # a disk that becomes full takes a part of it
-            written = os.pwrite(file, data.data, first)
-            first, data = first + written, data[written:]
+        def put(part: _Part, first: int, data: Bytes) -> None:
+            first += places[part.name]
+            while len(data):  # a disk that becomes full takes a part of it
+                written = os.pwrite(stream.fileno(), data.data, first)
+                first, data = first + written, data[written:]
 
-    _read(model, parts, put)
+        _read(model, parts, put)
     (folder / _TYPES_NAME).write_text(json.dumps(_block_facts(parts)), "utf-8")
 
 

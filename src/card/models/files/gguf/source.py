@@ -7,11 +7,9 @@ import functools
 import hashlib
 import json
 import logging
-import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +29,8 @@ from card.models.files.gguf.tokenizer import (
     tokenizer_digest,
     write_tokenizer,
 )
-from card.models.files.mapped_weights import MappedWeights, safetensors_header
+from card.models.files.mapped_weights import MappedWeights
+from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.block_layers import BlockWeight
 from card.models.own.decoder_model import DecoderModel, config_of
 
@@ -42,7 +41,7 @@ _BLOCKS_FORMAT = 1  # of packed blocks
 _FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
-_SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class GgufSource:
@@ -132,10 +131,7 @@ class GgufSource:
         return store.make(name, blocks_bytes(self._model), self._write_blocks)
 
     def _write_blocks(self, folder: Path) -> None:
-        with (folder / "model.safetensors").open("wb") as stream:
-            write_blocks(folder, stream, self._model)
-            stream.flush()
-            os.fsync(stream.fileno())  # as in `_write_model`
+        write_blocks(folder, self._model)
         self._check_unchanged()
 
     def _decoder(
@@ -178,7 +174,7 @@ class GgufSource:
     def stored_dtype(self, dtype: str | torch.dtype) -> torch.dtype:
         """Return what the weights are kept in for a dtype that is asked for; "auto" is the file's own."""
         wanted = getattr(torch, self.config["dtype"]) if isinstance(dtype, str) else dtype
-        stored: torch.dtype = wanted if wanted in _SAFETENSORS_NAMES else torch.float32
+        stored: torch.dtype = wanted if wanted in _STORED_DTYPES else torch.float32
         return stored
 
     def _name(self, kind: str) -> str:
@@ -215,10 +211,7 @@ class GgufSource:
         self._check_unchanged()
 
     def _write_model(self, folder: Path, *, dtype: torch.dtype) -> None:
-        with (folder / "model.safetensors").open("wb") as stream:
-            write_weights(stream, self._model, dtype)
-            stream.flush()
-            os.fsync(stream.fileno())  # before it gets its name: a power failure leaves no entry with holes
+        write_weights(folder / "model.safetensors", self._model, dtype)
         _write_json(folder / "config.json", {**self._model.config, "dtype": _dtype_name(dtype)})
         _write_json(folder / "generation_config.json", generation_config(self._model.config))
         self._check_unchanged()
@@ -253,15 +246,10 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2), "utf-8")
 
 
-def write_weights(stream: BinaryIO, model: GgufModel, dtype: torch.dtype) -> None:
+def write_weights(file: Path, model: GgufModel, dtype: torch.dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for weight in model.weights:
-        start, end = end, end + math.prod(weight.place.shape) * dtype.itemsize
-        shape = list(weight.place.shape)
-        header[weight.name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
-    stream.write(safetensors_header(header))
-    for weight in model.weights:
-        for part in model.read(weight, dtype):
-            stream.write(part.contiguous().view(torch.uint8).numpy().data)
+    kinds = {weight.name: (dtype, weight.place.shape) for weight in model.weights}
+    with tensors_written(file, kinds) as (stream, _):
+        for weight in model.weights:
+            for part in model.read(weight, dtype):
+                stream.write(bytes_of(part))
