@@ -8,23 +8,22 @@ Takes the last run of the file. Needs matplotlib: pip install '.[bench]'. No dis
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from packed import unpacked
+from pages import STYLES, add_grid, add_note, new_figure, write_png
 
 from card.errors import BenchError
 from card.tools.bench.records import Run
 from card.tools.bench.results import load
 from card.tools.bench.summary import Spread, summarise
 
-# Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
-_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 6.4, 0.42, 1.8  # a phone shows it at about half this width
 _NOTE_IN = 0.45  # for the two lines below
-_DOTS_PER_INCH = 200
 _LONGEST_LABEL = 20  # characters in a line
 _LABEL_PT, _NOTE_PT = 13, 9
 
@@ -52,18 +51,13 @@ def by_speed(found: Mapping[str, Mapping[str, Spread]]) -> list[str]:
 
 def draw(found: Mapping[str, Mapping[str, Spread]], note: str, path: Path) -> None:
     """Write a PNG with a line per method and a mark per workload; the folder is made if it does not exist."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     methods = by_speed(found)
-    figure = Figure(figsize=(_WIDTH_IN, _MARGIN_IN + _ROW_IN * len(methods)), layout="constrained")
+    figure = new_figure(_WIDTH_IN, _MARGIN_IN + _ROW_IN * len(methods))
     axes = figure.subplots()
     axes.axvspan(0, 1, color="#F3E3E3", zorder=0)
     axes.axvline(1, color="#444444", linewidth=1.5, zorder=1)
     offsets = [0.18 * (i - (len(found) - 1) / 2) for i in range(len(found))]
-    for (workload, of_workload), (colour, marker), offset in zip(
-        found.items(), _styles(len(found)), offsets, strict=True
-    ):
+    for (workload, of_workload), (colour, marker), offset in zip(found.items(), itertools.cycle(STYLES), offsets):
         heights = [methods.index(method) - offset for method in of_workload]
         all_points = list(of_workload.values())
         medians = [point.median for point in all_points]
@@ -75,26 +69,18 @@ def draw(found: Mapping[str, Mapping[str, Spread]], note: str, path: Path) -> No
     axes.set_ylim(-0.6, len(methods) - 0.4)
     axes.set_xlim(left=0)
     axes.tick_params(axis="x", labelsize=_LABEL_PT)
-    axes.grid(axis="both", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
+    add_grid(axes)
     axes.set_xlabel("tokens/s, as a multiple of\nplain decoding's on all cores", fontsize=_LABEL_PT)
     axes.text(0.97, len(methods) - 0.55, "slower ", ha="right", va="top", fontsize=_NOTE_PT + 1, color="#8A3A3A")
     figure.legend(loc="outside upper center", ncols=min(3, len(found)), fontsize=_LABEL_PT, frameon=False)
-    figure.text(0.02, 0.0, note, fontsize=_NOTE_PT, color="#555555", va="bottom")
-    note_share = _NOTE_IN / figure.get_figheight()
-    figure.get_layout_engine().set(rect=(0, note_share, 1, 1 - note_share))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
+    add_note(figure, note, _NOTE_IN, size_pt=_NOTE_PT)
+    write_png(figure, path)
 
 
 def _label(method: str) -> str:
     """Return the method's name, a long one in two lines."""
     cut = method.removesuffix("-all-cores")
     return method if len(method) <= _LONGEST_LABEL or cut == method else f"{cut}\n-all-cores"
-
-
-def _styles(count: int) -> list[tuple[str, str]]:
-    return [_STYLES[i % len(_STYLES)] for i in range(count)]
 
 
 def note_of(run: Run) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import judges
 import options
 from packed import unpacked
+from pages import STYLES, add_grid, new_figure, write_png
 
 from card.errors import BenchError
 from card.tools.bench.names import JUDGED
@@ -27,7 +28,6 @@ from card.tools.bench.records import Run
 from card.tools.bench.results import load
 from card.tools.bench.summary import Share, summarise
 
-_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _EXACT = ("#333333", "*")
 _PANEL_IN = (6.4, 4.6)
 _DOTS_PER_INCH = 130
@@ -96,13 +96,10 @@ def read(path: Path, *, solved: bool) -> tuple[dict[str, list[Point]], str]:
 
 def draw(panels: Mapping[str, Sequence[Point]], label: str, note: str, path: Path) -> None:
     """Write a PNG with a panel for each title; the folder is made if it does not exist."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     width, height = _PANEL_IN
-    figure = Figure(figsize=(width * len(panels), height), layout="constrained")
+    figure = new_figure(width * len(panels), height)
     names = [name for name in dict.fromkeys(p.judge for found in panels.values() for p in found) if name]
-    styles = {"": _EXACT, **dict(zip(names, itertools.cycle(_STYLES)))}
+    styles = {"": _EXACT, **dict(zip(names, itertools.cycle(STYLES)))}
     for (title, found), axes in zip(panels.items(), figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         _draw_panel(axes, found, styles)
         axes.set_title(title, fontsize=_LABEL_PT)
@@ -113,8 +110,7 @@ def draw(panels: Mapping[str, Sequence[Point]], label: str, note: str, path: Pat
         handles=[line for (line,) in marks], loc="outside upper center", ncols=3, fontsize=_LABEL_PT, frameon=False
     )
     figure.supxlabel(f"{note}, 95 % intervals (Wilson), numbers are knobs", fontsize=_NOTE_PT, color="#555555")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
+    write_png(figure, path, _DOTS_PER_INCH)
 
 
 def _draw_panel(axes: Any, found: Sequence[Point], styles: Mapping[str, tuple[str, str]]) -> None:
@@ -133,8 +129,7 @@ def _draw_panel(axes: Any, found: Sequence[Point], styles: Mapping[str, tuple[st
             axes.errorbar(*place, yerr=spans, color=colour, fmt=marker, markersize=size, capsize=3)
             axes.annotate(point.knob, place, xytext=(7, 5), textcoords="offset points", fontsize=_NOTE_PT, color=colour)
     axes.set_ylim(-3, 105)
-    axes.grid(color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
+    add_grid(axes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

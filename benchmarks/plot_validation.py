@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import options
+from pages import STYLES, add_grid, add_note, new_figure, write_png
 from validation_report import median_errors, rows_of
 
 from card.errors import BenchError
 from card.tools.bench.names import BASELINE
 
-# Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
-_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _SIDE_IN, _NOTE_IN = 6.4, 0.6  # a phone shows it at about half this width
-_DOTS_PER_INCH = 200
 _LABEL_PT, _NAME_PT, _NOTE_PT = 13, 9, 9
 _BAND = 0.1  # the band that is drawn
 _NAMED = 0.2  # error from which on a method is named
@@ -50,11 +48,9 @@ SCALES = {
 
 def draw(rows: Sequence[dict[str, Any]], scale: Scale, note: str, path: Path) -> None:
     """Write a PNG of planned over measured figures, both axes logarithmic; the folder is made if need be."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-    figure = Figure(figsize=(_SIDE_IN, _SIDE_IN + _NOTE_IN), layout="constrained")
+    figure = new_figure(_SIDE_IN, _SIDE_IN + _NOTE_IN)
     axes = figure.subplots()
     values = [row[name] for row in rows for name in (scale.measured, scale.planned)]
     ends = [min(values) / _MARGIN, max(values) * _MARGIN]
@@ -71,7 +67,7 @@ def draw(rows: Sequence[dict[str, Any]], scale: Scale, note: str, path: Path) ->
     )
     axes.plot(ends, ends, color="#444444", linewidth=1.5, zorder=1)
     for number, price in enumerate(dict.fromkeys(row["price"] for row in rows)):
-        colour, marker = _STYLES[number % len(_STYLES)]
+        colour, marker = STYLES[number % len(STYLES)]
         same = [row for row in rows if row["price"] == price]
         points = [row[scale.measured] for row in same], [row[scale.planned] for row in same]
         axes.scatter(*points, color=colour, marker=marker, s=45, alpha=0.85, label=name_of(price), zorder=3)
@@ -97,14 +93,10 @@ def draw(rows: Sequence[dict[str, Any]], scale: Scale, note: str, path: Path) ->
     axes.set_ylim(*ends)
     axes.set_aspect("equal")
     axes.tick_params(labelsize=_LABEL_PT - 1)
-    axes.grid(color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
+    add_grid(axes)
     axes.legend(title="target at the price of", fontsize=_LABEL_PT - 2, title_fontsize=_LABEL_PT - 2, loc="upper left")
-    figure.text(0.02, 0.0, note, fontsize=_NOTE_PT, color="#555555", va="bottom")
-    note_share = _NOTE_IN / figure.get_figheight()
-    figure.get_layout_engine().set(rect=(0, note_share, 1, 1 - note_share))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
+    add_note(figure, note, _NOTE_IN, size_pt=_NOTE_PT)
+    write_png(figure, path)
 
 
 def _marks(span: float) -> list[float]:

@@ -34,7 +34,7 @@ from typing import Any
 
 import httpx2
 import options
-from table import markdown
+from pages import markdown
 
 from card.errors import BenchError, CardError
 from card.models.loading import load_tokenizer

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import options
+from pages import markdown
 
 import card
 from card.errors import CardError
@@ -145,12 +146,12 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     medians = {row: statistics.median(each) for row, each in rates.items()}
     best = max(rate for row, rate in medians.items() if row.startswith("--threads"))
     threads = {row: sorted({line["threads"] for line in lines if line["row"] == row}) for row in rates}
-    rows = [_COLUMNS, ("---", "---:", "---:", "---:")]
+    rows = []
     for row in sorted(rates):
         rows.append((row, f"{medians[row]:.0f}", ", ".join(map(str, threads[row])), f"{medians[row] / best:.2f}"))
     differing = sum(not line["same_text"] for line in lines)
     title = f"{lines[0]['pair']}, {lines[0]['method']}; {differing} of {len(lines)} starts wrote another text:"
-    return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows), ""])
+    return f"{title}\n\n{markdown(_COLUMNS, rows)}\n"
 
 
 def run_demo(count: int) -> list[dict[str, Any]]:

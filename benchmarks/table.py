@@ -16,6 +16,7 @@ from typing import Any
 import load_report
 import validation_report
 from packed import unpacked
+from pages import markdown
 
 from card.errors import BenchError
 from card.tools.bench.names import SEVERAL_WRITERS, SINGLE_WRITERS
@@ -156,12 +157,6 @@ def _signed(facts: Sequence[str], versions: dict[str, str], command: str, commit
     shown_commit = "-".join([known[:12], *dirty])
     packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
     return f"{'; '.join([*facts, packages])}.\n`{command}` at commit `{shown_commit}`, {date[:10]}."
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first column is aligned left, the others right."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
 
 
 TABLES: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[str]], str]] = {

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import options
-from table import markdown
+from pages import markdown
 
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer

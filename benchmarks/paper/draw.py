@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.append(str(Path(__file__).parents[1]))
+from pages import BLUE, GREEN, ORANGE, PINK, YELLOW, new_figure, write_png
 from published import BEST_SPEED_UP, SWEEP
 from tables import RESULTS, Line, read_lines
 
@@ -22,14 +24,13 @@ IMAGE = Path(__file__).parents[2] / "docs" / "images" / "paper_width.png"
 _TITLES = {"gsm8k": "GSM8K", "mt-bench": "MT-bench"}
 _LABELS = ("tokens per target pass", "share of rounds\nthat hit", "speed-up\n(times plain decoding)")
 _BOTTOMS, _TOPS = (1.0, 0.6, 1.0), (7.0, 1.01, 7.0)
-# Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
 _STYLES = {
-    "published": ("#0072B2", "o", "-"),
-    "measured": ("#D55E00", "s", "-"),
-    "simulated": ("#009E73", "^", "--"),
-    "flat": ("#009E73", "^", "--"),
-    "busy": ("#CC79A7", "D", "--"),
-    "own": ("#E69F00", "v", "--"),
+    "published": (*BLUE, "-"),
+    "measured": (*ORANGE, "-"),
+    "simulated": (*GREEN, "--"),
+    "flat": (*GREEN, "--"),
+    "busy": (*PINK, "--"),
+    "own": (*YELLOW, "--"),
 }
 _PEAK_PT = {"flat": 7, "busy": -16, "own": 20}  # from a peak to its figure, clear of the other curves
 _NAMES = {
@@ -68,9 +69,7 @@ def speeds(lines: Sequence[Line], workload: str) -> dict[str, Speeds]:
 
 def draw(lines: Sequence[Line], workloads: Sequence[str]) -> Figure:
     """Return the picture: a column per workload, below each other tokens, hits and speed."""
-    from matplotlib import figure as figures
-
-    figure = figures.Figure(figsize=(8.4, 9.4), layout="constrained")
+    figure = new_figure(8.4, 9.4)
     axes = figure.subplots(3, len(workloads), sharex=True, sharey="row", squeeze=False)
     named: set[str] = set()
     for column, workload in enumerate(workloads):
@@ -99,14 +98,6 @@ def draw(lines: Sequence[Line], workloads: Sequence[str]) -> Figure:
             one.grid(color="#DDDDDD", linewidth=0.8)
     figure.legend(loc="outside upper center", ncols=1, fontsize=11, frameon=False)
     return figure
-
-
-def write(figure: Figure, path: Path) -> None:
-    """Write a PNG; the folder is made if it does not exist."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=150, format="png", metadata={"Software": None})
 
 
 def _chosen(lines: Sequence[Line], workload: str) -> list[Line]:
@@ -144,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=IMAGE, help="default: %(default)s")
     args = parser.parse_args(argv)
-    write(draw(read_lines(args.results), tuple(SWEEP)), args.out)
+    write_png(draw(read_lines(args.results), tuple(SWEEP)), args.out, dots_per_inch=150)
     print(f"wrote {args.out}")
     return 0
 

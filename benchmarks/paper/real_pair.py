@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from tables import table
+
+sys.path.append(str(Path(__file__).parents[1]))
+from pages import markdown
 
 from card.engine.metrics import RequestStats
 from card.tools.bench.names import BASELINE
@@ -89,8 +91,8 @@ def tables_of(path: Path) -> str:
             if name != BASELINE
         ]
         title = f"Temperature {run.sampling.temperature:g}, {len({key[:2] for key in plain})} prompts"
-        parts.append(f"{title}:\n\n{table(head, rows)}")
-        parts.append(f"{title}, over plain:\n\n{table(['method', *(TITLES[name] for name in names)], each)}")
+        parts.append(f"{title}:\n\n{markdown(head, rows)}")
+        parts.append(f"{title}, over plain:\n\n{markdown(['method', *(TITLES[name] for name in names)], each)}")
     return "\n\n".join(parts)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+from pages import markdown
 from published import SWEEP, WIDTHS, SweepPoint
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -67,7 +69,7 @@ def width_table(lines: Iterable[Line], workload: str) -> str:
     head = ["K"]
     head += [f"{who}: {what}" for who in ("published", "measured", "simulated") for what in ("tokens", "hits", "zero")]
     head += ["simulated: speed-up", "with our bookkeeping"]
-    return f"{_TITLES[workload]}:\n\n{table(head, rows)}"
+    return f"{_TITLES[workload]}:\n\n{markdown(head, rows)}"
 
 
 def own_pair_table(lines: Iterable[Line]) -> str:
@@ -83,7 +85,9 @@ def own_pair_table(lines: Iterable[Line]) -> str:
         rows.append([*row, *_cells(flat.get(width), ("speed_up", 2)), *_cells(busy.get(width), ("speed_up", 2))])
     _embolden(rows, column=-1)
     head = ["K", "drafter pass, ms", "tokens", "hits", "simulated: speed-up", "with our bookkeeping"]
-    return f"{chosen[0]['pair']}, {_TITLES.get(chosen[0]['workload'], chosen[0]['workload'])}:\n\n{table(head, rows)}"
+    return (
+        f"{chosen[0]['pair']}, {_TITLES.get(chosen[0]['workload'], chosen[0]['workload'])}:\n\n{markdown(head, rows)}"
+    )
 
 
 def ablation_table(lines: Iterable[Line]) -> str:
@@ -100,7 +104,7 @@ def ablation_table(lines: Iterable[Line]) -> str:
         words = {"tokens_per_pass": "tokens", "hit_rate": "hits", "speed_up": "speed-up"}
         head += [f"{basis}, {_TITLES.get(workload, workload)}: {words[name]}" for name, _ in wanted]
         rows = [[*row, *_cells(_without_idle_hits(of.get(row[0])), *wanted)] for row in rows]
-    return f"Parts of the method, K = {chosen[0]['beam_width']}:\n\n{table(head, rows)}"
+    return f"Parts of the method, K = {chosen[0]['beam_width']}:\n\n{markdown(head, rows)}"
 
 
 def agreement_table(lines: Iterable[Line]) -> str:
@@ -118,7 +122,7 @@ def agreement_table(lines: Iterable[Line]) -> str:
         of = {line["draft"]: line for line in chosen if line["agreement"] == agreement}
         cells = [_cells(of.get(draft), ("tokens_per_pass", 2), ("speed_up", 2)) for draft in drafts]
         rows.append([f"{agreement:g}", *(cell for pair in cells for cell in pair)])
-    return f"Draft models of Llama-3.1-70B, simulated:\n\n{table(head, rows)}"
+    return f"Draft models of Llama-3.1-70B, simulated:\n\n{markdown(head, rows)}"
 
 
 def map_table(lines: Iterable[Line], devices: str) -> str:
@@ -134,7 +138,7 @@ def map_table(lines: Iterable[Line], devices: str) -> str:
     ]
     where = "a device of its own" if devices == "own" else "the target's device, in turns"
     title = f"`card` as it is by default, drafter on {where}; over drafter passes in a target pass"
-    return f"{title}:\n\n{table(['agreement', *(f'{ratio:g}' for ratio in ratios)], rows)}"
+    return f"{title}:\n\n{markdown(['agreement', *(f'{ratio:g}' for ratio in ratios)], rows)}"
 
 
 def _speed_cell(speed_up: float | None) -> str:
@@ -165,7 +169,7 @@ def draft_table(lines: Iterable[Line]) -> str:
         ]
         for draft, size in sorted(sizes.items(), key=lambda item: item[1])
     ]
-    return f"Our draft models, counted, K = {chosen[0]['beam_width']}:\n\n{table(head, rows)}"
+    return f"Our draft models, counted, K = {chosen[0]['beam_width']}:\n\n{markdown(head, rows)}"
 
 
 def _without_idle_hits(line: Line | None) -> Line | None:
@@ -193,12 +197,6 @@ def _embolden(rows: list[list[str]], *, column: int) -> None:
     if numbers:
         row = rows[max(numbers, key=lambda i: numbers[i])]
         row[column] = f"**{row[column]}**"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown; all columns but the first are numbers."""
-    ruler = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ruler, *rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

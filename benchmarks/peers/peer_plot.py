@@ -13,14 +13,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
 import peer_table
 from catalog import BITS, OURS
+from pages import STYLES, add_grid, add_note, new_figure, write_png
 from peer_results import Line, Summary, groups, read_lines, summarise
 
-# Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
-_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _WIDTH_IN, _ROW_IN, _PANEL_IN, _NOTE_IN = 7.2, 0.34, 0.7, 0.9
-_DOTS_PER_INCH = 200
 _LABEL_PT, _NOTE_PT = 11, 7
 _NOTE_CHARACTERS = 130  # in a line
 
@@ -49,17 +48,14 @@ def labels_of(panel: Mapping[str, Mapping[str, Summary]]) -> list[str]:
 
 def draw(found: Mapping[str, Mapping[str, Mapping[str, Summary]]], note: str, path: Path) -> None:
     """Write a PNG; its folder is made if it does not exist."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     heights = [_PANEL_IN + _ROW_IN * len(labels_of(panel)) for panel in found.values()]
-    figure = Figure(figsize=(_WIDTH_IN, sum(heights) + _NOTE_IN), layout="constrained")
+    figure = new_figure(_WIDTH_IN, sum(heights) + _NOTE_IN)
     panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
     sets = list(dict.fromkeys(name for panel in found.values() for name in panel))
     for axes, (model, panel) in zip(panels, found.items(), strict=True):
         labels = labels_of(panel)
         for name, of_set in panel.items():
-            colour, marker = _STYLES[sets.index(name) % len(_STYLES)]
+            colour, marker = STYLES[sets.index(name) % len(STYLES)]
             rates = [summary.tokens_per_s for summary in of_set.values()]
             spans = (
                 [summary.tokens_per_s - summary.least for summary in of_set.values()],
@@ -72,22 +68,13 @@ def draw(found: Mapping[str, Mapping[str, Mapping[str, Summary]]], note: str, pa
             tick.set_fontweight("bold" if label.startswith(f"{OURS},") else "normal")
         axes.set_ylim(-0.6, len(labels) - 0.4)
         axes.set_xlim(left=0)
-        axes.grid(axis="both", color="#DDDDDD", linewidth=0.8)
-        axes.set_axisbelow(True)
+        add_grid(axes)
         axes.set_title(model, fontsize=_LABEL_PT)
     panels[-1].set_xlabel("tokens/s, the fastest method of each engine", fontsize=_LABEL_PT)
     handles = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=3, fontsize=_LABEL_PT, frameon=False)
-    figure.text(0.01, 0.0, _folded(note), fontsize=_NOTE_PT, color="#555555", va="bottom")
-    note_share = 0.5 * _NOTE_IN / figure.get_figheight()
-    figure.get_layout_engine().set(rect=(0, note_share, 1, 1 - note_share))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
-
-
-def _folded(text: str) -> str:
-    """Return a text in lines of a bounded length."""
-    return textwrap.fill(text, _NOTE_CHARACTERS)
+    add_note(figure, textwrap.fill(note, _NOTE_CHARACTERS), 0.5 * _NOTE_IN, left=0.01, size_pt=_NOTE_PT)
+    write_png(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

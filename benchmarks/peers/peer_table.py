@@ -17,7 +17,9 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
 from catalog import OURS
+from pages import markdown
 from peer_results import Line, Ratio, Summary, groups, read_lines, summarise
 
 _VS_FIXED, _VS_PEER = f"{OURS} / best own fixed row", f"{OURS} / best peer"
@@ -77,15 +79,12 @@ def overview(files: Sequence[Sequence[Line]], *, by_engine: bool = False, weight
             rows.append([title, *cells, _named(ours.vs_fixed if ours else None), _shown(ours and ours.vs_fastest)])
     if by_engine:
         rows = list(zip(*rows, strict=True))
-    rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return markdown(rows[0], rows[1:])
 
 
 def table(summaries: Sequence[Summary]) -> str:
     """Return the rows of one group as a table."""
-    lines = [_cells(summary) for summary in summaries]
-    rule = ["---"] * 3 + ["---:"] * (len(_HEADER) - 4) + ["---"]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (_HEADER, rule, *lines))
+    return markdown(_HEADER, map(_cells, summaries), num_words=3, last="---")
 
 
 def note(lines: Sequence[Line]) -> str:

@@ -22,6 +22,7 @@ MODULES = (
     "load_report",
     "options",
     "packed",
+    "pages",
     "pass_samples",
     "planner_validation",
     "plot",
