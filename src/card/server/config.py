@@ -35,7 +35,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = setting(  # none: the door stands open
         (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"
     )
-    no_key: bool = setting(False, "Ask for no key.")
+    no_key: bool = setting(False, "Require no key.")
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Name of this server, * for any.",
