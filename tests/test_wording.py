@@ -140,3 +140,14 @@ def test_functions_are_named_by_verbs_and_modules_by_what_they_hold() -> None:
 
 def test_a_function_that_is_named_by_no_verb_is_found() -> None:
     assert _without_verbs(ast.parse("def above(): ...\ndef look_above(): ...")) == ["above"]
+
+
+# Words for people that the code had for pieces of software.
+_DIALECT = re.compile(
+    r"\b(whoever|to whom|for whom|nobody's|be it|overtake him|those who look|dear score)\b", re.IGNORECASE
+)
+
+
+def test_pieces_of_software_are_called_by_their_names() -> None:
+    found = [f"{name}: {word[0]}" for name, source in SOURCES.items() for word in _DIALECT.finditer(source)]
+    assert found == []

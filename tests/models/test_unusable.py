@@ -72,9 +72,9 @@ def test_a_missing_file_of_several_is_named_with_how_many_there_are(copied: Path
 
 
 def test_a_kind_of_layer_that_nobody_knows_is_named(copied: Path, refused: Callable[..., str]) -> None:
-    change(copied, lambda config: config["layer_types"].__setitem__(0, "unheard_of"))
+    change(copied, lambda config: config["layer_types"].__setitem__(0, "unknown"))
     said = refused(*generate(copied))
-    assert "has layers of type unheard_of, which neither CARD nor transformers" in said
+    assert "has layers of type unknown, which neither CARD nor transformers" in said
     assert "choose a model of another family" in said
 
 

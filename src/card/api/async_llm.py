@@ -140,7 +140,7 @@ class AsyncLLM(Hosted):
 
 
 class RequestStream(AsyncIterator[StreamChunk]):
-    """The answer to one request as it is decoded; whoever stops reading it drops the request.
+    """The answer to one request as it is decoded; a caller that stops reading it drops the request.
 
     A chunk holds everything new since the last one that was read, so a slow reader gets fewer and larger chunks. The
     last one carries the finish_reason. Leaving the loop over it, cancelling the task that reads it, `aclose` and

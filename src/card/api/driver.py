@@ -22,7 +22,7 @@ JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end 
 
 @dataclass(slots=True)
 class _StreamedRequest:
-    """A request in the engine, or on its way there, and whoever reads its stream."""
+    """A request in the engine, or on its way there, and the reader of its stream."""
 
     name: str
     prepared: PreparedRequest
@@ -180,7 +180,7 @@ class Driver:
             self._deliver([last])
 
     def _deliver(self, updates: list[Update]) -> None:
-        """Put each update into its mailbox and wake the readers, to whom the statistics then tell no less."""
+        """Put each update into its mailbox and wake the readers; the statistics they see include it."""
         receivers = [(self._live[update.request_id], update) for update in updates]
         for live, update in receivers:
             if update.finish_reason is not None:

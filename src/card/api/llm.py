@@ -48,8 +48,8 @@ class LLM(Hosted):
             print(llm.chat([{"role": "user", "content": problem}])[0].outputs[0].text)
 
     Prompts of one call, and streams that are open at once, are answered together in one batch. The engine runs in the
-    thread of whoever waits for a result; calls from several threads are safe. Close it, or use it as a context manager:
-    the drafter may live in a process of its own.
+    thread of the caller that waits for a result; calls from several threads are safe. Close it, or use it as a context
+    manager: the drafter may live in a process of its own.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ def _watchers_of(
     writers: Mapping[str, LocalWriter],
     shown: Sequence[FeatureConsumer],
 ) -> Watchers | None:
-    """Return those who look at the target's features, if there are any; ``shown`` show them to the drafter."""
+    """Return what looks at the target's features, if anything does; ``shown`` passes them on to the drafter."""
     consumers = [*feature_consumers(plan, runner), *shown]
     wish = feature_wish(plan.verifier, runner, asked.draft_name or "")
     wanted = {writer.wanted_features for writer in writers.values()} - {None}

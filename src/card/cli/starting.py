@@ -111,7 +111,7 @@ def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
 
 
 def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
-    """Start a process for the drafter if these options ask for one; whoever loads the models takes it over."""
+    """Start a process for the drafter if these options ask for one; the loading of the models takes it over."""
     if draft is None or not _asks_for_a_process(method, options):
         return None
     try:

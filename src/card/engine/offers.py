@@ -1,7 +1,7 @@
 """Candidates of one request for verification: the drafter's, merged with those of the local writers.
 
-Candidates with equal tokens below equal parents are one, whoever proposed them; it is marked with all of them, since a
-token that two writers agree on is accepted more often than one of either alone.
+Candidates with equal tokens below equal parents are one, whichever writers proposed them; it is marked with all of
+them, since a token that two writers agree on is accepted more often than one of either alone.
 
 Candidates are a help and no more: a writer that fails or proposes nonsense is heard no longer in that request, and
 nothing else happens.

@@ -70,7 +70,7 @@ class RequestQueue:
         return found.request
 
     def find(self, request_id: int) -> LiveRequest | None:
-        """Return a request that was taken up, be it paused; None for any other one."""
+        """Return a request that was taken up, also a paused one; None for any other one."""
         return self.running.get(request_id) or self.paused.get(request_id)
 
     def leave(self, request_id: int, *, is_finished: bool) -> LiveRequest:
@@ -202,7 +202,7 @@ class RequestQueue:
     def _make_room(self, newcomer: LiveRequest, now: float) -> bool:
         """Pause the running request with the most tokens to go, if the newcomer wants fewer. Returns: whether it was.
 
-        Nobody is paused for a shorter one twice, and only those that waited then overtake him.
+        No request is paused for a shorter one twice. Only requests that waited then overtake it.
         """
         moves = self._worker.moves
         able = [one for one in self.running.values() if one.can_give_way]

@@ -133,7 +133,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Gain of one request in one round, from the pass to whoever reads the text."""
+    """Gain of one request in one round, from the pass to the reader of the text."""
 
     request_id: int
     token_ids: tuple[int, ...]

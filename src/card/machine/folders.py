@@ -1,6 +1,6 @@
-"""Folders of this machine for what a later start can use again, and whom else they would have to be trusted to.
+"""Folders of this machine for what a later start can use again, and which other users must not write to it.
 
-Whoever writes to a kept file changes what this process does: machine code is run, weights decide on texts. So nothing
+A write to a kept file changes what this process does: machine code is run, weights decide on texts. So nothing
 is kept in, or read from, a folder that others can write to, or that they can put another one in the place of.
 """
 

@@ -38,7 +38,7 @@ def check_kinds(config: Any) -> None:
         )
 
 
-def unheard_of_kinds(raw_config: Any) -> list[str]:
+def unknown_layer_kinds(raw_config: Any) -> list[str]:
     """Return the kinds in a config.json, as it was read, that no model of transformers has under that name."""
     whole = raw_config if isinstance(raw_config, dict) else {}
     inner = whole.get("text_config")

@@ -1,7 +1,7 @@
 """Following grammars beside the target's passes: masks are computed in other threads while the model runs.
 
 What a text may go on with is known once its last token is. So the mask after the text is begun as soon as a round has
-committed it, those after candidates when their pass begins, and whoever decides takes what is there. No pass waits long
+committed it, those after candidates when their pass begins, and the pass takes those that are there. No pass waits long
 for a mask: a candidate without one does not count, and a text without one sits out until it has it.
 """
 

@@ -142,7 +142,7 @@ def _of_file(source: str | Path, bounds: PictureBounds, what: str) -> bytes:
             _check_bytes(found.stat().st_size, bounds, what)
             return found.read_bytes()
     except (OSError, ValueError):
-        pass  # told below in the same words: what lies outside the folder is nobody's business
+        pass  # told below in the same words: a caller learns nothing of what lies outside the folder
     raise PromptError(f"{what} is no file that can be read below the folder for images; name one, or send a data URL")
 
 

@@ -71,7 +71,7 @@ class TimeSpent:
 
 
 class MasksAtOnce:
-    """Masks that are computed when they are asked for, by whoever can do without the grammar if it takes long."""
+    """Masks that are computed when they are asked for, for a caller that can do without a grammar that takes long."""
 
     def __init__(self, state: GrammarState, spent: TimeSpent, clock: Callable[[], float] = time.thread_time) -> None:
         """Begin. ``clock``: seconds of work of the calling thread."""

@@ -123,7 +123,7 @@ class TunedPolicy(Policy):
         """Draft as far as paths are likely enough; wait for nothing unless told to."""
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
-        if not view.requests:  # who takes turns reads prompts in the prefill
+        if not view.requests:  # a drafter that takes turns reads prompts in the prefill
             return Draft(1) if view.num_prompt_tokens else None
         drafting = [request for request in view.requests if request.uses_drafter]
         resting: set[int] = set()

@@ -2,7 +2,7 @@
 
 A page that the file no longer has is a bus error (SIGBUS), which would end the process in the middle of a pass. The
 handler is machine code, since it may run in any thread and without Python's lock. It puts zeros in the place of all
-that is lost of a file, and sets a flag. Bus errors elsewhere are left to whoever handled them before.
+that is lost of a file, and sets a flag. Bus errors elsewhere are left to the handler that was there before.
 """
 
 from __future__ import annotations

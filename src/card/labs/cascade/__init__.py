@@ -1,1 +1,1 @@
-"""Choices among many candidates by a dear score, most of which a cheap score leaves out."""
+"""Choices among many candidates by an expensive score, most of which a cheap score leaves out."""

@@ -1,4 +1,4 @@
-"""The best of many candidates by a dear score, where a cheap score leaves most of them out.
+"""The best of many candidates by an expensive score, where a cheap score leaves most of them out.
 
 Source: the filter of probe sampling (arXiv:2403.01251). It is lossy: the best candidate may be left out. Whatever is
 returned has its exact score.

@@ -56,7 +56,7 @@ class LeaseDesk:
 
 
 class DeskLine:
-    """Calls of the desk, one after the other in a thread of their own: whoever makes them waits for none."""
+    """Calls of the desk, one after the other in a thread of their own: a caller waits for none."""
 
     def __init__(self, desk: DeploymentHandle[Any]) -> None:
         self._desk = desk

@@ -59,7 +59,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """All that an application was asked for, sorted by whom it is for."""
+    """All that an application was asked for, sorted by what it is for."""
 
     pool: PoolSettings
     engine: Mapping[str, Any]  # for `AsyncLLM`, target and method included

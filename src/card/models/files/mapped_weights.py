@@ -1,6 +1,6 @@
 """Safetensors files whose tensors are the file itself: nothing is copied, and memory can be given back.
 
-Whoever reads them asks afterwards whether the file was still as it had been mapped (`MappedWeights.check`).
+A reader asks afterwards whether the file was still as it had been mapped (`MappedWeights.check`).
 """
 
 from __future__ import annotations

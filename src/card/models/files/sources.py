@@ -21,7 +21,7 @@ from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.source import GgufSource
 from card.models.files.places import GGUF_SUFFIX, hub_file, local_model
 from card.models.files.weight_files import check_counts, raw_config
-from card.models.layer_kinds import unheard_of_kinds
+from card.models.layer_kinds import unknown_layer_kinds
 from card.models.names import OTHER_FAMILY
 
 _HUB_TIMEOUT_S = 10.0
@@ -75,14 +75,14 @@ def _check_kind_names(source: Source) -> None:
 
     A family may have older names for its kinds, so the config is read as transformers reads it before it is blamed.
     """
-    unheard_of = unheard_of_kinds(raw_config(Path(source.path)))
-    if not unheard_of:
+    unknown = unknown_layer_kinds(raw_config(Path(source.path)))
+    if not unknown:
         return
     try:
         transformers.AutoConfig.from_pretrained(source.path, **source.options)
     except Exception as error:
         raise ModelError(
-            f"the config of {source.name} has layers of type {', '.join(unheard_of)[:200]}, which neither CARD nor "
+            f"the config of {source.name} has layers of type {', '.join(unknown)[:200]}, which neither CARD nor "
             f"transformers {transformers.__version__} knows; {OTHER_FAMILY}"
         ) from error
 

@@ -26,7 +26,7 @@ class TrainedFile:
     command: str
 
     def check_made_for(self, whom: str, name: str, difference: str, advice: str = "") -> None:
-        """Refuse a file whose maker knew another target, or another of whatever ``whom`` says.
+        """Refuse a file whose maker knew another target, or another one of the kind ``whom``.
 
         Args:
             name: of the file, or words for what it holds.

@@ -123,7 +123,7 @@ class TakenAttention:
     """The attention of a model, which calls ours once it is taken over. Several runners may share a model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Note the attention that the model has of its own; the model remembers it for whoever comes next."""
+        """Note the attention that the model has of its own; the model remembers it for its next user."""
         transformers.AttentionInterface.register(_NAME, _attention)
         self._own = _own_attention_of(model)
 

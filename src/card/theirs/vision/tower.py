@@ -27,7 +27,7 @@ class VisionTower:
     """Vision tower and projector of one checkpoint, with its image processor."""
 
     def __init__(self, whole: Any, processor: Any) -> None:
-        """Take over the parts that see of a model of transformers; its text model is let go of."""
+        """Take over vision tower and projector of a model of transformers; its text model is released."""
         config = whole.config
         self.config = config
         self.image_token_id = int(config.image_token_id)

@@ -258,7 +258,7 @@ def _gaps(sample: Sample) -> list[float]:
 
 
 def _with_candidates(costs: CostSummary, total: RequestStats, tokens: int) -> CostSummary:
-    """Add how the candidates fared, whoever proposed them."""
+    """Add how the candidates fared, of all writers."""
     depths = zip_longest(total.accepted_per_depth, total.offered_per_depth, fillvalue=0)
     by_writer = Counter(total.accepted_by_writer)
     if alone := total.accepted_tokens - by_writer.total():  # nobody is named where the draft model alone could propose

@@ -1,4 +1,4 @@
-"""A recording made up from one number, for who has no pair yet: how often the drafter's first choice is right."""
+"""A recording made up from one number, for plans without a pair: how often the drafter's first choice is right."""
 
 from __future__ import annotations
 

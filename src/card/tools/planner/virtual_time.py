@@ -1,8 +1,8 @@
 """Virtual time: a drafter with a time line of its own beside a target, and the link between them.
 
-Whoever acts advances its own clock; messages carry the time at which they arrive. Nothing acts before everything that
-could still reach it is known: the drafter is run up to the time of the target that looks. So the order of events does
-not depend on how they are computed.
+Each part that acts advances its own clock; messages carry the time at which they arrive. Nothing acts before everything
+that could still reach it is known: the drafter is run up to the time of the target that looks. So the order of events
+does not depend on how they are computed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _SHOWN_MODELS = 8
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, whoever answers."""
+    """A question, for any server."""
 
     turns: tuple[str, ...]  # of user and assistant in turn, the user's first and last
     fields: Mapping[str, Any] = field(default_factory=dict)

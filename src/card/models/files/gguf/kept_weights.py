@@ -3,7 +3,7 @@
 What was damaged is made anew. Where others can write, nothing is kept.
 
 Each entry is a folder. Who converts holds a lock beside it, writes under another name and renames. Who reads maps the
-files and so keeps what it reads, whoever removes the entry meanwhile.
+files and so keeps what it reads, even if the entry is removed meanwhile.
 """
 
 from __future__ import annotations
