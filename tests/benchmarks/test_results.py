@@ -28,13 +28,6 @@ COMMIT = re.compile(r"[0-9a-f]{7,40}")
 NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
 TO_BE_MADE = re.compile(r"--out(?:=|\s+(?:\\\n\s*)?)\S+")
 
-# Faulty lines of earlier runs: how many, and why they stay. Later lines are never excused, and the list only shrinks.
-LAST_EXCUSED_DAY = "2026-11-27"
-EXCUSED: Mapping[str, tuple[int, str]] = {
-    "policy_gate_overheads.jsonl": (1, "put together by hand from two measurements of a policy"),
-    "round_overheads.jsonl": (1, "what the policy called before was charged: of an old commit"),
-}
-
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a results file."""
@@ -51,13 +44,13 @@ def fault_of(line: Mapping[str, Any]) -> str:
     return "" if isinstance(line.get("machine"), dict) and line["machine"].get("cpu") else "no machine"
 
 
-def faults_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield day and fault of each faulty line; what `card bench` found has the facts of the run that it names."""
+def faults_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the fault of each faulty line; what `card bench` found has the facts of the run that it names."""
     runs = {line.get("run_id"): line for line in lines if line.get("kind") == "run"}
     for line in lines:
         told = line if "command" in line else runs.get(line.get("run_id"), line)
         if fault := fault_of(told):
-            yield str(told.get("started") or told.get("date") or LAST_EXCUSED_DAY)[:10], fault
+            yield fault
 
 
 def missing(text: str) -> list[str]:
@@ -74,20 +67,13 @@ def figures_of(page: Path) -> str:
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl*")), ids=lambda file: file.name)
 def test_every_line_says_the_command_the_clean_commit_and_the_machine_that_made_it(file: Path) -> None:
     lines = lines_of(file)
-    faults = list(faults_of(lines))
-    excused, reason = EXCUSED.get(file.name, (0, ""))
     assert lines
-    assert len(faults) == excused, f"{len(faults)} of {len(lines)} lines, {set(faults)}; excused: {excused} {reason}"
-    assert max((day for day, _ in faults), default="") <= LAST_EXCUSED_DAY
+    assert list(faults_of(lines)) == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_results_that_a_page_or_a_script_names_exist(page: Path) -> None:
     assert missing(figures_of(page)) == []
-
-
-def test_what_is_excused_is_there() -> None:
-    assert [name for name in EXCUSED if not (RESULTS / name).exists()] == []
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
@@ -157,7 +143,7 @@ WHOLE = {"command": "card bench", "commit": "0123abc", "machine": {"cpu": "a"}, 
     ],
 )
 def test_a_line_that_lacks_a_fact_is_found_with_its_day(changes: dict[str, Any], fault: str) -> None:
-    assert list(faults_of([{**WHOLE, **changes}])) == [("2026-11-28", fault)]
+    assert list(faults_of([{**WHOLE, **changes}])) == [fault]
     run = {"kind": "run", "run_id": "a", **WHOLE, **changes}
     assert len(list(faults_of([run, {"kind": "sample", "run_id": "a"}]))) == 2
 
