@@ -123,7 +123,7 @@ def expected(plain: LLM, prompts: list[list[int]]) -> Expected:
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [("sps", {}), ("card", {}), ("card", {"verify": "tree"}), ("specbranch", {"hrad": "demo"})]
+    ("method", "settings"), [("sps", {}), ("card", {}), ("card", {"verify": "tree"}), ("pearl", {})]
 )
 def test_every_method_writes_the_text_of_plain_decoding(
     loaded: dict[str, Any],

@@ -9,7 +9,9 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain as chain_of
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import card
-from card.config import DraftSettings, EngineSettings
+from card.api.llm import LLM
+from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.errors import ModelError, PromptError
 from card.family.learning import target_texts
 from card.family.specbranch.network import (
@@ -483,3 +486,16 @@ def test_the_rest_of_the_house_hardly_knows_it() -> None:
         if path.parent.name != "specbranch" and re.search(r"\bh-?rad\b", path.read_text("utf-8"), re.IGNORECASE)
     }
     assert naming == {"config/keywords.py"}, "where editors look for names of settings"
+
+
+def test_the_demo_pair_branches_by_its_predictor_and_writes_the_text_of_plain_decoding() -> None:
+    problems = [[{"role": "user", "content": problem}] for problem in SAMPLE_PROBLEMS[:3]]
+    every = [SamplingParams(temperature=temperature, seed=3, max_tokens=48) for temperature in (0.0, 1.0)]
+    with LLM("demo-target", method="vanilla", dtype="float32") as plain:
+        wanted = [plain.chat(problems, params) for params in every]
+    settings: dict[str, Any] = {"dtype": "float32", "placement": "inline", "policy": "fixed", "hrad": "demo"}
+    with LLM("demo-target", "demo-draft", method="specbranch", **settings) as fast:
+        got = [fast.chat(problems, params) for params in every]
+    for mine, theirs in zip(chain_of(*got), chain_of(*wanted), strict=True):
+        assert mine.outputs == theirs.outputs
+        assert mine.stats.mean_acceptance_length > 1.5
