@@ -1,5 +1,5 @@
-"""Putting an engine together: `plan.resolve` decides, without side effects; `build.build` obeys.
+"""Putting an engine together: `plan.resolve` decides, without side effects; `build.build` makes the parts.
 
-Everybody who needs an engine comes here: the Python API, transformers' `generate`, the planner with models that take
-virtual time. A test allows nobody else to make one.
+All engines are made here: for the Python API, for transformers' `generate`, and for the planner, whose models take
+virtual time. A test allows no other module to make one.
 """

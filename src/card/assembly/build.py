@@ -26,7 +26,7 @@ from card.models.rows.row_store import RowStore
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes
 
-_FIRST_DRAFT_SHARE = 0.1  # of the target's pass that a drafter's takes, while nothing is known of it
+_FIRST_DRAFT_SHARE = 0.1  # assumed drafter pass over target pass, until the drafter's is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Parts:
     writers: Mapping[str, LocalWriter]  # those without a model
 
     def close(self) -> None:
-        """End the local writers. The link is its maker's."""
+        """End the local writers. The caller that made the link closes it."""
         for writer in self.writers.values():
             writer.close()
 
@@ -123,7 +123,7 @@ def _refuse_features(writers: Mapping[str, LocalWriter]) -> None:
     for name, writer in writers.items():
         if writer.wanted_features:
             raise SettingsError(
-                f"the writer {name} reads the target's hidden states, which nobody delivers here; leave it out"
+                f"the writer {name} reads the target's hidden states, which are not available here; leave it out"
             )
 
 

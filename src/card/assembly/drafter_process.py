@@ -68,7 +68,7 @@ def main() -> None:
     gc.freeze()  # what was imported stays
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
-    logging.getLogger("card").setLevel(logging.ERROR)  # it has said already what users must know
+    logging.getLogger("card").setLevel(logging.ERROR)  # the target's process logs the rest already
     told, likely, loaded = _told(), None, None
     if isinstance(told, LikelyModel):
         likely, loaded = told, load_likely(told)
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _told() -> LikelyModel | DrafterConfig:
-    """Return the next line of standard input; at its end, end the process, which nobody needed."""
+    """Return the next line of standard input; at its end, end the process: it was not needed."""
     if not (line := sys.stdin.buffer.readline()):
         os._exit(0)
     return msgspec.json.decode(line, type=LikelyModel | DrafterConfig)

@@ -47,12 +47,12 @@ from card.text.grammar import BackgroundGrammars, GrammarCompiler
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
 
-IN_TURNS_S = 0.1  # for what the passes of a draft model in this process cost: everybody waits for it
+IN_TURNS_S = 0.1  # for measuring passes of a draft model in this process: short, since the start waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSource:
-    """The draft model as it was given, and what its drafter must know of the target."""
+    """The draft model as given, and the facts of the target that its drafter needs."""
 
     model: str | LoadedModel | None  # None: the draft server has it
     vocab_size: int  # of the target
@@ -60,10 +60,10 @@ class DraftSource:
     find_grammar: FindGrammar | None = None  # for a drafter in this process
     spare: DrafterChild | None = None  # a process that was started ahead of need
     kv_cache_bytes: int | None = None  # for the drafter; None: a few sequences of full length
-    measures: bool = True  # a drafter in a process of its own tells what its passes cost
+    measures: bool = True  # a drafter in a process of its own reports the cost of its passes
     leases: Leases | None = None  # of a pool, which has the models
     integer_threads: int | None = None  # of integer passes in the target's thread; None: as many as that has
-    target: TorchRunner | None = None  # shows its hidden states to a drafter that reads them; None: nobody does
+    target: TorchRunner | None = None  # gives its hidden states to a drafter that reads them; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Drafter:
     link: DrafterLink
     runner: TorchRunner | None = None
     lane: Lane | None = None  # where it computes
-    consumers: Sequence[FeatureConsumer] = ()  # of the target's features: what shows them to the drafter
+    consumers: Sequence[FeatureConsumer] = ()  # of the target's features, for the drafter
 
     def measured(self, cores: CoreSet) -> PassCost | None:
         """Return what passes of a draft model in this process cost; None if there is none here."""
@@ -83,7 +83,7 @@ class Drafter:
             return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=IN_TURNS_S)
 
     def reported(self) -> PassCost | None:
-        """Return what a drafter elsewhere says its passes cost; None if it is not up yet, or says nothing."""
+        """Return the cost of passes that a drafter elsewhere reports; None if it is not up yet, or reports none."""
         passes = self.link.ready.passes if self.link.ready is not None else None
         if passes is None or len(passes.points) < 2:
             return None
@@ -142,7 +142,7 @@ def make_worker(
 
 
 def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
-    """Tell a child which draft model it will be asked for, as long as the target is loaded."""
+    """Send a child the draft model that it will probably run, while the target is loaded."""
     assert settings.draft is not None
     device = settings.draft_device or settings.device
     likely = LikelyModel(
@@ -152,9 +152,9 @@ def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
 
 
 def load_likely(likely: LikelyModel) -> LoadedModel | None:
-    """Return the model, None if it cannot be loaded: the settings may never ask for it, or its error is told then.
+    """Return the model; None if it cannot be loaded: if the settings do ask for it, its error is raised then.
 
-    Its machine code is ready then, too. A target of its kind needs the same.
+    Its machine code is ready then, too, and serves a target of the same kind.
     """
     try:
         model = load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
@@ -167,7 +167,7 @@ def load_likely(likely: LikelyModel) -> LoadedModel | None:
 
 
 def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None = None) -> tuple[DraftWriter, Ready]:
-    """Load and warm up a model that no target's process holds; return its writer, and what targets are told of it.
+    """Load and warm up a model that no target's process holds; return its writer, and its `Ready` for targets.
 
     The passes of the calling thread then have ``threads`` threads.
 
@@ -238,7 +238,7 @@ def _load(draft: DraftModel) -> LoadedModel:
 
 
 def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
-    """Return the model with the part of its head that it is to propose tokens with."""
+    """Return the model with only the part of its head that proposes tokens."""
     if draft.draft_vocab is None:
         return model
     return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})

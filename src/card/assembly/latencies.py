@@ -23,7 +23,7 @@ from card.theirs.transformers.row_check import check_rows
 
 
 class MeasuredLatencies:
-    """The latencies of one target and its drafter; what a quiet moment has shown is kept for the next start."""
+    """The latencies of one target and its drafter; those of a quiet moment are kept for the next start."""
 
     def __init__(self, plan: Plan, runner: TorchRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
         """Check what is kept; nothing else is measured yet.
@@ -65,7 +65,7 @@ class MeasuredLatencies:
         return replace(cores, beside=self._useful(cores.beside), alone=self._useful(cores.alone))
 
     def spare_cores(self, plan: Plan) -> int:
-        """Return how many of the cores that a plan gives to a drafter's process the target does not miss."""
+        """Return how many cores a plan gives to a drafter's process without slowing the target."""
         cores = replace(plan.cores, alone=self._useful(plan.cores.alone))
         return 0 if self._measuring.misses_cores(cores) else plan.settings.draft_threads
 
@@ -91,11 +91,11 @@ class MeasuredLatencies:
         return self._store.cost(self._process_key) is not None
 
     def ask(self, drafter: Drafter) -> None:
-        """Ask this drafter from now on."""
+        """Read the pass times of this drafter from now on."""
         self._drafter = drafter
 
     def remember_drafter(self) -> None:
-        """Keep what a drafter in a process of its own said that its passes cost."""
+        """Keep the pass times that a drafter in a process of its own reported."""
         cost = self._drafter.reported() if self._drafter is not None else None
         if cost is not None:
             self._store.keep_cost(self._process_key, cost)
@@ -111,11 +111,11 @@ class MeasuredLatencies:
             self._store.keep_agreement(self._agreement_key, agreement)
 
     def watch_rounds(self) -> None:
-        """Watch from now on who has the cores: rounds begin."""
+        """Watch from now on whether other processes use the cores: rounds begin."""
         self._watch = CoreWatch()
 
     def mend(self, measured: Mapping[Schedule, ScheduleCost]) -> None:
-        """Forget what is kept of the target's passes where rounds took another time, if nobody else had the cores.
+        """Forget kept pass times of the target that rounds contradict, if no other process used the cores.
 
         Args:
             measured: as of `Policy.measured`.
@@ -130,8 +130,8 @@ class MeasuredLatencies:
     def _waits(self, plan: Plan) -> bool:
         """Return whether the drafter must be up before the first token.
 
-        Not under a tuned policy, which decodes plainly or in turns meanwhile. A drafter of which nothing is known is
-        waited for even then, where it is the only one: the policy could not weigh it.
+        Not under a tuned policy, which decodes plainly or in turns meanwhile. Even then an only drafter without known
+        pass times is waited for: the policy could not weigh it.
         """
         settings = plan.settings
         if settings.wait_for_drafter is not None:

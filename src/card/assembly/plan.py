@@ -1,7 +1,7 @@
 """Consequences of settings and facts before an engine is built. Nothing in here loads, measures or starts anything.
 
-`resolve` may be asked again whenever more is known: before anything is loaded, to refuse what contradicts itself; when
-the target is there, for its context; and when latencies can be measured, for threads and lengths.
+`resolve` may be called again whenever more is known: before anything is loaded, to refuse contradictions; when the
+target is loaded, for its context; and when latencies can be measured, for threads and lengths.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Facts:
     has_pool: bool = False  # draft servers are leased from a pool
     is_draft_loaded: bool = False  # as an object of this process, which it cannot leave
     wants_states: bool = False  # the draft model reads the target's hidden states, which stay in this process
-    cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: it is not told which
-    num_cores: int | None = None  # the time of so many of them it gets; None: of all
-    spare_cores: int = 0  # of them the target does not miss so many; 0 also where nobody knows
+    cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: not known which
+    num_cores: int | None = None  # it gets the time of so many of them; None: of all
+    spare_cores: int = 0  # so many of them the target can spare at no loss of speed; 0 also where that is unknown
     in_integers: bool = False  # the target's passes are integer ones
     context_limit: int | None = None  # most tokens of a text that the target allows
     longest_text: int = 0  # tokens of the longest text that is known to come, answer included
-    num_texts: int | None = None  # texts that come at once, of that length at most; None: nobody knows
+    num_texts: int | None = None  # texts that come at once, of that length at most; None: not known
     row_bytes: int | None = None  # of the target's KV; None: memory is no matter
     state_bytes: int = 0  # of the states that the target keeps of a text
     free_bytes: int = 0  # on the target's device
@@ -117,7 +117,7 @@ class Plan:
 
 
 def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = None) -> Plan:
-    """Return the plan that follows from settings and facts.
+    """Return the plan that settings and facts determine.
 
     Args:
         settings: fields of `EngineSettings` and `DraftSettings`; the others are as by default.
@@ -251,7 +251,7 @@ def _refuse_contradictions(
 def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[Schedule, Placement]:
     """Return where the drafter runs under each schedule: as set, else by the method.
 
-    A tuned one on a CPU takes turns with the target. It may run beside it, too, if the target does not miss its cores.
+    A tuned one on a CPU takes turns with the target. It may run beside it, too, if that does not slow the target.
     """
     if settings.draft_address is not None or facts.has_pool:
         return {"beside": "remote"}
@@ -276,7 +276,7 @@ def _plan_cores(settings: EngineSettings, facts: Facts, *, own_drafter_core: boo
     """Share out the cores that this process may use: the last ones go to the drafter, if it has a process of its own.
 
     The target may have as many threads as cores, unless the settings say how many. Where the system does not tell which
-    cores these are, the scheduler decides, and nothing is shared out. So it does where the process gets the time of
+    cores these are, the scheduler decides, and nothing is shared out. The same holds where the process gets the time of
     fewer cores than it may run on: every container of the machine would choose the same ones.
 
     Raises: SettingsError if a core is asked for that this process may not use.

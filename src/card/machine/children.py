@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def import_paths(paths: Sequence[str]) -> list[str]:
-    """Return where the child may import from besides its own path: what the parent does, but not where it was started.
+    """Return import paths of the child beside its own: the parent's, without the working directory.
 
     Where the package itself lies is always among them.
     """

@@ -1,4 +1,4 @@
-"""Memory and processor time that the container of this process allows it, by the control groups of Linux.
+"""Memory and processor time that this process may use, by the control groups of Linux.
 
 Both versions are read, also side by side. The groups that this process is in are walked from its own up to the
 outermost one that it can see; the least limit holds.
@@ -18,7 +18,7 @@ from typing import Literal
 
 SYSTEM = Path("/")  # where /proc and /sys are looked for
 _NO_LIMIT = 1 << 60  # version 1 says "none" by a number beyond all memory
-_OCTAL = re.compile(r"\\([0-7]{3})")  # of a space in a path, and its like
+_OCTAL = re.compile(r"\\([0-7]{3})")  # of a space in a path, and similar characters
 
 
 @dataclass(frozen=True, slots=True)

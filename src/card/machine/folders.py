@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 logger = logging.getLogger(__name__)
 
-PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600  # what is made here is its owner's alone
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600  # for the owner alone
 _MOST_LINKS = 40  # as the system follows
 _MOST_BYTES = 64 << 20  # of a file that is read as a whole; none that was written here comes near
 
@@ -52,11 +52,11 @@ def expanded(path: str | Path) -> Path:
 
 
 def is_safe_folder(folder: Path, what: str) -> bool:
-    """Return whether what lies in a folder can be trusted; why it cannot is logged, once.
+    """Return whether the content of a folder can be trusted; the reason why not is logged once.
 
     Args:
         folder: need not be there yet.
-        what: is kept there, in words for the log.
+        what: the content, in words for the log.
     """
     why = why_unsafe(folder)
     if why is not None:
@@ -65,11 +65,11 @@ def is_safe_folder(folder: Path, what: str) -> bool:
 
 
 def why_unsafe(path: Path) -> str | None:
-    """Return who else decides on what lies at a path, and what to do about it; None if nobody does.
+    """Return which other user controls a path, and what to do about it; None if only its owner does.
 
-    All that leads there is looked at, links and what they lead to included. What is not there yet is safe if what it
-    would be made in is. A folder on the way that all may write to is safe if it keeps its entries to their owners, as
-    /tmp does; the last one is not, since others can add to it.
+    All folders and links on the way are checked. A path that does not exist yet is safe if the folder that would hold
+    it is. A world-writable folder on the way is safe if it is sticky, as /tmp is; the last one is not, since others can
+    add to it.
     """
     try:
         way, is_there = list(_way_to(path)), path.exists()
@@ -95,8 +95,8 @@ def make_private(folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[BinaryIO]:
-    """Open a kept file to read what nobody else has written. Raises: OSError, PermissionError if others could have."""
-    # A link is none of ours. To open a pipe would wait for who writes to it.
+    """Open a kept file to read. Raises: OSError; PermissionError if other users could have written to it."""
+    # We never make links here. Opening a pipe would wait for a process that writes to it.
     number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(number)
@@ -112,7 +112,7 @@ def opened(file: Path) -> Iterator[BinaryIO]:
 
 
 def read_kept(file: Path) -> bytes:
-    """Return what a kept file holds. Raises: OSError, also for one that others could have written to."""
+    """Return the content of a kept file. Raises: OSError, also if other users could have written to it."""
     with opened(file) as stream:
         num_bytes = os.fstat(stream.fileno()).st_size  # not the most that it may have: memory would be taken for that
         if num_bytes > _MOST_BYTES:
@@ -121,7 +121,7 @@ def read_kept(file: Path) -> bytes:
 
 
 def write_kept(file: Path, content: bytes) -> None:
-    """Replace a kept file as a whole, so that nobody reads half of it. Raises: OSError; nothing is left there then."""
+    """Replace a kept file atomically, so that no process reads half of it. Raises: OSError; nothing is left then."""
     make_private(file.parent)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # for its owner alone
     with replaced(file, Path(name)), os.fdopen(handle, "wb") as stream:
@@ -173,7 +173,7 @@ def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _others_write(facts: os.stat_result) -> bool:
-    """Return whether anybody besides owner and system may write; a group of the owner's alone is nobody else."""
+    """Return whether users other than the owner and the system may write; the owner's own group does not count."""
     if facts.st_mode & stat.S_IWOTH:
         return True
     return bool(facts.st_mode & stat.S_IWGRP) and not _is_own_group(facts.st_gid)
@@ -181,7 +181,7 @@ def _others_write(facts: os.stat_result) -> bool:
 
 @functools.cache
 def _is_own_group(group_id: int) -> bool:
-    """Return whether a group is the one that many systems make for each user, of which nobody else is a member."""
+    """Return whether a group is a user's private group, as many systems make for each user."""
     with contextlib.suppress(KeyError):
         group, user = grp.getgrgid(group_id), pwd.getpwuid(os.geteuid())
         return user.pw_gid == group_id and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}

@@ -1,4 +1,4 @@
-"""A worker's place on a device that it shares."""
+"""A worker's own stream on a shared device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Lane:
-    """A stream of one device for a worker whose work shall run beside that of others on the device.
+    """A stream of one device for a worker that runs beside others on the device.
 
     All that the worker does on the device is done inside `entered`: loading its model, warming up, every pass. So the
     allocator knows its memory as this stream's. Without CUDA there is nothing to enter.

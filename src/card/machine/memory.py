@@ -26,7 +26,7 @@ _KIB = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
 def give_back_memory() -> None:
-    """Give back freed memory that the C library keeps for later; one that is not glibc keeps what it keeps.
+    """Give freed memory that glibc keeps back to the system; with other C libraries do nothing.
 
     Packing weights, compiling and reading a tokenizer free much between what stays, which holds the rest.
     """
@@ -45,7 +45,7 @@ def free_memory(root: Path = SYSTEM) -> int:
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Return whether an error comes of too little memory, whatever a library, or we, have made of it since."""
+    """Return whether an error comes from too little memory, even if it was wrapped in other errors."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -61,7 +61,7 @@ def _has_not_begun(error: BaseException) -> bool:
 
 
 def memory_in_words() -> str:
-    """Return how much memory this process may have, and by what."""
+    """Return how much memory this process may have and what limits it, in words."""
     bounds = [(whole_memory(), "on this machine"), (memory_limit(), "in this container")]
     if resource is not None:
         most = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -38,7 +38,7 @@ def _origin() -> dict[str, Any]:
     """Return what the installer noted about where the package came from; empty if it came from an index."""
     try:
         noted = distribution(_PACKAGE).read_text("direct_url.json")
-    except PackageNotFoundError:  # it runs as it lies there
+    except PackageNotFoundError:  # it runs from a checkout that is not installed
         is_checkout = (_ROOT / "pyproject.toml").is_file()
         return {"url": _ROOT.as_uri(), "dir_info": {"editable": True}} if is_checkout else {}
     found: dict[str, Any] = json.loads(noted) if noted else {}

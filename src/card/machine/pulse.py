@@ -1,4 +1,4 @@
-"""A line now and then while something long is done, for those who read it in a pipe or in a log."""
+"""A line now and then during long work, for readers of a pipe or a log."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-FIRST_S, EVERY_S = 10.0, 30.0  # what is done sooner needs no words
+FIRST_S, EVERY_S = 10.0, 30.0  # shorter work writes no line
 
 
 class Pulse:
-    """Tells from a thread of its own, while the block runs, what is being done and for how long."""
+    """Writes from a thread, while the block runs, what is being done and for how long."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Pulse:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End it: nothing is told afterwards."""
+        """End it: nothing is written afterwards."""
         self._over.set()
         self._thread.join()
 
 
 def write_line(words: str) -> None:
-    """Write a line to standard error, if there is anybody to read it."""
+    """Write a line to standard error; a closed one is ignored."""
     with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full: no reason to end
         if sys.stderr is not None:
             print(words, file=sys.stderr, flush=True)

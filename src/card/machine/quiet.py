@@ -1,8 +1,8 @@
-"""A watch for somebody else who has the cores: times that are taken then say little of the machine.
+"""Notice when other processes use the cores: times measured then say little of the machine.
 
-Linux tells how long each thread ran and how long it waited for a core, and how long the machine below had each core for
-others ("steal"). What a process of one's own took counts as others' time too: a drafter that loads takes a core like
-anybody else. Source: Documentation/scheduler/sched-stats.rst and filesystems/proc.rst of Linux.
+Linux reports how long each thread ran and waited for a core, and how long a hypervisor gave each core to other machines
+("steal"). Our own child processes count as others: a drafter that loads takes a core too. Source:
+Documentation/scheduler/sched-stats.rst and filesystems/proc.rst of Linux.
 
 Evidence, two cores of an AMD EPYC, passes of two threads for 0.12 to 0.5 s: the thread that waited longest did so for
 up to 0.02 of its time on a quiet machine, for 0.3 to 0.5 beside one busy process and 0.8 to 0.9 beside two. Involuntary
@@ -22,9 +22,9 @@ from card.machine.container import SYSTEM
 from card.machine.threads import usable_cores
 
 _MOST_WAITED = 0.1  # share of a busy thread's time in which it waited for a core, up to which a moment is quiet
-_SLICE_S = 0.004  # besides, in which the scheduler lets a single thread in: of a short moment that is much
+_SLICE_S = 0.004  # allowed in addition: one time slice of another thread, which is a large share of a short moment
 _BUSY_SHARE = 0.25  # of the busiest thread's time, from which on a thread counts: passes wait for such a one
-_MOST_STOLEN = 0.1  # the machine below may have taken so much of what this process ran
+_MOST_STOLEN = 0.1  # share of this process's run time that the hypervisor may have taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _thread_times(root: Path) -> Mapping[str, _ThreadTimes]:
 
 
 def _stolen_s(root: Path) -> float:
-    """Return how long the machine below had the cores of this process for others; 0 where nobody tells."""
+    """Return how long the hypervisor took the cores of this process; 0 where the system does not tell."""
     allowed = usable_cores()
     names = None if allowed is None else {f"cpu{core}" for core in allowed}
     ticks = 0

@@ -16,7 +16,7 @@ _ERRORS = "card-escape"  # under which Python knows `_escaped`
 
 
 def settle() -> None:
-    """Make up for what is missing. In a locale of ASCII alone the process is replaced by one that reads UTF-8."""
+    """Repair the environment. In an ASCII locale the process is replaced by one that reads UTF-8."""
     _read_utf8()
     name_the_user()
     write_all_characters()

@@ -27,7 +27,7 @@ MAX_LEAD = 4096
 MAX_NODES = 1 << 16
 MAX_LEN = 1 << 20
 MAX_COUNT = 1 << 40  # of passes, nodes or tokens; more is a forgery
-# What a drafter may say of itself: far above any model, and little enough to reckon with.
+# Bounds on the facts of a `Ready`: far above any model, and small enough to compute with.
 MAX_VOCAB_SIZE = 1 << 24
 _MAX_PARAMETERS = 1 << 50
 _MAX_POINTS = 256
@@ -52,9 +52,7 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_len: int  # most tokens that the text can get, prompt included
     shaping: ShapingRule | None = None  # what else changes the logits; None: nothing
     vocab_size: int | None = None  # tokens that the target has: no others are drafted; None: as many as the draft model
-    num_hidden: int = (
-        0  # tokens of the prompt that the drafter is not told of: the target's positions are so much higher
-    )
+    num_hidden: int = 0  # tokens of the prompt that the drafter is not sent: the target's positions are so much higher
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -215,7 +213,7 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
 
 
 def check_ready(message: Ready) -> None:
-    """Refuse an account of itself that no drafter gives. Raises: ProtocolError."""
+    """Refuse a `Ready` that no drafter sends. Raises: ProtocolError."""
     of = " of a drafter"
     for name, most in (
         ("vocab_size", MAX_VOCAB_SIZE),

@@ -1,4 +1,4 @@
-"""A child process that tries grammars, seen from its parent: what would end this process ends a child, and no more."""
+"""A child process that tries grammars, seen from its parent: a grammar that crashes the compiler ends it alone."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from card.text.grammar_child import main
 main()
 """
 _COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM)
-# What finds shared libraries, and what Windows cannot do without; keys and settings stay here.
+# Variables that find shared libraries, and those that Windows needs; keys and settings stay here.
 _KEPT_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
-# Real schemas of 200 KB take up to 40 MiB; those that need more than this would need it here as well, once each.
+# Real schemas of 200 KB take up to 40 MiB. A grammar takes as much again in this process.
 MEMORY_BYTES = 256 << 20
 _MOST_STACK_BYTES = 4 << 20  # a chain of 500 objects in one another
 _UNLIMITED_STACK_BYTES = 2 << 20  # what glibc gives a thread where nothing limits stacks
@@ -50,12 +50,12 @@ class TooSlowError(SettingsError):
 
 
 class GivenUpError(SettingsError):
-    """Nobody waits for the grammar any more."""
+    """The grammar was given up: no request waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanarySetup:
-    """The things that a child must know before the first grammar."""
+    """Settings that a child needs before its first grammar."""
 
     core: bytes  # of the tokenizer, as llguidance reads it
     num_ids: int
@@ -78,7 +78,7 @@ class Canary:
     """One child. Its calls are those of one thread, but for `kill`."""
 
     def __init__(self) -> None:
-        """Start the child, which is not waited for. Raises: CapacityError if there can be none."""
+        """Start the child, without waiting for it. Raises: CapacityError if it cannot be started."""
         self._is_ready = self._is_killed = self._is_spent = False
         self._begun_at = time.monotonic()
         kept = {name: os.environ[name] for name in _KEPT_NAMES if name in os.environ}
@@ -87,7 +87,7 @@ class Canary:
                 (*_COMMAND, *import_paths(sys.path)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # the last words of a process that is meant to die
+                stderr=subprocess.DEVNULL,  # its crashes are expected
                 bufsize=0,
                 process_group=0,  # Ctrl-C reaches the parent only
                 env=kept,
@@ -152,7 +152,7 @@ class Canary:
         return Passed(lark=answer.get("lark"), num_bytes=int(answer["num_bytes"]))
 
     def kill(self) -> None:
-        """End the child, whatever it does. Any thread may; who waits for it is told by the end of its pipe."""
+        """End the child, whatever it does. Any thread may call it; a waiting thread notices the end of the pipe."""
         self._is_killed = True
         self._process.kill()
 
@@ -167,7 +167,7 @@ class Canary:
 
     def _reason_of_its_end(self, seconds: float) -> CardError:
         if self._is_killed:
-            return GivenUpError("nobody waits for it any more")
+            return GivenUpError("no request waits for it any more")
         try:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:  # its pipe has ended and it has not: it is of no use
@@ -187,7 +187,7 @@ class Canary:
             yield
         except (EOFError, TimeoutError):
             if self._is_killed:
-                raise GivenUpError("nobody waits for it any more") from None
+                raise GivenUpError("no request waits for it any more") from None
             self.kill()
             raise CapacityError("the process that tries grammars does not start; ask again soon") from None
 
@@ -226,7 +226,7 @@ class Bench:
 
     def __init__(self) -> None:
         """Begin without a child."""
-        self._lock = threading.Lock()  # so that nobody kills a child that is being replaced
+        self._lock = threading.Lock()  # so that no other thread kills a child that is being replaced
         self._canary: Canary | None = None
         self._is_closed = False
 
@@ -252,7 +252,7 @@ class Bench:
         return canary
 
     def tidy(self) -> None:
-        """Let nothing be left of a child that has ended."""
+        """Clear up after a child that has ended."""
         with self._lock:
             canary = self._canary
             if canary is None or canary.is_usable:
@@ -275,9 +275,9 @@ class Bench:
 
 
 def child_stack_bytes() -> int:
-    """Return the stack on which a child tries grammars: half of what any thread here has that copies or follows them.
+    """Return the stack size on which a child tries grammars: half of that of a thread here that copies or follows them.
 
-    What does not fit a thread's stack ends its process, and there is no way to catch it.
+    A stack overflow ends the process and cannot be caught.
     """
     own = threading.stack_size()
     if not own and resource is not None:

@@ -1,4 +1,4 @@
-"""The one place where a conversation is put into a model's chat template, as transformers does it, but within bounds.
+"""Render a conversation with a model's chat template, as transformers does, but within bounds on time and memory.
 
 Source: `apply_chat_template` and `render_jinja_template` of transformers.
 """
@@ -16,7 +16,7 @@ from card.errors import PromptError
 from card.text.metered_templates import render
 from card.text.shapes import shapes
 
-# What a template that is given odd values may end in, or one that cannot be compiled.
+# Errors of a template that gets odd values, or that cannot be compiled.
 _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -66,7 +66,7 @@ def render_chat(
 
 
 def _render_a_shape(template: str, chat: list[Any], variables: Mapping[str, Any]) -> str:
-    """Return the first shape of a conversation that a template takes. Raises: what it says of the first one."""
+    """Return the text of the first shape that a template takes. Raises: its error for the first shape."""
     refusal: Exception | None = None
     for shape in shapes(chat):
         try:
@@ -80,14 +80,14 @@ def _render_a_shape(template: str, chat: list[Any], variables: Mapping[str, Any]
 
 
 def _with_older_names(chat: list[Any]) -> list[Any]:
-    """Return messages whose reasoning has all names that templates read it by, where transformers knows of them."""
+    """Return messages with their reasoning under all names that templates read, as transformers does."""
     known: Any = getattr(chat_template_utils, "_alias_reasoning_fields", list)
     renamed: list[Any] = known(chat)
     return renamed
 
 
 def _plain(value: Any) -> Any:
-    """Return a value made of what JSON has; anything else becomes a text with its type, as with transformers."""
+    """Return a value of JSON's types; anything else becomes a text with its type, as with transformers."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):

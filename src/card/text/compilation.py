@@ -1,4 +1,4 @@
-"""One grammar on its way to being compiled, and what is left of it afterwards."""
+"""One grammar while it is compiled, and its compiled form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from card.text.workshop import Job
 
 
 class Compilation:
-    """A grammar that is being compiled, or was; those who ask for the same one share it."""
+    """A grammar that is being compiled, or was; requests with the same grammar share it."""
 
     def __init__(self, grammar: Grammar) -> None:
-        """Begin with a grammar that nobody works on."""
+        """Begin with a grammar that no thread works on."""
         self.grammar = grammar
-        self.clients: set[str] = set()  # in whose lines it is
+        self.clients: set[str] = set()  # whose queues hold it
         self.future: Future[MatcherState] = Future()
-        self.num_waiting = 0  # those who would miss it
+        self.num_waiting = 0  # requests that wait for it
         self.limit_s = 0.0  # the longest that one of them waits
         self.job: Job | None = None  # until it is begun
         self.trial: Bench | None = None  # where it is tried, while it is
@@ -36,7 +36,7 @@ class Compilation:
 
 
 class Charge:
-    """The memory of a compiled grammar, for as long as anything is left of it."""
+    """The memory of a compiled grammar, counted until its last copy is gone."""
 
     __slots__ = ("__weakref__", "num_bytes")
 

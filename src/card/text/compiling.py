@@ -25,7 +25,7 @@ _LIMITS: Any = {
 
 
 def wrap_tokens(core: str, num_ids: int, end_ids: Sequence[int]) -> Any:
-    """Return llguidance's own tokenizer. Raises: ImportError, and whatever it says to one that it does not know."""
+    """Return llguidance's own tokenizer. Raises: ImportError, and llguidance's errors for an unknown tokenizer."""
     import llguidance
 
     return llguidance.LLTokenizer(core, n_vocab=num_ids, eos_token=list(end_ids))
@@ -36,7 +36,7 @@ def compile_grammar(tokens: Any, kind: str, source: str) -> Any:
 
     Args:
         kind: of `Grammar`, GBNF left out.
-    Raises: ImportError; ValueError with what the library says to a grammar that it cannot use.
+    Raises: ImportError; ValueError with the library's message for a grammar that it cannot use.
     """
     import llguidance
 

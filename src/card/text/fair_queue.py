@@ -1,4 +1,4 @@
-"""Work of several clients for a few threads: each client's turn comes, however much another one asks for."""
+"""Work of several clients for a few threads, in turns, so that no client holds up another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Turn(Generic[T]):
-    """A piece of work whose time has come."""
+    """A piece of work that may begin now."""
 
     client: str
     item: T
@@ -24,7 +24,7 @@ class FairQueue(Generic[T]):
     def __init__(self, most_at_once: int) -> None:
         """Begin empty; ``most_at_once`` is of one client."""
         self._most_at_once = most_at_once
-        self._waiting: dict[str, deque[T]] = {}  # by client, the one whose turn is longest ago first
+        self._waiting: dict[str, deque[T]] = {}  # by client, least recently served first
         self._num_running: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._is_closed = False

@@ -22,7 +22,7 @@ from card.errors import GrammarError, in_words
 from card.text.matcher import walk_order
 from card.tree.masks import GrammarState, MaskRow, Path, TimeSpent
 
-_NUM_QUICK = 2  # threads for grammars whose masks come quickly
+_NUM_QUICK = 2  # threads for quick grammars
 _SLOW_S = 0.02  # of a step, from which a grammar is slow: it has another thread, and its candidates are not followed
 _Key = tuple[int, ...]
 
@@ -67,7 +67,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """Lanes in the caller's own thread: every mask is there when it is asked for."""
+    """Lanes in the caller's own thread: every mask is there when it is needed."""
 
     limit_s: float = 10.0
     clock: Callable[[], float] = field(default=time.thread_time)
@@ -81,7 +81,7 @@ class Following:
     """The grammar of one text, as the masks of a `Shaping`. Its calls are those of one thread, and none blocks long."""
 
     def __init__(self, state: GrammarState, lanes: Lanes) -> None:
-        """Take a state at the beginning of its grammar, which nobody else may use; begin the first mask."""
+        """Take a state at the beginning of its grammar, for this text alone; begin the first mask."""
         self._state, self._lanes = state, lanes
         self._changed = threading.Condition()  # guards all below
         self._rows: dict[_Key, MaskRow] = {}  # by path below the present text; another dict once it goes on
@@ -96,7 +96,7 @@ class Following:
         self._begin_work()
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take committed tokens, and begin the mask that follows them; those of candidates are of no use any more."""
+        """Take committed tokens, and begin the mask that follows them; masks of candidates are dropped."""
         with self._changed:
             self._unread += token_ids
             self._rows, self._wanted = {}, deque([()])
@@ -208,7 +208,7 @@ class Following:
             row = self._state.allowed([path])[0]
         except GrammarError as failure:
             error = failure
-        except BaseException as failure:  # whatever the library raises, it costs this text alone
+        except BaseException as failure:  # any error of the library ends this text alone
             error = GrammarError(f"the grammar cannot be followed: {in_words(failure)}; use a simpler one")
         seconds = self._lanes.clock() - started
         with self._changed:
@@ -224,7 +224,7 @@ class Following:
             self._changed.notify_all()
 
     def _over_limit(self, seconds: float) -> GrammarError | None:
-        """Count a step of the text itself: what candidates cost must not end what plain decoding would not."""
+        """Count a step of the text itself. Steps of candidates do not count: plain decoding would not have them."""
         try:
             self._spent.add(seconds)
         except GrammarError as error:

@@ -1,8 +1,8 @@
 """Grammars compiled for a model's tokens. The work is done by llguidance, an optional package.
 
 A grammar is compiled in a child process first. The library is in Rust and recurses: some grammars of a few kilobytes
-end the process that compiles them, others take minutes or gigabytes, and nothing but the end of the process stops them.
-What has passed there, in bounded time and memory, is compiled here.
+crash the process that compiles them, others take minutes or gigabytes, and only the end of the process stops them.
+A grammar that passes there, in bounded time and memory, is compiled here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from card.tree.masks import GrammarState
 
 logger = logging.getLogger(__name__)
 
-_LIMIT_S = EngineSettings().grammar_timeout_s  # where nobody says how long to wait
+_LIMIT_S = EngineSettings().grammar_timeout_s  # for callers without a limit of their own
 _NUM_COMPILERS = 3  # threads, each with its child
-MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
+MOST_KEPT = 32  # compiled grammars; the least recently used one is dropped
 MOST_BYTES = 512 << 20  # of all that are kept or in use
 _MOST_PASSED = 4096  # digests of grammars that need not be tried again
 MOST_IN_LINE = 8  # grammars that a drafter waits for
-_DRAFT_LIMIT_S = 10.0  # for each of them; without it the drafter only drafts worse
+_DRAFT_LIMIT_S = 10.0  # for each of them; without a grammar the drafter only drafts worse
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
@@ -56,10 +56,10 @@ class GrammarCompiler:
         """Take the tokenizer; nothing is imported, built or started until a grammar comes.
 
         Args:
-            vocab_size: of the model, whose embedding may have rows without a token.
+            vocab_size: of the model's embedding, which may have rows without a token.
             end_ids: tokens that end a text.
-            num_threads: that compile, each with a child process of its own.
-            limit_s: for a grammar whose callers do not say how long they wait.
+            num_threads: threads that compile, each with a child process of its own.
+            limit_s: for a grammar whose callers give no limit.
         """
         self._tokens = GrammarTokens(tokenizer, vocab_size, end_ids)
         self._end_ids = frozenset(end_ids)
@@ -67,7 +67,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # held for moments only: a grammar may take long
         self._workshop = Workshop(num_threads)
         self._begun: OrderedDict[Grammar, Compilation] = OrderedDict()  # least recently used first
-        # Those that somebody uses or keeps: a request keeps its grammar from `begin` to its end.
+        # Grammars in use or kept: a request keeps its grammar from `begin` to its end.
         self._alive: weakref.WeakValueDictionary[Grammar, Compilation] = weakref.WeakValueDictionary()
         self._charges: weakref.WeakSet[Charge] = weakref.WeakSet()
         self._passed: OrderedDict[bytes, Passed] = OrderedDict()  # by digest
@@ -87,14 +87,14 @@ class GrammarCompiler:
     def begin(
         self, grammar: Grammar, *, client: str = "", limit_s: float | None = None, retries: bool = True
     ) -> Compilation:
-        """Have a grammar compiled in a thread; those who ask for the same one share the work. Raises: nothing.
+        """Compile a grammar in a thread; requests with the same grammar share the work. Raises: nothing.
 
-        The result is to be forked. It fails with what `compile` raises. Who stops waiting says so with `leave`.
+        Callers fork the result. It fails with what `compile` raises. A caller that stops waiting calls `leave`.
 
         Args:
             client: clients take turns.
-            limit_s: after which the caller stops waiting. Half of it is for the child: the rest is for the same work
-                in this process, which cannot be stopped.
+            limit_s: after which the caller stops waiting. The child gets half of it: the rest is for the same work in
+                this process, which cannot be stopped.
             retries: compile it again if that failed before for a reason that may pass.
         """
         if (num_chars := len(grammar.source)) > MOST_CHARS:  # nor is it kept
@@ -116,7 +116,7 @@ class GrammarCompiler:
         return work
 
     def leave(self, work: Compilation) -> None:
-        """Stop waiting: work that nobody waits for any more is ended, unless it has come as far as this process."""
+        """Stop waiting; the last caller that stops ends the work, unless it has reached this process."""
         with self._lock:
             work.num_waiting -= 1
             if work.num_waiting > 0 or work.future.done() or (work.job is None and work.trial is None):
@@ -194,7 +194,7 @@ class GrammarCompiler:
     # ---- in a thread of the workshop --------------------------------------------------------------------------------
 
     def _submit(self, work: Compilation, client: str) -> None:
-        """Put work in one more client's line: nobody waits for another's turn."""
+        """Put work into one more client's queue, so that no client waits for another one's turn."""
         assert work.job is not None
         try:
             self._workshop.submit(client, work.job)
@@ -212,7 +212,7 @@ class GrammarCompiler:
             work.future.set_running_or_notify_cancel()
         try:
             state = self._compiled(work, bench)
-        except Exception as error:  # whatever it is, it is for those who wait
+        except Exception as error:  # any error goes to the waiting requests
             work.future.set_exception(error.with_traceback(None))
         except BaseException:  # a panic of the library's is no Exception
             work.future.set_exception(UnusableGrammarError(_refusal(work.grammar, "panic:")))
@@ -228,7 +228,7 @@ class GrammarCompiler:
         grammar = work.grammar if passed.lark is None else Grammar("lark", passed.lark)
         with self._lock:
             if work.is_given_up:
-                raise GivenUpError("nobody waits for the grammar any more")
+                raise GivenUpError("no request waits for the grammar any more")
             if not self._make_room(passed.num_bytes):
                 raise CapacityError("the grammars in use take all the memory that they may; ask again soon")
             self._num_here += 1
@@ -239,7 +239,7 @@ class GrammarCompiler:
                 self._num_here -= 1
 
     def _tried(self, work: Compilation, bench: Bench) -> Passed:
-        """Return what the child says of a grammar. Raises: SettingsError, CapacityError."""
+        """Return the child's answer to a grammar. Raises: SettingsError, CapacityError."""
         grammar = work.grammar
         digest = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
@@ -251,7 +251,7 @@ class GrammarCompiler:
         canary.wait()
         with self._lock:
             if work.is_given_up:  # before there was a child to be ended
-                raise GivenUpError(_too_much(grammar, "nobody waits for it any more"))
+                raise GivenUpError(_too_much(grammar, "no request waits for it any more"))
         try:
             passed = canary.try_out(grammar.kind, grammar.source, work.limit_s / 2)
         except Refused as error:
@@ -268,7 +268,7 @@ class GrammarCompiler:
         return passed
 
     def _make_room(self, num_bytes: int = 0) -> bool:
-        """Let go of what was not used for longest; return whether there is room for so much. Called with the lock."""
+        """Drop the least recently used grammars; return whether there is room for so much. Called with the lock."""
         done = collections.deque(work.grammar for work in self._begun.values() if work.future.done())
         while done and (len(done) > MOST_KEPT or not self._has_room(num_bytes)):
             del self._begun[done.popleft()]
@@ -279,7 +279,7 @@ class GrammarCompiler:
 
 
 class BackgroundGrammars:
-    """The grammars of a drafter that goes on until they are compiled; not even a compiler is there before it is asked.
+    """Grammars for a drafter that drafts without them until they are compiled; even the compiler is made on demand.
 
     Its calls are those of one thread.
     """

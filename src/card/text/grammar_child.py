@@ -1,6 +1,6 @@
 """The child process in which a grammar is tried before the process that serves compiles it.
 
-It is more easily ended than that process, by a smaller stack and a bound on its memory: what passes here passes there.
+Its stack and memory are smaller than that process's, so a grammar that passes here passes there.
 Light on imports: llguidance and the standard library.
 """
 
@@ -35,7 +35,7 @@ _RESIDENT, _SHARED, _DATA = 1, 2, 5  # fields of /proc/self/statm, see proc(5)
 def main() -> None:
     """Try the grammars that come on standard input until it ends; answer on what was standard output."""
     answers = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever the library prints is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # prints of the library must not mix with answers
     _die_with_parent()
     head, core = _read(), _read()
     if head is None or core is None:
@@ -43,11 +43,11 @@ def main() -> None:
     settings = json.loads(head)
     try:
         tokens = wrap_tokens(core.decode(), settings["num_ids"], settings["end_ids"])
-    except Exception as error:  # the parent finds the same, and says it
+    except Exception as error:  # the parent meets the same error, and reports it
         _answer(answers, {"fault": str(error)[:_MOST_QUOTED_CHARS]})
         return
     del core
-    gc.enable()  # nobody looks for garbage among what is imported
+    gc.enable()  # it was off during imports, which leave no garbage
     threading.stack_size(settings["stack_bytes"])
     base_bytes = _bound_memory(settings["memory_bytes"])
     _answer(answers, {"ready": True})
@@ -81,9 +81,9 @@ def _try(answers: int, tokens: Any, asked: dict[str, Any], source: str, base_byt
 
 
 def _tried(tokens: Any, kind: str, source: str) -> dict[str, Any]:
-    """Do with a grammar what is done with it in the process that serves, and let go of it.
+    """Compile and follow a grammar as the serving process will, and drop it.
 
-    Raises: ValueError with what the library says.
+    Raises: ValueError with the library's message.
     """
     before = _touched_bytes()
     matcher = compile_grammar(tokens, kind, source)
@@ -112,7 +112,7 @@ def _read() -> bytes | None:
 def _answer(file: int, answer: dict[str, Any]) -> None:
     data = json.dumps(answer).encode()
     rest = memoryview(LENGTH.pack(len(data)) + data)
-    with contextlib.suppress(OSError):  # nobody waits for it any more
+    with contextlib.suppress(OSError):  # the parent has gone
         while rest:
             rest = rest[os.write(file, rest) :]
 
@@ -143,7 +143,7 @@ def _bound_memory(num_bytes: int) -> int:
 
 
 def _bound_time(seconds: float) -> None:
-    """Let this process compute for so long from now on, should nobody be there to end it."""
+    """Let this process compute for so long from now on, in case no parent is left to end it."""
     if resource is not None:
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         with contextlib.suppress(OSError, ValueError):

@@ -40,7 +40,7 @@ class GrammarTokens:
             ) from error
 
     def setup(self) -> CanarySetup:
-        """Return what a child must know. Raises: SettingsError for a tokenizer that the library cannot know."""
+        """Return the settings of a child. Raises: SettingsError for a tokenizer that the library cannot use."""
         with self._lock:
             if self._setup is None:
                 num_ids = max(self._vocab_size, len(self._tokenizer))
@@ -61,7 +61,7 @@ class GrammarTokens:
     def _says_that_it_cannot_be_used(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever the library says to a tokenizer that it does not know
+        except Exception as error:  # the library raises many types for an unknown tokenizer
             raise SettingsError(
                 f"llguidance cannot use the tokenizer {type(self._tokenizer).__name__}: {error}; leave grammar out, or "
                 "use a model with a fast tokenizer"

@@ -1,4 +1,4 @@
-"""Finds of a long run, kept in a file of JSON lines: a run that was cut off goes on from them."""
+"""Results of a long run, kept in a file of JSON lines: an interrupted run goes on from them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from card.machine.memory import is_shortage
 
 
 class KeptLines:
-    """Finds by key, in a file whose first line says of which run they are. Each one is written when it is found."""
+    """Results by key, in a file with the facts of its run in the first line. Each result is written at once."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Read the file if it is there; a last line that was cut off is dropped.
 
         Args:
-            facts: of the run; another run's finds are refused.
+            facts: of the run; a file of another run is refused.
         Raises: ModelError if the file is another run's, damaged or cannot be read.
         """
         self._path, self._facts = path, dict(facts)
@@ -43,11 +43,11 @@ class KeptLines:
         self._write([self._facts, *self.found.items()])
 
     def damage(self, error: Exception) -> ModelError:
-        """Return the error for a file whose lines are no finds."""
+        """Return the error for a damaged file."""
         return ModelError(f"{self._path} is damaged: {error!r}; delete it to begin anew")
 
     def add(self, key: str, value: Any) -> None:
-        """Keep a find. Raises: ModelError if it cannot be written."""
+        """Keep a result. Raises: ModelError if it cannot be written."""
         if not self._path.exists():
             self._write([self._facts])
         self.found[key] = value
@@ -71,5 +71,5 @@ class KeptLines:
 
 
 def key_of(asked: Any) -> str:
-    """Return a short key of what JSON can state."""
+    """Return a short key of a value that JSON can hold."""
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Following a grammar: what may come next behind a text and behind each candidate below it.
+"""Following a grammar: which tokens may come after a text and after each candidate below it.
 
 The work is done by llguidance's matchers, which go forward and back along paths of candidates, so that a whole tree
 costs one step for each of its nodes.
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from card.errors import GrammarError
 from card.tree.masks import Path
 
-_MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
+_MOST_QUOTED_CHARS = 300  # of the library's message, which may quote the whole grammar
 _LISTING = re.compile(r"\n\s*\d+ \| ")  # the library shows the grammar, which may be none that the user wrote
 
 
 class MatcherState:
     """A `GrammarState` that walks one matcher along the paths in the order of a walk over their tree.
 
-    The matcher is never given an end token: where the grammar has come to its end it counts as one step too many.
+    The matcher never gets an end token: at the end of the grammar that would be one step too many.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class MatcherState:
 
         Args:
             num_ids: tokens that it knows of.
-            end_ids: those that end a text.
+            end_ids: tokens that end a text.
             beginning: a bit for each token that may come first, if that is known.
         """
         self._start = start
@@ -42,7 +42,7 @@ class MatcherState:
         self._end_ids = end_ids
         self._matcher: Any = start.deep_copy()  # None: it gave up, and the next path gets another one
         self._text: list[int] = []
-        self._path: list[int] = []  # beyond the text, that the matcher has gone
+        self._path: list[int] = []  # tokens beyond the text that the matcher has taken
         self._beginning = beginning
         self._lost: str | None = None  # why the grammar cannot be followed any further
 
@@ -62,7 +62,7 @@ class MatcherState:
         self._path = []
 
     def can_be_begun(self) -> bool:
-        """Return whether a token may come first; where none of the model's may, the library names some all the same."""
+        """Return whether a token may come first; the library itself names some even if the model has none of them."""
         (row,) = self.allowed([()])
         return any(
             token_id in self._end_ids or self._matcher.validate_tokens([token_id])
@@ -117,7 +117,7 @@ class MatcherState:
         return bool(num_taken == len(rest))
 
     def _begin_anew(self) -> None:
-        """Bring another matcher behind the text, a token at a time: the library lets no other thread run meanwhile."""
+        """Bring another matcher behind the text, token by token: within a call the library lets no other thread run."""
         self._matcher = self._start.deep_copy()
         for token_id in self._text:
             self._checked(self._matcher.try_consume_tokens([token_id]))
@@ -132,12 +132,12 @@ class MatcherState:
 
 
 def walk_order(paths: Sequence[Path]) -> list[int]:
-    """Return the indices of paths so that each comes next to those that it shares most with."""
+    """Return the indices of paths, sorted so that paths with a common beginning are neighbours."""
     return sorted(range(len(paths)), key=lambda idx: tuple(paths[idx]))
 
 
 def first_line(text: str) -> str:
-    """Return what the library says, without the state and the places in its own code that follow."""
+    """Return the library's message without the state and the places in its own code that follow."""
     said = " ".join(_LISTING.split(text.partition("<state>")[0].partition("<backtrace>")[0])[0].split())
     if said.startswith("panic:"):
         return "it is more than the library can follow"

@@ -1,8 +1,8 @@
 """Jinja templates that come with models, run with a meter: transformers' sandbox, in which everything is counted.
 
-A template is text of a stranger. The sandbox keeps it from everything but its own values; it does not keep it from
-running for ever, or from making a text as large as the memory. Here each round of a loop, each call, filter, operator,
-comparison and output is counted before it is done (`WorkMeter`), by nodes that are put into the parsed template.
+A template is untrusted text. The sandbox gives it access to its own values only; it does not keep it from running for
+ever, or from making a text as large as the memory. Here each round of a loop, each call, filter, operator, comparison
+and output is counted before it is done (`WorkMeter`), by nodes that are added to the parsed template.
 """
 
 from __future__ import annotations
@@ -75,18 +75,18 @@ class _MeteredEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        theirs = chat_template_utils._compile_jinja_template("").environment
+        original = chat_template_utils._compile_jinja_template("").environment
         super().__init__(
-            trim_blocks=theirs.trim_blocks,
-            lstrip_blocks=theirs.lstrip_blocks,
-            extensions=[type(one) for one in theirs.extensions.values()],
+            trim_blocks=original.trim_blocks,
+            lstrip_blocks=original.lstrip_blocks,
+            extensions=[type(one) for one in original.extensions.values()],
             finalize=_written,
             optimized=False,  # nothing is computed while a template is compiled
         )
-        self.globals.update({name: value for name, value in theirs.globals.items() if name != "lipsum"})
+        self.globals.update({name: value for name, value in original.globals.items() if name != "lipsum"})
         self.globals.pop("lipsum", None)  # writes as much text at random as it is told to
-        self.filters = {name: _metered_filter(name, one) for name, one in theirs.filters.items()}
-        self.tests = {name: _metered_test(name, one) for name, one in theirs.tests.items()}
+        self.filters = {name: _metered_filter(name, one) for name, one in original.filters.items()}
+        self.tests = {name: _metered_test(name, one) for name, one in original.tests.items()}
         self.filters |= {_STEPS: _steps, _TEXT: _text, _LOOK: _look, _READ: _read, _COMPARE: _compare}
         self.filters |= {_MADE: _made, _JOINED: _joined}
 
@@ -208,7 +208,7 @@ def _compare(context: Context, left: Any, operator: str, right: Any) -> Any:
 
 
 class _Meters(NodeTransformer):
-    """Puts what counts into a parsed template."""
+    """Adds counting nodes to a parsed template."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment

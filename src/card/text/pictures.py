@@ -1,4 +1,4 @@
-"""Read pictures that others send: a few formats, one frame, bounded bytes and pixels.
+"""Read pictures that users send: a few formats, one frame, bounded bytes and pixels.
 
 Their size is known from the header before a pixel is unpacked, so a small file cannot ask for much memory.
 """
@@ -35,7 +35,7 @@ class PictureBounds:
     max_images: int
     max_bytes: int = 20 << 20  # of one file
     max_pixels: int = 40_000_000  # of one picture
-    folder: Path | None = None  # whose files may be named; None: no files
+    folder: Path | None = None  # of the files that may be named; None: no files
 
     def __post_init__(self) -> None:
         require(self.max_images >= 0, "max_images", "0 or more", self.max_images)

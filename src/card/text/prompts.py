@@ -19,7 +19,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Conversation(Messages):
-    """Messages with what their chat template takes besides; it stands wherever plain messages do."""
+    """Messages with the other variables of their chat template; usable wherever plain messages are."""
 
     messages: Messages
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, in OpenAI's shape
@@ -75,7 +75,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def split_images(messages: Messages) -> tuple[Messages, list[object]]:
-    """Return messages whose contents are lists of parts, as templates for images want them, and the images' sources.
+    """Return messages with lists of parts as contents, as templates for images read them, and the images' sources.
 
     Args:
         messages: contents are texts or lists of parts: {"type": "text", "text": ...}, {"type": "image_url",

@@ -1,4 +1,4 @@
-"""Shapes of a conversation that say the same, for chat templates that refuse the one it has."""
+"""Equivalent shapes of a conversation, for chat templates that refuse the given one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def shapes(messages: Sequence[Mapping[str, Any]]) -> Iterator[Chat]:
     """Yield a conversation as it is, then other shapes of it, the nearest ones first and each once.
 
     Neighbours of one role become one turn, since many templates want turns to alternate. An empty answer goes between
-    a result and the user who spoke before it was answered. System messages become turns of the user, first those that
-    do not stand at the beginning. Arguments of calls that are texts become none.
+    a result and a user's message that came before the result was answered. System messages become turns of the user,
+    first those not at the beginning. Arguments of calls that are texts are left out.
     """
     found: list[Chat] = []
     folds: tuple[Callable[[Chat], Chat], ...] = (
@@ -44,7 +44,7 @@ def _with_answered_results(chat: Chat) -> Chat:
 
 
 def _with_systems_first(chat: Chat) -> Chat:
-    """Return messages whose system messages stand at the beginning; later ones are turns of the user."""
+    """Return messages with system messages only at the beginning; later ones are turns of the user."""
     num_first = next((idx for idx, one in enumerate(chat) if one.get("role") not in _SYSTEM_ROLES), len(chat))
     return _joined(chat[:num_first] + _as_user(chat[num_first:]))
 

@@ -1,4 +1,4 @@
-"""Costs of operators, calls and filters in chat templates, above all of those that make much of little."""
+"""Costs of operators, calls and filters in chat templates, above all those with an output far larger than the input."""
 
 from __future__ import annotations
 

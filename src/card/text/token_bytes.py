@@ -1,4 +1,4 @@
-"""Most text that one token can stand for, so that a text far too long is told without tokenizing it."""
+"""Most text that one token can stand for, so that a text far too long is recognised without tokenizing it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenBytes:
     """The most bytes of UTF-8 that one token of a tokenizer stands for."""
 
     most: int | None  # None: nothing is known, so any text may fit
-    skips_blanks: bool = False  # a token may stand for any number of blanks besides
+    skips_blanks: bool = False  # a token may stand for any number of further blanks
 
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that ``text`` has at least."""
@@ -36,8 +36,8 @@ class TokenBytes:
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
     """Return the bound of a tokenizer: its longest token, if each byte of a text is in just one token.
 
-    That is so where any byte has a token, and nothing before drops a part of the text. For other tokenizers, such as
-    those that lower the case, split at blanks or have one token for all that is unknown, there is no bound.
+    That holds if every byte has a token, and no earlier step drops a part of the text. Other tokenizers, such as those
+    that lower the case, split at blanks or have one token for everything unknown, have no bound.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -63,7 +63,7 @@ class Detokenizer:
             after: tokens of the prompt, whose text is not given out.
         """
         self._tokenizer = tokenizer
-        self.silent_tokens = _silent_tokens(tokenizer)  # whose text is left out, by id
+        self.silent_tokens = _silent_tokens(tokenizer)  # tokens without text in the output, by id
         for token_id in shown_ids:
             self.silent_tokens.pop(token_id, None)
         self._window = self._context(after)

@@ -1,4 +1,4 @@
-"""A meter for what chat templates do: steps and characters, counted before they are taken, with a bound on both.
+"""A meter for chat templates: steps and characters, counted before they are spent, with a bound on both.
 
 Counts are the same on every machine. A step is about what an interpreter does in a microsecond. Long texts and lists
 cost steps by their length, and everything that is made costs characters, so that both time and memory are bounded.
@@ -23,7 +23,7 @@ _LONG_CHARS = 1 << 12  # of a text that is counted only as long as it is there: 
 _CHARS_PER_STEP = 256  # that are copied or looked at
 _ITEMS_PER_STEP = 4
 ITEM_CHARS = 8  # what a place in a list takes
-_SIGN_CHARS = 8  # that a value inside another is written with, besides texts
+_SIGN_CHARS = 8  # of punctuation around a value inside another
 _MANY = 1 << 20  # values
 _MOST_DEPTH = 500  # of values inside values
 LISTS: Any = (
@@ -46,10 +46,10 @@ class TemplateCostError(PromptError):
 
 
 class WorkMeter:
-    """Counts down; each method raises TemplateCostError once more is wanted than is left."""
+    """Counts down; each method raises TemplateCostError if not enough is left."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Allow what a template may need that is given these variables."""
+        """Allow what a template may need for these variables."""
         self._steps = self._chars = self._most_steps = self._most_chars = 1 << 62
         num_values, num_chars, _ = self.measure(values)
         num_parts = sum(len(values.get(name) or ()) for name in ("messages", "tools"))
@@ -84,7 +84,7 @@ class WorkMeter:
                 self.take(len(value) // _ITEMS_PER_STEP)
 
     def read(self, *values: Any) -> int:
-        """Count going through all that is in values, as writing, comparing or hashing them does.
+        """Count going through everything in values, as writing, comparing or hashing them does.
 
         Returns: the characters in them.
         """
@@ -99,7 +99,7 @@ class WorkMeter:
         return total
 
     def made(self, value: T) -> T:
-        """Count the memory of what was made; return it, as what counts until it is gone where it is a long text."""
+        """Count the memory of a new value and return it; a long text counts until it is freed."""
         if isinstance(value, str | bytes):
             self.take(len(value) // _CHARS_PER_STEP, len(value))
             if type(value) is str and len(value) >= _LONG_CHARS:
@@ -111,14 +111,14 @@ class WorkMeter:
         return value
 
     def joined(self, text: T) -> T:
-        """Return a text whose parts have been counted already, as `made` does."""
+        """Return a text as `made` does, if its parts have been counted already."""
         if isinstance(text, str) and len(text) >= _LONG_CHARS and self._chars >= 0:
             self.gone(len(text))
             return self.made(text)
         return text
 
     def gone(self, num_chars: int) -> None:
-        """Take back what a text counted that is no longer there."""
+        """Take back the count of a text that was freed."""
         if self._chars >= 0:
             self._chars += num_chars
 
@@ -175,7 +175,7 @@ class WorkMeter:
 
 
 class _Held(str):
-    """A long text, which tells the meter when it is gone."""
+    """A long text, which reports to the meter when it is freed."""
 
     meter: WorkMeter
 

@@ -9,7 +9,7 @@ from card.errors import CapacityError
 from card.text.canary import Bench
 from card.text.fair_queue import FairQueue
 
-# Four times what a child has, and the most that a thread commonly has: what passed there passes here.
+# Four times the stack of a child, and the usual maximum: a grammar that passed there passes here.
 _STACK_BYTES = 16 << 20
 _stack_lock = threading.Lock()  # the size of stacks is the process's, until a thread is started
 
@@ -18,13 +18,13 @@ Job = Callable[[Bench], None]
 
 
 class Workshop:
-    """Does the jobs of several clients in turn. Any thread may call it."""
+    """Runs the jobs of several clients in turn. Any thread may call it."""
 
     def __init__(self, num_threads: int) -> None:
         """Begin without a thread: each is started when there is work for it.
 
         Args:
-            num_threads: of which one client never keeps the last.
+            num_threads: one client never occupies all of them.
         """
         self._num_threads = num_threads
         self._queue: FairQueue[Job] = FairQueue(most_at_once=max(1, num_threads - 1))
@@ -61,7 +61,7 @@ class Workshop:
         return self._queue.remove(client, job)
 
     def close(self) -> list[Job]:
-        """End the children and all that is tried there; return the jobs that nobody does. May be called twice."""
+        """End the children and their trials; return the jobs that were not begun. May be called twice."""
         with self._lock:
             left = self._queue.close()
             for bench in self._benches:

@@ -284,7 +284,7 @@ class CandidateCache:
 
 
 def new_nodes(nodes: Sequence[Node]) -> NewNodes:
-    """Return nodes as a drafter tells of them."""
+    """Return nodes as a drafter sends them."""
     return NewNodes(
         tuple([node.id for node in nodes]),
         tuple([node.parent_id for node in nodes]),

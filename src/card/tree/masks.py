@@ -1,4 +1,4 @@
-"""Masks of a grammar: which tokens may follow a text and each candidate path below it, and what that may cost."""
+"""Masks of a grammar: which tokens may follow a text and each candidate path below it, within a bound on time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GrammarState(Protocol):
     def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
         """Return which tokens may follow the text and each path: [N, W], of ids 0 .. W - 1; none beyond.
 
-        A row whose path is forbidden itself, or has come to the end, allows everything: nobody goes on from there.
+        A row whose path is forbidden itself, or has come to the end, allows everything: no text goes on from there.
         Raises: GrammarError if the grammar is too costly to follow there; the state is as before.
         """
 
@@ -79,7 +79,7 @@ class MasksAtOnce:
         self._advancing_s = 0.0  # since masks were asked for last
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take committed tokens; what that took counts when masks are asked for next."""
+        """Take committed tokens; the time this takes counts at the next `rows`."""
         started = self._clock()
         self._state.advance(token_ids)
         self._advancing_s += self._clock() - started

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from card.errors import ProtocolError
 
 ROOT = -1  # parent index of a node below the root, the last committed token
-PATH_END = -2  # that of a proposed one below the best path's end, which is the root if nobody proposed any
+PATH_END = -2  # parent index of a node below the best path's end, which is the root if there is no path
 SELF_BIT = (
     2  # among the bits of `Nodes.writers`: a target that drafts for itself, the first writer after the draft model
 )
@@ -56,7 +56,7 @@ class Nodes(msgspec.Struct, frozen=True):
     path_logprobs: tuple[float, ...] = ()  # of the path from the top down to it: at most 0 and the parent's
     depths: tuple[int, ...] = ()  # below the root, whose children have depth 1
     writers: tuple[int, ...] = ()  # bit i: writer i proposed it, 0 being the draft model; (): the draft model alone did
-    num_probes: int = 0  # the first so many, below the root, are run whatever they promise, for what they teach
+    num_probes: int = 0  # the first so many, below the root, are run to learn from, however unlikely they are
 
     @classmethod
     def chain(cls, tokens: Sequence[int], path_logprobs: Sequence[float]) -> Nodes:
@@ -109,7 +109,7 @@ class Nodes(msgspec.Struct, frozen=True):
         return self.take(path)
 
     def kept(self, flags: Sequence[bool]) -> Nodes:
-        """Return the nodes that are flagged, probes included; whose parent is not flagged must not be either."""
+        """Return the nodes that are flagged, probes included; a flagged node's parent must be flagged too."""
         if all(flags):
             return self
         indices = [idx for idx, flag in enumerate(flags) if flag]
@@ -120,7 +120,7 @@ NO_NODES = Nodes()
 
 
 class MergedNodes:
-    """Nodes in the making. Equal tokens below one parent are one node, with the best score it was given."""
+    """A builder of `Nodes`. Equal tokens below one parent are one node, with the best score given."""
 
     def __init__(self) -> None:
         self._child_of: dict[tuple[int, int], int] = {}  # by (parent, token)
@@ -134,7 +134,7 @@ class MergedNodes:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, path_logprob: float, writers: int = 0) -> int:
-        """Return the index of a node that is made if it is not there; the score is at most 0 and the parent's."""
+        """Return the index of a node, which is made if it is missing; the score is at most 0 and the parent's."""
         idx = self._child_of.setdefault((parent, token), len(self.tokens))
         if idx == len(self.tokens):
             self.tokens.append(token)

@@ -129,7 +129,7 @@ def filter_logits(logits: Tensor, rule: SamplingRule, *, is_recorded: bool = Fal
 
 
 def keep_likely_sorted(scaled: Tensor, top_p: float) -> Tensor:
-    """Rule out the tokens that come after likelier ones of mass ``top_p``, on a device that records its steps."""
+    """Rule out the tokens after likelier ones of mass ``top_p``, on a device that records its steps."""
     ordered, order = scaled.sort(dim=-1, descending=True)
     probs = ordered.softmax(-1)
     beyond = (probs.cumsum(-1) - probs) >= top_p  # the mass before a token already suffices
@@ -216,7 +216,7 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tu
 
     Args:
         logits: [N, V] floating, any device; row i predicts token_ids[i].
-        num_top: how many of the likeliest tokens are told of, all V if there are less.
+        num_top: how many of the likeliest tokens are listed, all V if there are fewer.
     """
     logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
     chosen = logprobs.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()

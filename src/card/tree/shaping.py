@@ -2,7 +2,7 @@
 
 What comes out is a pure function of the logits, of the rule and of the text before the position: the prompt, the new
 tokens, and the candidates on the path to it. So a candidate's logits are shaped exactly as they will be if it becomes
-text, and no token depends on what was proposed. A drafter that knows the rule shapes its own logits alike.
+text, and no token depends on what was proposed. A drafter that knows the rule shapes its own logits in the same way.
 
 Order: masks (grammar, then end tokens that come too early), biases, penalties. Temperature and cuts follow.
 """

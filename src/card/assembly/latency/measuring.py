@@ -20,7 +20,7 @@ _CONTRADICTED_FACTOR = 1.3  # between what rounds took and what is kept: rounds 
 
 
 class Measuring:
-    """Measures a target, and keeps in a store what was measured while nobody else had the cores."""
+    """Measures a target, and stores what was measured while no other process used the cores."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Measuring:
     def forget_if_wrong(self, plan: CorePlan) -> None:
         """Forget what a few passes of a quiet moment contradict.
 
-        A pass that takes another time than is kept says that this machine is not what it was: all is forgotten. Beside
-        other work it says nothing.
+        A pass time that differs from the kept one means that this machine has changed: all is forgotten. A pass beside
+        other work proves nothing.
         """
         known = self._store.cost(self._key("pass", self._kept_threads(plan.alone)))
         if known is not None and self._is_changed(known, self._kept_threads(plan.alone)):
@@ -81,7 +81,7 @@ class Measuring:
         most, left = plan.alone.threads or 1, plan.beside.threads or 1
         left = min(left, len(plan.beside.cores) or left)  # more threads than cores are no more than they are
         if plan.beside == plan.alone:
-            return not plan.draft  # nobody knows which they are
+            return not plan.draft  # it is not known which cores they are
         if most <= left:
             return False  # it does not use them
         if left <= most // 2:
@@ -104,9 +104,9 @@ class Measuring:
         return self._costs[core_set]
 
     def remembered(self, key: LatencyKey | None, measure: Callable[[], PassCost | None]) -> PassCost | None:
-        """Return what passes cost by the store, else as measured now; that is kept if nobody else had the cores.
+        """Return the stored cost of passes, else measure it now and keep it if no other process used the cores.
 
-        Where the system does not tell who had them it is kept, too: the next start checks it, as it checks all.
+        It is also kept where the system does not report that: the next start checks it anyway.
         """
         if (known := self._store.cost(key)) is not None:
             return known
@@ -117,7 +117,7 @@ class Measuring:
         return cost
 
     def mend(self, core_set: CoreSet, measured: PassCost) -> None:
-        """Forget what is kept of passes on these cores if rounds took another time.
+        """Forget the kept cost of passes on these cores if rounds contradict it.
 
         Args:
             measured: with points at the numbers of tokens that rounds had.

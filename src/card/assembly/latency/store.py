@@ -51,7 +51,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyStore:
-    """The file with the latencies of one machine's models. Whatever is wrong with it, decoding goes on without it."""
+    """The file with the latencies of one machine's models. If it is damaged or missing, decoding goes on without it."""
 
     def __init__(self, folder: Path | None) -> None:
         """Read the file in ``folder``; None keeps nothing, nor does a folder that others can write to."""
@@ -187,7 +187,7 @@ def _read(file: Path | None) -> dict[str, _Entry]:
 
 
 def _write(file: Path, entries: dict[str, _Entry]) -> None:
-    """Replace the file as a whole, so that nobody reads half of it."""
+    """Replace the file atomically, so that no process reads half of it."""
     kept = _Kept(digest=_digest(entries), entries=entries)
     try:
         write_kept(file, msgspec.json.format(msgspec.json.encode(kept)))
@@ -200,7 +200,7 @@ def _digest(entries: dict[str, _Entry]) -> str:
 
 
 def _identity(model: str) -> str:
-    """Return a model's name, and for a folder or a GGUF file a digest of what tells its weights from others'."""
+    """Return a model's name, and for a folder or a GGUF file a digest that identifies its weights."""
     folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else expanded(model)
     if folder.is_file() and is_gguf(folder):
         stat = folder.stat()

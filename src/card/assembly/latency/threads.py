@@ -26,7 +26,7 @@ class Comparison:
     """Pairs of passes on two sets of cores, one right after the other."""
 
     ratios: tuple[float, ...]  # of each pair: seconds with fewer threads over seconds with more
-    was_quiet: bool | None  # nobody else had the cores meanwhile; None where the system does not tell
+    was_quiet: bool | None  # no other process used the cores meanwhile; None where the system does not tell
 
     @property
     def is_slower(self) -> bool:
@@ -58,8 +58,8 @@ def useful_threads(model: LanguageModel, core_set: CoreSet, *, clock: Callable[[
     """Return the cores with all their threads, or with half, a quarter, ... of them if that is faster.
 
     Fewer threads are faster where passes are so small that threads wait for each other longer than they compute. All
-    threads win ties, and whatever is measured beside other work: it ends, and threads that are missing then are missed
-    in every round.
+    threads win ties, and every comparison made beside other work: that work ends, and then each round would lack the
+    threads.
 
     Raises: CapacityError if the model has no room for a single sequence.
     """
@@ -86,8 +86,8 @@ def compare(
 ) -> Comparison:
     """Return what pairs of passes take on two sets of cores.
 
-    The two of a pair follow each other, so that a moment in which the machine is slow hits them alike. It ends as soon
-    as fewer threads are clearly slower, which is the usual case, or somebody else has the cores.
+    The two of a pair follow each other, so that a slow moment of the machine affects both. It ends as soon as fewer
+    threads are clearly slower, which is the usual case, or another process uses the cores.
 
     Args:
         more: the cores with more threads.

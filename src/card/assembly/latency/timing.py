@@ -32,7 +32,7 @@ def measure_pass_cost(
 
     Of each pass the shortest of up to 15 runs counts, after one untimed run: whatever else the machine does only
     adds time, so the shortest is nearest to what the pass itself takes. The runs of the different passes alternate, so
-    that a slow moment hits them alike. Before, passes of all sizes that rounds often have run once: on a CPU the first
+    that a slow moment affects them all. Before, passes of all sizes that rounds often have run once: on a CPU the first
     one of its size, on so many threads, was measured to take up to twice as long.
 
     Args:
