@@ -269,7 +269,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert methods["last_seen"].writers == ("last_seen",)
     entry, theirs = find_architecture("seed_oss"), CONFIG_MAPPING["seed_oss"]
     assert entry is not None
-    defaults = {field.name: field.default for field in fields(entry.config_class)}
+    defaults = entry.config_class.defaults()
     assert {field.name: field.default for field in fields(theirs)}.items() <= defaults.items()
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
     config = theirs(**tiny(32, **small, num_attention_heads=2, num_key_value_heads=1))

@@ -72,7 +72,7 @@ def test_every_field_is_read_as_by_the_own_class_of_the_config(tmp_path: Path, n
 @pytest.mark.parametrize("entry", all_architectures(), ids=lambda entry: entry.model_class)
 def test_fields_that_are_missing_have_the_values_of_the_own_class(entry: Architecture):
     ours, own = entry.config_class, CONFIG_MAPPING[entry.config_class.model_type]
-    defaults = {field.name: field.default for field in fields(ours)}
+    defaults = ours.defaults()
     for field in fields(own):
         assert defaults[field.name] == field.default, field.name
     assert ours.default_theta == own.default_theta

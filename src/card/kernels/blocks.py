@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machine_code, padded
+from card.kernels.int8_linear import GROUP, PANEL, Array, PackedLinear, extended, machine_code, padded
+from card.kernels.number_types import zeros
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 _LEAST_BYTE = 0x80  # -128
@@ -86,7 +85,7 @@ class BlockFormat:
     def select(self, panels: Bytes, num_in: int, channels: npt.NDArray[np.int64]) -> Bytes:
         """Return panels of some output channels of a layer with so many inputs."""
         num_groups = padded(num_in, GROUP) // GROUP
-        chosen = np.zeros((-(-len(channels) // PANEL), panels.shape[1]), np.uint8)
+        chosen = zeros((-(-len(channels) // PANEL), panels.shape[1]), np.uint8)
         for source, room in zip(self._regions(panels, num_groups), self._regions(chosen, num_groups), strict=True):
             part = source[channels // PANEL, :, :, channels % PANEL]
             rest = np.zeros((-len(channels) % PANEL, *part.shape[1:]), part.dtype)
@@ -257,18 +256,18 @@ def pack_blocks(raw: Bytes, form: BlockFormat) -> Bytes:
     Raises: as `BlockFormat.pack`.
     """
     num_in = raw.shape[1] // form.num_bytes * form.inputs
-    panels = np.zeros((-(-len(raw) // PANEL), form.panel_bytes(num_in)), np.uint8)
+    panels = zeros((-(-len(raw) // PANEL), form.panel_bytes(num_in)), np.uint8)
     form.pack(raw, panels)
     return panels
 
 
 def block_linear(
-    panels: Bytes | Tensor,
+    panels: Bytes,
     form: BlockFormat,
     num_out: int,
     *,
     factor: float = 1.0,
-    bias: Tensor | None = None,
+    bias: Array | None = None,
     out_multiple: int = PANEL,
 ) -> PackedLinear:
     """Return a layer of packed blocks.
@@ -278,7 +277,8 @@ def block_linear(
         bias: [out], already times the factor.
         out_multiple: what the number of output channels is filled up to.
     """
-    size, packed = padded(num_out, out_multiple), torch.as_tensor(panels)
+    size, packed = padded(num_out, out_multiple), panels
     if more := size // PANEL - len(packed):
-        packed = torch.cat([packed, packed.new_zeros(more, packed.shape[1])])
-    return PackedLinear(form.product, packed, torch.full((size,), factor), extended(bias, size))
+        packed = zeros((len(panels) + more, panels.shape[1]), np.uint8)
+        packed[: len(panels)] = panels
+    return PackedLinear(form.product, packed, np.full(size, factor, np.float32), extended(bias, size))

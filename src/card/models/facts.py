@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.config import NEUTRAL
 from card.errors import ModelError
-from card.models.own.block_layers import BlockEmbedding, BlockLinear
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.text.prompts import turn_end_id
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
 
 _NO_CONTEXT_LIMIT = 1 << 30
 
 
-def parameter_count(model: torch.nn.Module) -> int:
-    """Return the number of parameters; a tensor used twice (tied embeddings) counts once."""
-    blocks = (module.num_weights for module in model.modules() if isinstance(module, BlockLinear | BlockEmbedding))
-    return sum(parameter.numel() for parameter in model.parameters()) + sum(blocks)
+def parameter_count(model: LoadedModel) -> int:
+    """Return the number of parameters; an array used twice (tied embeddings) counts once."""
+    if isinstance(model, DecoderModel):
+        return model.num_parameters
+    parameters: Any = getattr(model, "parameters")  # noqa: B009 - of transformers' models, which LoadedModel need not be
+    return sum(int(one.numel()) for one in parameters())
 
 
 def vocab_size(model: LoadedModel) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from card.kernels.int8_linear import Floats
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 
@@ -23,9 +23,9 @@ class NewRows:
 
     sequence: SequenceRows
     extension: Extension
-    score_room: Tensor | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
+    score_room: Floats | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
     part: int = 0  # rows of a part
-    scores: Tensor | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
+    scores: Floats | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
 
     @property
     def num_new(self) -> int:
@@ -45,8 +45,8 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
     num_before = 0
     for step in steps:
         tree, kv = step.sequence.tree, step.sequence.kv
-        start, item = tree.num_rows - step.num_new, kv.element_size()
-        place = kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
+        start, strides = tree.num_rows - step.num_new, kv.strides
+        place = kv.ctypes.data, strides[3], strides[2], strides[0]
         selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
             rows += [
@@ -75,4 +75,4 @@ def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, in
         return (*chosen, 0, 0, 0)
     assert step.extension.scores is not None
     kind = _SCORE_KINDS.index(step.extension.scores)
-    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], kind)
+    return (*chosen, room[new_idx // step.part].ctypes.data, room.shape[3], kind)
