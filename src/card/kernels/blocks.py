@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machine_code, padded
+from card.kernels.machine_code import machine_code
+from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 _LEAST_BYTE = 0x80  # -128

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, block_linear
-from card.kernels.int8_linear import PANEL, PackedLinear
+from card.kernels.packed_linear import PANEL, PackedLinear
 from card.models.rows.row_tree import FloatArray
 
 if TYPE_CHECKING:

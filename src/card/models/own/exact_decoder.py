@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from card.config import INT8
-from card.kernels.int8_linear import GROUP, LANES, PANEL, PackedLinear, extended, machine_code, padded
+from card.kernels.machine_code import machine_code
+from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size

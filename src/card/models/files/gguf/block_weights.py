@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
-from card.kernels.int8_linear import PANEL
+from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.model import GgufModel

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from card.kernels.blocks import BLOCK_FORMATS
-from card.kernels.int8_linear import LANES
+from card.kernels.packed_linear import LANES
 from card.models.architectures import Architecture
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import Facts
