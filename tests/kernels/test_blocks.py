@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, block_linear, pack_blocks
-from card.kernels.int8_linear import GROUP, multiply_rows, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.packed_linear import GROUP, multiply_rows
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from card.kernels.int8_linear import GROUP, PANEL, Array, PackedLinear, extended, machine_code, padded
-from card.kernels.number_types import zeros
+from card.kernels.machine_code import machine_code
+from card.kernels.number_types import Array, zeros
+from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 _LEAST_BYTE = 0x80  # -128

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from card.kernels.int8_linear import has_machine_code, machine_code
+from card.kernels.machine_code import has_machine_code, machine_code
 
 
 def likeliest(scores: Tensor, count: int, *, sharpness: float = 1.0) -> tuple[list[list[int]], list[list[float]]]:

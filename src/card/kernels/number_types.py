@@ -8,8 +8,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 Dtype = np.dtype[Any]
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
 _LINE = 64
 
 BFLOAT16: Dtype = np.dtype(ml_dtypes.bfloat16)

@@ -14,8 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
-from card.kernels.int8_linear import Floats
-from card.kernels.number_types import empty
+from card.kernels.number_types import Floats, empty
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import Linear
 from card.models.rows.row_tree import IntArray

@@ -9,7 +9,7 @@ from card.kernels.number_types import dtype_name
 from card.models.files.gguf.source import GgufSource
 from card.models.files.sources import Source, explained
 from card.models.others import has_others, others
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 
 CPU, AUTO = "cpu", "auto"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -51,7 +51,7 @@ def dtype_for(source: Source, dtype: object, device: str) -> object:
         is_quantized = source.gguf.is_quantized
     if not is_quantized or why_not_int8() is not None:
         return dtype
-    say_once(
+    warn_once(
         f"{source.name} cannot run with its own blocks: it runs in 8-bit integers made of them (--dtype bfloat16 or "
         "float32 for others)"
     )

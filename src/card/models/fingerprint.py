@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from card.kernels.int8_linear import Floats
+from card.kernels.number_types import Floats
 from card.models.runner import RowRunner
 
 _NUM_PROBES = 8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from card.kernels.int8_linear import Floats
+from card.kernels.number_types import Floats
 from card.models.protocol import LanguageModel
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from torch import Tensor
 from card.errors import ModelError
 from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, Bytes, block_linear, pack_blocks
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
-from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
+from card.kernels.int8_linear import quantize_linear, why_not_int8
+from card.kernels.packed_linear import multiply_rows
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
 from card.models.loading import load_decoder

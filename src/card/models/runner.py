@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from card.errors import CapacityError, ModelError
-from card.kernels.int8_linear import Floats, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.number_types import Floats
 from card.models.features import Features
 from card.models.images import PlacedImages, ShownImages, Tower
 from card.models.inflation import original_size

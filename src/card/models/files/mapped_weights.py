@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from card.errors import ModelError
-from card.kernels.int8_linear import machine_code, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.machine_code import machine_code
 from card.models.files.tensor_files import MappedTensors
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from card.kernels.int8_linear import Array
-from card.kernels.number_types import Dtype
+from card.kernels.number_types import Array, Dtype
 from card.models.files.tensor_files import MappedTensors
 from card.models.files.weight_files import FolderError, Shapes, raw_config, stored_tensors, weight_files
 

@@ -15,8 +15,7 @@ from typing import BinaryIO
 import ml_dtypes
 import numpy as np
 
-from card.kernels.int8_linear import Array
-from card.kernels.number_types import Dtype
+from card.kernels.number_types import Array, Dtype
 from card.machine.folders import replaced
 from card.models.files.headers import FACTS, HeaderError, StoredTensor, read_header
 

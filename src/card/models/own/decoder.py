@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from card.kernels.int8_linear import Floats
+from card.kernels.number_types import Floats
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from card.config import INT8
-from card.kernels.int8_linear import GROUP, LANES, PANEL, Array, Floats, PackedLinear, extended, machine_code, padded
-from card.kernels.number_types import FLOAT16, FLOAT32, empty, zeros
+from card.kernels.machine_code import machine_code
+from card.kernels.number_types import Array, FLOAT16, FLOAT32, Floats, empty, zeros
+from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size

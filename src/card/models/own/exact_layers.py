@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
-from card.kernels.int8_linear import PANEL, Array, Floats, PackedLinear, quantize_linear
+from card.kernels.int8_linear import quantize_linear
+from card.kernels.number_types import Array, Floats
+from card.kernels.packed_linear import PANEL, PackedLinear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.own.decoder_model import DecoderModel, is_int8

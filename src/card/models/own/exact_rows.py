@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from card.kernels.int8_linear import Floats
+from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, Bytes, block_linear
-from card.kernels.int8_linear import PANEL, Array, Floats, PackedLinear
+from card.kernels.number_types import Array, Floats
+from card.kernels.packed_linear import PANEL, PackedLinear
 from card.models.rows.row_tree import IntArray
 
 # Of rows that a runner keeps as floats: 1,365 of a width of 1,536. Of 4,000 tokens of this package's code and pages, by

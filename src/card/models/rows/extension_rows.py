@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from card.errors import ModelError
-from card.kernels.int8_linear import Floats
+from card.kernels.number_types import Floats
 from card.models.images import ImageRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVLayout

@@ -14,8 +14,7 @@ from typing import IO
 import numpy as np
 
 from card.errors import CapacityError, SettingsError
-from card.kernels.int8_linear import Array
-from card.kernels.number_types import Dtype
+from card.kernels.number_types import Array, Dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from card.models.facts import check_facts, context_limit
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.own.decoder_model import LoadedModel
 from card.models.parallel_draft import read_parallel_draft
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 from card.theirs.transformers.opening import read_model
 from card.theirs.transformers.stray_tensors import check_taken
 from card.theirs.transformers.walking import walked
@@ -64,7 +64,7 @@ def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
     if decoder is not None:
         return decoder
     if dtype == "auto" and model.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(device):
-        say_once(
+        warn_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
         )

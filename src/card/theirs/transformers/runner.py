@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from card.errors import CardError, ModelError, in_few_words
-from card.kernels.int8_linear import Floats
+from card.kernels.number_types import Floats
 from card.models.images import Tower
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
-from card.kernels.int8_linear import PANEL, Array
-from card.kernels.number_types import FLOAT32, Dtype, empty
+from card.kernels.number_types import Array, Dtype, FLOAT32, empty
+from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.model import GgufModel

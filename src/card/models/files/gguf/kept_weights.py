@@ -18,7 +18,7 @@ from pathlib import Path
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
 from card.machine.memory import is_shortage
 from card.models.files.gguf.sealed import is_whole, seal
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 
 MOST_BYTES = 20 << 30  # of all entries; those that were not used for longest go first
 _SPARE_BYTES = 1 << 30  # left free on the disk
@@ -65,7 +65,7 @@ class KeptWeights:
         except OSError as error:
             if is_shortage(error):
                 raise
-            say_once(
+            warn_once(
                 f"converted weights are not kept in {self._folder}, so the next start converts again: "
                 f"{error.strerror or error}"
             )

@@ -14,7 +14,7 @@ import numpy as np
 
 from card.models.architectures.architecture import Architecture, Cap, Scale
 from card.models.files.gguf.header import GgufError
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 
 
 def _names(text: str) -> frozenset[str]:
@@ -140,4 +140,4 @@ class Facts:
             elif not all(one in _IDLE[name] for one in (value if isinstance(value, list) else [value])):
                 raise GgufError(f"asks for {name} {str(value)[:40]}, which is not known here; {_INSTEAD}")
         if unknown:
-            say_once(f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out")
+            warn_once(f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out")

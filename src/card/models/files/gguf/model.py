@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from card.kernels.int8_linear import Array
-from card.kernels.number_types import Dtype
+from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header

@@ -13,8 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from card.kernels.int8_linear import Array
-from card.kernels.number_types import FLOAT32, STORED_DTYPES, Dtype, empty
+from card.kernels.number_types import Array, Dtype, FLOAT32, STORED_DTYPES, empty
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
 from card.models.files.generation_config import GenerationConfig
