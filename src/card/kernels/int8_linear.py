@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from card.kernels.machine_code import machine_code
-from card.kernels.number_types import Array, BFLOAT16, zeros
+from card.kernels.number_types import BFLOAT16, Array, zeros
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, multiply_rows, padded
 from card.machine.processor import INTEGER_PROCESSORS, kernel_kind
 
@@ -44,9 +44,7 @@ def why_not_int8() -> str | None:
     if kernel_kind() is None:
         return f"it needs {INTEGER_PROCESSORS}"
     random = np.random.default_rng(0)
-    weight, x = (
-        random.integers(-127, 128, (size, 256)).astype(np.float32) for size in (96, max(_PROBED_ROWS))
-    )
+    weight, x = (random.integers(-127, 128, (size, 256)).astype(np.float32) for size in (96, max(_PROBED_ROWS)))
     weight[:, 0] = x[:, ::GROUP] = _LARGEST  # all scales are 1, so the product is one of whole numbers
     linear = quantize_linear(weight, None)
     for num_rows in _PROBED_ROWS:

@@ -16,7 +16,7 @@ from card.models.dtypes import dtype_for, has_own_pass, parse_device, parse_dtyp
 from card.models.facts import check_facts, vocab_size
 from card.models.files.generation_config import check_generation_config
 from card.models.files.places import local_model
-from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.files.sources import explained, find_source, quiet
 from card.models.files.weight_files import check_folder
 from card.models.images import Tower
 from card.models.layer_kinds import keeps_state

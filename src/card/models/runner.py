@@ -124,7 +124,7 @@ class RowRunner(ABC):
             self.keep(slot, 0)
         self.close(slot)
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 - most have taken nothing from it
         """Give the model back to other uses; a runner without an own pass cannot run it afterwards."""
 
     def open(self, max_rows: int | None = None) -> int:
@@ -221,7 +221,7 @@ class RowRunner(ABC):
         ends = np.cumsum([len(one.token_ids) - one.first_logits_idx for one in extensions]).tolist()
         return [logits[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
-    def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:
+    def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:  # noqa: B027
         """Tell the decoder what else it must know of a pass, whose rows stand at these positions."""
 
     def _append(self, extensions: Sequence[Extension]) -> IntArray:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from card.models.architectures.architecture import HEAD_NORMS, Architecture
-from card.models.decoder_config import DecoderConfig
 from card.models.architectures.olmo2 import POST_NORMS
+from card.models.decoder_config import DecoderConfig
 
 
 class Exaone4Fields(DecoderConfig):

@@ -106,7 +106,9 @@ def is_left_aside(name: str) -> bool:
 
 def say_scaled(folder: Path, scaled: ScaledWeights, dtype: Dtype) -> None:
     """Log what becomes of the weights."""
-    logger.info("%s: %d weights in 8-bit floats are multiplied by their scales to %s", folder, len(scaled.scales), dtype.name)
+    logger.info(
+        "%s: %d weights in 8-bit floats are multiplied by their scales to %s", folder, len(scaled.scales), dtype.name
+    )
 
 
 def _check_packed(names: Mapping[str, str]) -> None:

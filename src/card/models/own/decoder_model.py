@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from card.kernels.number_types import Array, Dtype, Floats, STORED_DTYPES
+from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Part, rotary_parameters, sizes_of
 from card.models.decoder_config import DecoderConfig
@@ -54,7 +54,7 @@ class LoadedModel(Protocol):
         """The type of its weights, or of those that are no blocks."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DecoderLayer:
     """The parts of a layer, by transformers' names."""
 

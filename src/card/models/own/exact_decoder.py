@@ -21,7 +21,7 @@ import numpy as np
 
 from card.config import INT8
 from card.kernels.machine_code import machine_code
-from card.kernels.number_types import Array, FLOAT16, FLOAT32, Floats, empty, zeros
+from card.kernels.number_types import FLOAT16, FLOAT32, Array, Floats, empty, zeros
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
@@ -115,9 +115,7 @@ class ExactDecoder:
         self._buffers = _Buffers()
         self._score_room: Floats = np.empty(0, np.float32)  # for scores of rows, as large as a pass has needed it
 
-    def _layer(
-        self, model: DecoderModel, layer: DecoderLayer, window: int | None, rotary: str | None
-    ) -> list[int]:
+    def _layer(self, model: DecoderModel, layer: DecoderLayer, window: int | None, rotary: str | None) -> list[int]:
         """Pack a layer and return its table."""
         code, architecture = self._code, model.architecture
         its = linears_of(layer, architecture, model.config)

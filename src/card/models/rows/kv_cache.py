@@ -35,7 +35,7 @@ class KVLayout:
         return self.num_layers * 2 * self.num_kv_heads * self.head_size
 
     def make(self, num_elements: int) -> Any:
-        """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError if there is no room."""
+        """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError without room."""
         return empty(num_elements, self.dtype)
 
     def copied(self, rows: Any) -> Any:

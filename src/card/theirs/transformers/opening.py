@@ -14,7 +14,6 @@ from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from card.errors import ModelError
 from card.kernels.number_types import BFLOAT16, FLOAT64, STORED_DTYPES, dtype_name
 from card.models.files.gguf.source import GgufSource
-from card.theirs.transformers.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
 from card.models.files.sources import Source, explained
 from card.models.files.weight_files import Shapes, raw_config
@@ -23,7 +22,7 @@ from card.models.layer_kinds import check_kinds
 from card.models.names import OTHER_FAMILY
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.built_sizes import check_sizes
-
+from card.theirs.transformers.inner_text import WEIGHT_NAMES, inner_name, text_config
 
 
 def read_model(source: Source, dtype: str) -> tuple[Any, dict[str, Any]]:
@@ -50,7 +49,12 @@ def read_model(source: Source, dtype: str) -> tuple[Any, dict[str, Any]]:
             return _read_scaled(Path(source.path), scaled, config, dtype, names)
         loader: Any = transformers.AutoModelForCausalLM
         read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
-            source.path, config=config, dtype=_for_loader(dtype), key_mapping=names, output_loading_info=True, **source.options
+            source.path,
+            config=config,
+            dtype=_for_loader(dtype),
+            key_mapping=names,
+            output_loading_info=True,
+            **source.options,
         )
     return read
 

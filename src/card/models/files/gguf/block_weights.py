@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
-from card.kernels.number_types import Array, Dtype, FLOAT32, empty
+from card.kernels.number_types import FLOAT32, Array, Dtype, empty
 from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError
@@ -156,9 +156,7 @@ def _block_facts(parts: Sequence[_Part]) -> _Facts:
     return {part.name: (part.weight.place.type_id, part.weight.place.shape) for part in parts if part.form != "plain"}
 
 
-def _weights(
-    arrays: dict[str, Array], facts: dict[str, tuple[int, tuple[int, ...]]]
-) -> dict[str, Array | BlockWeight]:
+def _weights(arrays: dict[str, Array], facts: dict[str, tuple[int, tuple[int, ...]]]) -> dict[str, Array | BlockWeight]:
     weights: dict[str, Array | BlockWeight] = dict(arrays)
     for name, (type_id, shape) in facts.items():
         weights[name] = BlockWeight(type_id, arrays[name], tuple(shape))

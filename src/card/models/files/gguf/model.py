@@ -15,9 +15,9 @@ import numpy as np
 
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
+from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
-from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from card.kernels.number_types import Array, Dtype, FLOAT32, STORED_DTYPES, empty
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
 from card.models.files.generation_config import GenerationConfig
@@ -31,8 +31,8 @@ from card.models.files.gguf.tokenizer import (
 )
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
-from card.models.own.layers import BlockWeight
 from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.layers import BlockWeight
 
 logger = logging.getLogger(__name__)
 
