@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, block_linear, pack_blocks
+from card.kernels.blocks import block_linear, pack_blocks
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.formats.block_format import BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.packed_linear import GROUP, multiply_rows
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, Bytes, block_linear
+from card.kernels.blocks import block_linear
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.formats.block_format import BlockFormat, Bytes
 from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear
 from card.models.rows.row_tree import IntArray

@@ -13,7 +13,6 @@ from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
 from card.models.facts import parameter_count
-from card.models.own.block_layers import block_bytes
 from card.models.rows.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
 
