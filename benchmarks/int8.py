@@ -22,16 +22,17 @@ from torch.nn import functional
 
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
 _SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass
 
 
-def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
+def load_runner(args: argparse.Namespace, dtype: str) -> RowRunner:
     """Return a runner of the target, inflated if that was asked for."""
     model = load_model(args.target, dtype=dtype)
     if args.target_cost:
@@ -39,7 +40,7 @@ def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
     return make_runner(model, max_model_len=min(args.max_tokens, context_limit(model)), max_tree_rows=64)
 
 
-def measure_passes(runners: dict[str, TorchRunner], runs: int, prefix_rows: int) -> dict[str, dict[int, float]]:
+def measure_passes(runners: dict[str, RowRunner], runs: int, prefix_rows: int) -> dict[str, dict[int, float]]:
     """Return the shortest milliseconds of a pass behind so many rows, by runner and rows; the runners take turns."""
     slots = {}
     for name, runner in runners.items():
@@ -61,7 +62,7 @@ def measure_passes(runners: dict[str, TorchRunner], runs: int, prefix_rows: int)
     return found
 
 
-def compare_texts(runners: dict[str, TorchRunner], texts: Sequence[Sequence[int]]) -> dict[str, object]:
+def compare_texts(runners: dict[str, RowRunner], texts: Sequence[Sequence[int]]) -> dict[str, object]:
     """Return the perplexity under each runner, and the share of tokens for which all find the same one likeliest."""
     losses, num_tokens, num_agreed = dict.fromkeys(runners, 0.0), 0, 0
     for token_ids in texts:

@@ -36,7 +36,7 @@ from card.drafting.draft_writers import make_writer
 from card.engine.policy.cost import PassCost
 from card.engine.request import Request
 from card.machine.threads import CorePlan
-from card.models.loading import load_model
+from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.tools.planner.profile import Overheads

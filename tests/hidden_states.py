@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from card.models.inflation import InflatedShape, inflate_to_shape
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.cuda.bucketed import BucketedRunner
 from tests.tiny import NO_ENDS, tiny_llama
 

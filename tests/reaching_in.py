@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.models.rows.kv_cache import KVCache
     from card.models.rows.pool import SequencePool
     from card.models.rows.row_tree import RowTree
-    from card.models.torch_runner import TorchRunner
+    from card.theirs.transformers.runner import TorchRunner
     from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer

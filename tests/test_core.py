@@ -21,8 +21,8 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ("card.models.own.exact_decoder", "card.theirs.transformers.generic"),
         ("card.models.runners", "card.theirs.cuda.bucketed"),
         ("card.models.runners", "card.theirs.transformers.hybrid"),
-        ("card.models.torch_runner", "card.theirs.cuda.fused"),
-        ("card.models.torch_runner", "card.theirs.transformers.generic"),
+        ("card.theirs.transformers.runner", "card.theirs.cuda.fused"),
+        ("card.theirs.transformers.runner", "card.theirs.transformers.generic"),
     }
 )
 

@@ -17,10 +17,11 @@ from card.errors import SettingsError
 from card.family.copying.phrase_drafting import PhraseDraftSequence
 from card.kernels.int8_linear import why_not_int8
 from card.models.draft_vocab import always_drafted, restrict_head
-from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.tree.nodes import NewNodes
 from tests.pair import Pair
 

@@ -28,7 +28,7 @@ from card.errors import CardError
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, make_runner
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.tools.bench.environment import allowed_cores, describe_run
 
 
@@ -42,7 +42,7 @@ class Scorer(Protocol):
 class Ours:
     """CARD's pass over a whole text."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: RowRunner) -> None:
         """Take over a runner that nobody else uses."""
         self._runner = runner
 

@@ -11,7 +11,7 @@ import pytest
 from card.assembly.drafters import Drafter
 from card.assembly.latencies import MeasuredLatencies
 from card.assembly.plan import Facts, resolve
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.assembly.test_plan import TWO_CORES, cost
 from tests.tiny import tiny_llama
 

@@ -22,8 +22,8 @@ from card.links.process import ProcessLink
 from card.links.remote import RemoteLink
 from card.links.server import DraftServer
 from card.links.switch import SwitchLink
-from card.models.loading import load_model
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.loading import load_model
+from card.theirs.transformers.runner import TorchRunner
 from card.protocol.messages import Fault, Layer, Resync, encode
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S

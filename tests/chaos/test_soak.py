@@ -21,8 +21,8 @@ import zmq
 from card.api.async_llm import AsyncLLM
 from card.links import zmq_link
 from card.links.process import ProcessLink
-from card.models.loading import load_model
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.loading import load_model
+from card.theirs.transformers.runner import TorchRunner
 from tests.chaos.crowd import MANNERS, Crowd
 from tests.chaos.forgery import noise
 from tests.chaos.jobs import Alone, Jobs, Outcome

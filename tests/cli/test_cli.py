@@ -19,7 +19,8 @@ import transformers
 import card
 from card.api.llm import LLM
 from card.config import SamplingParams
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.models.warn_once import warn_once
 from tests.commands import Ran, run_command
 from tests.pair import Pair

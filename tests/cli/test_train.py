@@ -14,8 +14,8 @@ from safetensors import safe_open
 
 from card.family.specbranch.network import CLASSES, HRad
 from card.models.facts import parameter_count
-from card.models.loading import load_model
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.loading import load_model
+from card.theirs.transformers.runner import TorchRunner
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 

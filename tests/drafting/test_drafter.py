@@ -22,7 +22,7 @@ from card.drafting.drafter_pass import step_together
 from card.drafting.growth import RULES
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.protocol.messages import (
     Close,
     Correction,

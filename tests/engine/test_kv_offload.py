@@ -21,7 +21,7 @@ from card.engine.target import TargetWorker
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
 from card.models.rows.row_store import RowStore
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.decoding import inline, make_request, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import pool_of

@@ -18,7 +18,7 @@ from card.engine.engine import Engine, Limits
 from card.engine.request import Request
 from card.engine.target import TargetWorker
 from card.models.rows.row_store import RowStore
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
 from tests.reaching_in import pool_of, queue_of
 from tests.tiny import tiny_llama

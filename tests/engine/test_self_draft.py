@@ -23,7 +23,7 @@ from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import cache_of

@@ -43,11 +43,12 @@ from transformers import (
 
 from card.errors import ModelError
 from card.models.facts import end_token_ids, parameter_count
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
+from card.theirs.transformers.loading import load_model
 from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.reasons import why_not_walked
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.tiny import LLAMA3, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)

@@ -21,7 +21,7 @@ from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.request import Request
 from card.models.runners import plain_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.tree.sampling import Sampler
 from tests.decoding import fake, inline, make_engine, make_request, run_all
 from tests.every_family import ROOT, script

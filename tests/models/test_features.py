@@ -17,7 +17,7 @@ from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.models.features import FeatureWish, PassStates
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.hidden_states import (
     CHAIN,
     HIDDEN,

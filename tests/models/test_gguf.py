@@ -27,11 +27,12 @@ from card.models.facts import end_token_ids, parameter_count
 from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.files.gguf.header import GgufError
-from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
+from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.models.own.block_layers import has_blocks
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.models.warn_once import warn_once
 from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf

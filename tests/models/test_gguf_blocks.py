@@ -32,7 +32,7 @@ from card.models.own.decoder_model import is_int8
 from card.models.own.exact_layers import products_of
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, make_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.models.warn_once import warn_once
 from tests.damage import damages
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf

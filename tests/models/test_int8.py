@@ -58,11 +58,12 @@ from card.kernels.packed_linear import GROUP, LANES, PANEL, multiply_rows
 from card.machine.threads import use_threads
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
-from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.models.own import exact_decoder as int8
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny

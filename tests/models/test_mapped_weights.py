@@ -18,7 +18,7 @@ from card.models.demo import demo_folder
 from card.models.files.mapped_weights import MappedWeights
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(

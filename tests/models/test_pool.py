@@ -17,7 +17,7 @@ from card.errors import CapacityError, ModelError, SettingsError
 from card.models.protocol import Extension, LanguageModel
 from card.models.rows.kv_cache import MAX_FREE_BYTES, MAX_SLACK
 from card.models.rows.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.pair import make_model
 from tests.reaching_in import cache_of, retained_slot
 from tests.tiny import CLEAR, tiny

@@ -17,7 +17,7 @@ from card.models.facts import context_limit, end_token_ids
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_config
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.models.published import CONFIGS, VOCAB, save_published
 
 PROMPT = [3, 17, 99, 4, 56, 21, 8]

@@ -17,7 +17,8 @@ from torch import Tensor
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
+from card.theirs.transformers.loading import load_model
 from tests.pair import make_tokenizer
 from tests.tiny import NO_ENDS, SIZES
 

@@ -17,7 +17,7 @@ from card.kernels.int8_linear import why_not_int8
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension, Selective
 from card.models.rows.selection import MEANS, ChosenRows, bound_scores, choose_blocks, choose_rows
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.reaching_in import cache_of
 from tests.static import Ordinary
 from tests.tiny import tiny, tiny_llama

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.row_tree import Chunk, RowTree, Window
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.cuda.bucketed import BucketedRunner
 from tests.reaching_in import cache_of, num_ancestors
 from tests.tiny import NO_ENDS, tiny

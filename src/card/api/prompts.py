@@ -14,7 +14,7 @@ from card.config.fields import plain
 from card.errors import PromptError, SettingsError
 from card.models.images import ImagePrompt, Tower
 from card.models.loading import load_vision_tower
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.text.pictures import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
 
@@ -41,7 +41,7 @@ class PromptReader:
         tokenizer: PreTrainedTokenizerBase,
         settings: EngineSettings,
         target: str | LoadedModel,
-        runner: TorchRunner,
+        runner: RowRunner,
         dtype: torch.dtype,
     ) -> PromptReader:
         """Return the reader of a target, which takes images from now on if the settings allow any.

@@ -34,8 +34,8 @@ from card.models.names import model_name
 from card.models.own.reasons import could_run_int8, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
 from card.tree.verify import MATCH, Verifier
@@ -78,7 +78,7 @@ class Loaded:
 
     facts: Facts
     plan: Plan
-    runner: TorchRunner
+    runner: RowRunner
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptReader
     grammars: GrammarCompiler
@@ -216,7 +216,7 @@ def _drafter_of(asked: Asked, loaded: Loaded, measured: Measured) -> Drafter | N
 def _watchers_of(
     asked: Asked,
     plan: Plan,
-    runner: TorchRunner,
+    runner: RowRunner,
     writers: Mapping[str, LocalWriter],
     shown: Sequence[FeatureConsumer],
 ) -> Watchers | None:
@@ -230,7 +230,7 @@ def _watchers_of(
     return Watchers(runner.features, consumers, wish, for_writers=rows)
 
 
-def _built(asked: Asked, measured: Measured, runner: TorchRunner, models: Models) -> Parts:
+def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) -> Parts:
     """Warm up the passes, whose rows the models around the target decide, and build the engine of the last plan."""
     plan, latencies = measured.plan, measured.latencies
     with pinned(latencies.with_useful_threads(plan.cores).alone):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,19 +11,17 @@ from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
 from card.errors import SettingsError
 from card.models.draft_vocab import check_draft_vocab
+from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import (
     check_pair,
     load_decoder,
-    load_model,
     load_tokenizer,
     require_parallel_draft,
     state_bytes_of,
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from card.models.own.decoder_model import LoadedModel
 
 
@@ -58,15 +56,15 @@ def load_target(
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = target if not isinstance(target, str) else _load(target, settings)
     if settings.target_cost is not None:
-        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(settings.target_cost))
+        model = inflate(model, parse_parameter_count(settings.target_cost))
     return Target(model, tokenizer)
 
 
 def _load(target: str, settings: EngineSettings) -> LoadedModel:
-    where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": settings.weights_dir}
-    if settings.target_cost is not None:
-        return load_model(target, **where)  # to be inflated
-    return load_decoder(target, **where)
+    dtype = settings.dtype
+    if settings.target_cost is not None and dtype == "auto" and target.endswith(GGUF_SUFFIX):
+        dtype = "bfloat16"  # blocks cannot be inflated
+    return load_decoder(target, dtype=dtype, device=settings.device, cache_dir=settings.weights_dir)
 
 
 def _check_states_fit(target: str, kv_cache_memory: str, weights_dir: str | None) -> None:

@@ -36,10 +36,11 @@ from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
+from card.models.runner import RowRunner
 from card.models.runners import make_runner, plain_runner
-from card.models.torch_runner import TorchRunner
 from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
@@ -63,7 +64,7 @@ class DraftSource:
     measures: bool = True  # a drafter in a process of its own reports the cost of its passes
     leases: Leases | None = None  # of a pool, which has the models
     integer_threads: int | None = None  # of integer passes in the target's thread; None: as many as that has
-    target: TorchRunner | None = None  # gives its hidden states to a drafter that reads them; None: there are none
+    target: RowRunner | None = None  # gives its hidden states to a drafter that reads them; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Drafter:
     """A link, and the draft model if it is in this process."""
 
     link: DrafterLink
-    runner: TorchRunner | None = None
+    runner: RowRunner | None = None
     lane: Lane | None = None  # where it computes
     consumers: Sequence[FeatureConsumer] = ()  # of the target's features, for the drafter
 
@@ -158,7 +159,7 @@ def load_likely(likely: LikelyModel) -> LoadedModel | None:
     """
     try:
         model = load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
-        if is_exact(model):
+        if isinstance(model, DecoderModel) and is_exact(model):
             prepare_code(model)
         give_back_memory()
         return model

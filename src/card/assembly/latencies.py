@@ -18,14 +18,14 @@ from card.machine.folders import cache_folder
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.theirs.transformers.row_check import check_rows
 
 
 class MeasuredLatencies:
     """The latencies of one target and its drafter; those of a quiet moment are kept for the next start."""
 
-    def __init__(self, plan: Plan, runner: TorchRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
+    def __init__(self, plan: Plan, runner: RowRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
         """Check what is kept; nothing else is measured yet.
 
         Args:
@@ -143,7 +143,7 @@ class MeasuredLatencies:
         return plan.placements == {"beside": "process"} and not self.knows_drafter
 
 
-def check_once(runner: TorchRunner, settings: EngineSettings, *, is_named: bool) -> None:
+def check_once(runner: RowRunner, settings: EngineSettings, *, is_named: bool) -> None:
     """Compare a target that runs through transformers' modules with its own forward, unless an earlier start did.
 
     Args:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from card.config import NEUTRAL
 from card.errors import ModelError
+from card.kernels.number_types import Array, dtype_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.layers import BlockWeight
 from card.text.prompts import turn_end_id
 
 _NO_CONTEXT_LIMIT = 1 << 30
@@ -20,8 +22,29 @@ def parameter_count(model: LoadedModel) -> int:
     """Return the number of parameters; an array used twice (tied embeddings) counts once."""
     if isinstance(model, DecoderModel):
         return model.num_parameters
-    parameters: Any = getattr(model, "parameters")  # noqa: B009 - of transformers' models, which LoadedModel need not be
-    return sum(int(one.numel()) for one in parameters())
+    theirs: Any = model
+    return sum(int(one.numel()) for one in theirs.parameters())
+
+
+def num_bytes(model: LoadedModel) -> int:
+    """Return the bytes of the weights as they are stored."""
+    if isinstance(model, DecoderModel):
+        return model.num_bytes
+    theirs: Any = model
+    return sum(int(one.numel() * one.element_size()) for one in theirs.parameters())
+
+
+def weight_samples(model: LoadedModel, num_values: int) -> Iterator[tuple[str, Sequence[int], str, Array]]:
+    """Yield name, shape, dtype and first values of each weight; blocks are looked at as they are stored."""
+    if not isinstance(model, DecoderModel):
+        theirs: Any = model
+        for name, tensor in theirs.state_dict().items():
+            values = tensor.detach().flatten()[:num_values].double().cpu().numpy()
+            yield name, tensor.shape, dtype_name(tensor.dtype), values
+        return
+    for name, weight in model.weights:
+        stored = weight.data if isinstance(weight, BlockWeight) else weight
+        yield name, weight.shape, stored.dtype.name, stored.reshape(-1)[:num_values]
 
 
 def vocab_size(model: LoadedModel) -> int:

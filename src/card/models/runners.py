@@ -8,12 +8,31 @@ from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Recurrent
 from card.models.runner import ExactRunner, RowRunner
 
+_THEIRS = "a model of transformers"
+
+
+def plain_runner(
+    model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
+) -> RowRunner:
+    """Return the runner that suits ``model`` on any device, without recorded passes.
+
+    Args:
+        max_model_len, max_tree_rows: as of `RowRunner`.
+        own_pass: run a model of transformers in our own pass instead of its modules; None: where possible.
+    Raises: ModelError if the model cannot be run, or not the way asked for.
+    """
+    sizes = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
+    if isinstance(model, DecoderModel):
+        return ExactRunner(model, **sizes)
+    made: RowRunner = others("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
+    return made
+
 
 def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
     """Return the runner that suits ``model`` and its device; arguments and errors as of `RowRunner`."""
     if isinstance(model, DecoderModel):
         return ExactRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
-    made: RowRunner = others("transformers.runners", "a model of transformers").make_runner(
+    made: RowRunner = others("transformers.runners", _THEIRS).make_runner(
         model, max_model_len=max_model_len, max_tree_rows=max_tree_rows
     )
     return made

@@ -22,9 +22,10 @@ from card.family.ctc.writer import CtcSequence
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import TrainedHead
 from card.family.learning.target_texts import TargetTexts, write_texts
-from card.models.head_files import inputs_of
-from card.models.loading import load_decoder, load_model
-from card.models.torch_runner import TorchRunner
+from card.family.learning.bound_module import inputs_of
+from card.models.loading import load_decoder
+from card.theirs.transformers.loading import load_model
+from card.theirs.transformers.runner import TorchRunner
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model

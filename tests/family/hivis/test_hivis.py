@@ -22,10 +22,10 @@ from card.family.hivis.writer import HivisSequence
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import IGNORED, TrainedHead, common_tokens
 from card.family.learning.target_texts import TargetTexts, write_texts
-from card.models.head_files import scaled
+from card.family.learning.bound_module import scaled
 from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.tree.nodes import ROOT
 from tests.pair import Pair
 from tests.seeing import asked, picture, processor_of, save_seeing

@@ -18,10 +18,10 @@ from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
 from card.family.judges.training import train_judge
 from card.family.learning.regression import area_under_roc, fit_ridge
-from card.models.loading import load_model
+from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.tiny import tiny_llama

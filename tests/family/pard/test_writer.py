@@ -27,11 +27,12 @@ from card.family.pard.folders import load_adaptable
 from card.family.pard.writer import ParallelSequence, ParallelWriter
 from card.kernels.int8_linear import why_not_int8
 from card.links.in_process import InlineLink, ThreadLink
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
+from card.theirs.transformers.loading import load_model
 from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
-from card.models.state_input import StateInput
-from card.models.torch_runner import TorchRunner
+from card.family.pard.state_input import StateInput
+from card.theirs.transformers.runner import TorchRunner
 from card.protocol.messages import DraftSpec, Open, TargetStates
 from card.tree.nodes import NewNodes
 from tests.decoding import (

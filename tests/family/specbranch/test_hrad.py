@@ -44,8 +44,9 @@ from card.family.specbranch.training import TokenOutcomes, TrainSettings, calibr
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
-from card.models.loading import load_model, load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
+from card.theirs.transformers.runner import TorchRunner
 from card.text.prompts import encode_chat
 from card.tree.sampling import CHOICE_SHARPNESS
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features

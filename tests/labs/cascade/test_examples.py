@@ -10,7 +10,7 @@ import torch
 from card.errors import SettingsError
 from card.labs.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
 from card.models.protocol import Extension, LanguageModel
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.pair import make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -17,7 +17,7 @@ from card.errors import CapacityError, ModelError
 from card.machine.lane import Lane
 from card.models.protocol import Extension
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.cuda import graphs
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of

@@ -24,12 +24,12 @@ from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.features import FeatureWish
-from card.models.loading import load_model
+from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension, LanguageModel, Recurrent
 from card.models.rows.pool import SequencePool, sequence_bytes
-from card.models.rows.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
+from card.theirs.transformers.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.models.runners import how_it_runs, plain_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.hybrid import HybridRunner
 from card.theirs.transformers.row_check import differing_rows
 from card.tree.nodes import Nodes

@@ -14,7 +14,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.loading import load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.row_check import check_rows, differing_rows
 from tests.models.test_torch_runner import make_model
 from tests.pair import Pair

@@ -15,7 +15,7 @@ from card.kernels.int8_linear import why_not_int8
 from card.models.images import PlacedImages, PromptImage
 from card.models.loading import load_decoder, load_vision_tower
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.vision.tower import VisionTower
 from tests.seeing import picture, save_seeing
 

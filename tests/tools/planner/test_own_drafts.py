@@ -21,7 +21,7 @@ from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.target_texts import write_texts
 from card.family.pard.folders import load_adaptable
 from card.models.loading import load_decoder
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup

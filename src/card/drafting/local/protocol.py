@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from card.models.features import Rows
-    from card.models.torch_runner import TorchRunner
+    from card.models.runner import RowRunner
 
 
 def check_proposal(proposal: Nodes, vocab_size: int) -> None:
@@ -117,7 +117,7 @@ class LocalWriter:
         """
         self._vocab_size = vocab_size
 
-    def attach(self, target: TorchRunner) -> None:
+    def attach(self, target: RowRunner) -> None:
         """Take the target, before the first request. Raises: ModelError if the writer cannot serve it."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:

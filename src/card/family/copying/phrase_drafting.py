@@ -25,7 +25,7 @@ from card.family.copying.guesses import children_of, paths_to
 from card.family.copying.lookahead import LookaheadSequence
 from card.family.copying.phrases import new_pool
 from card.models.protocol import Extension, LanguageModel
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes
 
@@ -167,5 +167,5 @@ def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked
     Args:
         asked: as of `card.drafting.draft_writers.make_writer`.
     """
-    is_ordinary = asked["parallel"] is None and not (isinstance(model, TorchRunner) and model.has_recorded_passes)
+    is_ordinary = asked["parallel"] is None and not (isinstance(model, RowRunner) and model.has_recorded_passes)
     return PhraseDraftWriter(model, kv_cache_bytes, find_grammar=asked["find_grammar"]) if is_ordinary else None

@@ -13,8 +13,8 @@ from card.errors import SettingsError
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.record import CtcSettings
-from card.models.head_files import inputs_of
-from card.models.torch_runner import TorchRunner
+from card.family.learning.bound_module import inputs_of
+from card.models.runner import RowRunner
 from card.tree.nodes import NO_NODES, Nodes
 
 
@@ -62,7 +62,7 @@ class CtcWriter(LocalWriter):
         self.head = SlotHead.load(self.name)
         self.waiting: dict[CtcSequence, None] = {}  # the head has not read their windows yet
 
-    def attach(self, target: TorchRunner) -> None:
+    def attach(self, target: RowRunner) -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.head.attach(target, self.name)
         self.embeddings = target.embeddings

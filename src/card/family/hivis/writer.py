@@ -13,8 +13,8 @@ from card.errors import SettingsError
 from card.family.hivis.drafting import MOST_LAYERS, TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.hivis.record import HivisSettings
-from card.models.head_files import scaled
-from card.models.torch_runner import TorchRunner
+from card.family.learning.bound_module import scaled
+from card.models.runner import RowRunner
 from card.tree.nodes import NO_NODES, Nodes
 
 
@@ -73,7 +73,7 @@ class HivisWriter(LocalWriter):
         self.head = FusedHead.load(self.name)
         self.waiting: dict[HivisSequence, None] = {}  # nothing is drafted behind their newest tokens yet
 
-    def attach(self, target: TorchRunner) -> None:
+    def attach(self, target: RowRunner) -> None:
         """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
         self.head.attach(target, self.name)
         self.embeddings = target.embeddings

@@ -18,7 +18,7 @@ from card.family.judges.judge import Mismatch
 from card.models.features import FINAL, FeatureWish
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import embedding_probe, probe_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
 _FILE = TrainedFile("judge", "card-judge-1", "card train judge")
@@ -32,7 +32,7 @@ class PairFacts:
     probe: Tensor  # [8 * D] float32, see `embedding_probe`
 
     @classmethod
-    def of(cls, target: TorchRunner, draft: str) -> PairFacts:
+    def of(cls, target: RowRunner, draft: str) -> PairFacts:
         """Return the facts of a target and the draft model of this name."""
         return cls(Path(draft).name, embedding_probe(target))
 
@@ -76,7 +76,7 @@ class AutoJudge:
         facts = {"draft": self.pair.draft, "bias": repr(self.bias), "usual": repr(self.usual)}
         _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
 
-    def check_pair(self, target: TorchRunner, draft: str) -> None:
+    def check_pair(self, target: RowRunner, draft: str) -> None:
         """Refuse another pair than the judge's own; ``draft`` may be empty if nobody knows it. Raises: ModelError."""
         _FILE.check_made_for("pair", "the judge", self.pair.difference(PairFacts.of(target, draft)))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from card.family.judges.auto import AUTO_WISH
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 AT_ONCE = 16  # prompts whose texts share a pass
 _LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are read for nothing
@@ -89,8 +89,8 @@ class Miner:
 
     def __init__(
         self,
-        target: TorchRunner,
-        draft: TorchRunner,
+        target: RowRunner,
+        draft: RowRunner,
         *,
         answer_of: Callable[[Sequence[int]], Hashable],
         max_tokens: int,

@@ -20,8 +20,8 @@ from card.errors import PromptError, SettingsError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.text.prompts import encode_chat, encode_prompt
 
 
@@ -31,7 +31,7 @@ class TrainingTarget:
 
     name: str
     tokenizer: PreTrainedTokenizerBase
-    runner: TorchRunner
+    runner: RowRunner
     end_ids: frozenset[int]
 
 
@@ -39,7 +39,7 @@ class TrainingTarget:
 class TrainingPair(TrainingTarget):
     """The same with a draft model."""
 
-    draft: TorchRunner
+    draft: RowRunner
     draft_name: str  # its own alone, not the folders that it lies in here
 
 

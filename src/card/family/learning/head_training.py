@@ -11,12 +11,12 @@ from torch import Tensor
 
 from card.config.fields import require
 from card.errors import PromptError
+from card.family.learning.bound_module import DraftingHead, round_weights
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
 from card.models.fingerprint import embedding_probe, sizes_of
-from card.models.head_files import DraftingHead, round_weights
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.tree.nodes import ROOT, Nodes
 
 IGNORED = -100  # label of a token that a head lacks
@@ -111,7 +111,7 @@ def train(
     loss_of: Callable[[_Head, _Examples, Tensor], Tensor],
     accepted: Callable[[_Head, _Examples, int], tuple[float, ...]],
     *,
-    target: TorchRunner,
+    target: RowRunner,
     texts: TargetTexts,
     settings: FitSettings,
     checkpoint: Checkpoint,

@@ -18,7 +18,7 @@ from card.models.files.headers import HeaderError
 from card.models.files.tensor_files import MappedTensors, write_tensors
 from card.models.images import ImagePrompt
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.tree.sampling import Sampler
 
 _LOGITS_WISH, _WHOLE_WISH = FeatureWish((FINAL,), "logits"), FeatureWish((FINAL,), "all")
@@ -101,7 +101,7 @@ class WrittenText:
 
 
 def write_texts(
-    target: TorchRunner,
+    target: RowRunner,
     prompts: Sequence[Sequence[int]],
     *,
     temperature: float,
@@ -140,7 +140,7 @@ def write_texts(
 
 
 def written_texts(
-    target: TorchRunner,
+    target: RowRunner,
     prompts: Sequence[Sequence[int]],
     wish: FeatureWish,
     *,
@@ -174,7 +174,7 @@ def written_texts(
                 yield text
 
 
-def _write(target: TorchRunner, texts: Sequence[WrittenText], wish: FeatureWish) -> None:
+def _write(target: RowRunner, texts: Sequence[WrittenText], wish: FeatureWish) -> None:
     """Add the target's next token to each text."""
     extensions = [Extension.of_text(text.slot, text.token_ids, target.num_rows(text.slot)) for text in texts]
     for idx, (text, logits) in enumerate(zip(texts, target.forward(extensions), strict=True)):

@@ -13,16 +13,17 @@ from transformers import PreTrainedTokenizerBase
 
 from card.errors import ModelError, PromptError
 from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
+from card.family.pard.state_input import StateInput
 from card.models.facts import context_limit, vocab_size
 from card.models.files.sources import quiet
 from card.models.layer_kinds import has_state
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
 from card.models.names import model_name
 from card.models.parallel_draft import MASK_KEY, STATES_FILE, ParallelDraft, parallel_draft_of
-from card.models.state_input import StateInput
 from card.text.chat_template import render_chat
 from card.text.lines import numbered_lines
 from card.text.prompts import encode_chat, encode_prompt, encode_rendered
+from card.theirs.transformers.loading import load_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

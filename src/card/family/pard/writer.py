@@ -21,10 +21,10 @@ from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import ModelError
+from card.family.pard.state_input import StateInput
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.models.state_input import StateInput
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 
@@ -236,7 +236,7 @@ def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked
     return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=asked["find_grammar"], state_input=state_input)
 
 
-def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRunner | None) -> StateInput | None:
+def _state_input(model: LanguageModel, parallel: ParallelDraft, target: RowRunner | None) -> StateInput | None:
     path = parallel.states_file
     if path is None:
         return None
@@ -245,7 +245,7 @@ def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRun
             f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
             "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
         )
-    assert isinstance(model, TorchRunner), "a folder says what it reads"
+    assert isinstance(model, RowRunner), "a folder says what it reads"
     state_input = StateInput.load(path)
     state_input.check(target, model.original.hidden_size, str(path))
     return state_input

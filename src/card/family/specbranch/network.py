@@ -26,7 +26,7 @@ from card.family.specbranch.record import HRadSettings
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, sizes_of, target_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
 OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair
@@ -124,7 +124,7 @@ class HRad:
         learnt = {f"evidence_{name}": repr(value) for name, value in asdict(self.evidence).items()}
         _FILE.save(path, tensors, {**(figures or {}), **facts, **learnt})
 
-    def attach(self, runner: TorchRunner, usual: float) -> None:
+    def attach(self, runner: RowRunner, usual: float) -> None:
         """Look at a target's features from now on, and move ``usual`` by them.
 
         Raises: ModelError if the predictor was trained for another target.
@@ -174,7 +174,7 @@ def log_odds(probabilities: Tensor) -> Tensor:
     return logprobs[..., ALL_ACCEPTED] - logprobs[..., ALL_REJECTED]
 
 
-def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish:
+def last_states(runner: RowRunner, num_layers: int, rows: Rows) -> FeatureWish:
     """Return the wish for the last ``num_layers`` hidden states. Raises: ModelError if the model has fewer layers."""
     if not 1 <= num_layers <= runner.original.num_layers:
         raise ModelError(
@@ -184,7 +184,7 @@ def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish
     return FeatureWish(tuple(range(-num_layers, 0)), rows)
 
 
-def hrad_consumers(settings: EngineSettings, runner: TorchRunner, draft: DraftSettings) -> list[HRad]:
+def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSettings) -> list[HRad]:
     """Return who is to be shown the features of ``runner``, a target; nobody if that never moves a branch point.
 
     Args:
@@ -199,7 +199,7 @@ def hrad_consumers(settings: EngineSettings, runner: TorchRunner, draft: DraftSe
     return [hrad] if hrad.evidence.weight > 0.0 else []
 
 
-def target_facts(runner: TorchRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
+def target_facts(runner: RowRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
     """Return the facts of a predictor that is to be trained for the target of ``runner``."""
     own: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
     return HRadFacts(**own, **sizes_of(runner))

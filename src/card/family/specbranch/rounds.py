@@ -15,7 +15,7 @@ from card.family.learning.target_texts import WrittenText, written_texts
 from card.family.specbranch.network import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED, last_states
 from card.models.candidate_scorer import CandidateScorer
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class RoundCollector:
 
     def __init__(
         self,
-        target: TorchRunner,
-        draft: TorchRunner,
+        target: RowRunner,
+        draft: RowRunner,
         *,
         num_layers: int,
         num_speculative_tokens: int,

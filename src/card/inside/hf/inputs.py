@@ -24,7 +24,7 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.request import Request
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.names import model_name
-from card.models.rows.states import CACHE_NAMES
+from card.theirs.transformers.states import CACHE_NAMES
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
     (*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")

@@ -21,7 +21,7 @@ from card.labs.steps.rewards import equations_hold
 from card.labs.steps.routers import Step
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import embedding_probe, probe_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 _FILE = TrainedFile("router", "card-router-1", "card train router")
 _PROBES = "target_probe", "draft_probe"
@@ -72,7 +72,7 @@ class RouterPair:
     draft: Tensor
 
     @classmethod
-    def of(cls, target: TorchRunner, draft: TorchRunner) -> RouterPair:
+    def of(cls, target: RowRunner, draft: RowRunner) -> RouterPair:
         """Return the facts of two models."""
         return cls(embedding_probe(target), embedding_probe(draft))
 
@@ -119,7 +119,7 @@ class TrainedRouter:
         probes = dict(zip(_PROBES, (self.pair.target, self.pair.draft), strict=True))
         _FILE.save(path, {"weights": self.weights, **probes}, facts)
 
-    def check_pair(self, target: TorchRunner, draft: TorchRunner) -> None:
+    def check_pair(self, target: RowRunner, draft: RowRunner) -> None:
         """Refuse another pair than the router's own. Raises: ModelError."""
         for role, own, model in (("target", self.pair.target, target), ("draft model", self.pair.draft, draft)):
             is_other = bool(probe_difference(own, embedding_probe(model)))

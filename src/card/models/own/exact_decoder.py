@@ -152,7 +152,7 @@ class ExactDecoder:
 
     def _norm_weight(self, stored: Array) -> Floats:
         """Return the weight of a norm."""
-        return stored.astype(np.float32) + np.float32(self._norm_offset)  # type: ignore[no-any-return]
+        return stored.astype(np.float32) + np.float32(self._norm_offset)
 
     def _norms(self, layer: DecoderLayer, architecture: Architecture) -> dict[int, Floats]:
         """Return the weights of a layer's norms by their places in its table."""

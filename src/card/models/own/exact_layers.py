@@ -102,7 +102,8 @@ def angles_of_axes(tables: tuple[Floats, Floats], positions: IntArray, axes: Int
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """Return rows [n, D] over the root of their mean square, times a weight [D]."""
     square = np.mean(np.square(x, dtype=np.float32), axis=-1, keepdims=True, dtype=np.float32)
-    return x / np.sqrt(square + np.float32(eps)) * weight  # type: ignore[no-any-return]
+    normed: Floats = x / np.sqrt(square + np.float32(eps), dtype=np.float32) * weight
+    return normed
 
 
 def layer_norm(x: Floats, weight: Floats, eps: float) -> Floats:

@@ -13,10 +13,10 @@ from card.models.features import PassStates
 from card.models.own.reasons import why_not_walked
 from card.models.protocol import Extension
 from card.models.rows.row_tree import BoolArray, FloatArray, IntArray
-from card.models.torch_runner import TorchRunner
 from card.theirs.cuda.fused import FusedDecoder
 from card.theirs.cuda.graphs import StagedTensor, bucket_of
 from card.theirs.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
+from card.theirs.transformers.runner import TorchRunner
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel

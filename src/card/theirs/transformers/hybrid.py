@@ -22,11 +22,11 @@ from card.errors import ModelError
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
-from card.models.rows.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
-from card.models.torch_runner import TorchRunner
 from card.theirs.transformers.attention import SequencePass
 from card.theirs.transformers.generic import GenericDecoder, require_causal
 from card.theirs.transformers.mixers import Mixer, find_mixers
+from card.theirs.transformers.runner import TorchRunner
+from card.theirs.transformers.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
 from card.theirs.transformers.taken_attention import own_attention
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from card.errors import ModelError
 from card.models.protocol import Extension, Recurrent
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 
 _NUM_TOKENS, _NUM_BESIDE = 12, 21  # of the text, and of a longer one beside it
 _NUM_SINGLE = 3  # of its last tokens are run one by one

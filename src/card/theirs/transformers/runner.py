@@ -15,7 +15,6 @@ from card.errors import CardError, ModelError, in_few_words
 from card.kernels.number_types import Floats
 from card.models.images import Tower
 from card.models.layer_kinds import has_state
-from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.own.decoder_model import is_int8
 from card.models.protocol import Extension
@@ -23,6 +22,7 @@ from card.models.rows.row_tree import BoolArray, IntArray
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_logits, as_tensor
 from card.theirs.transformers.generic import GenericDecoder, require_causal
+from card.theirs.transformers.long_rope import switch_len
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +14,7 @@ from card.errors import PlanError
 from card.machine.threads import CoreSet, pinned
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
@@ -22,9 +22,7 @@ from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import PassTable, Profile, Setup
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from card.models.own.decoder_model import LoadedModel
+    pass
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
@@ -55,14 +53,13 @@ def measure_profile(
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
     environment = describe_run()  # a busy machine makes poor figures
     tell(f"loading {name}")
-    load: Callable[..., LoadedModel] = load_decoder if target_cost is None else load_model
-    model = load(name, dtype=dtype, device=device)
+    model = load_decoder(name, dtype=dtype, device=device)
     own_parameters = parameter_count(model)
     if target_cost is not None:
-        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(target_cost))
+        model = inflate(model, parse_parameter_count(target_cost))
     max_model_len = min(_MAX_MODEL_LEN, context_limit(model))
     runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=_TREE_ROWS)
-    is_cpu = runner.device.type == "cpu"
+    is_cpu = str(runner.device) == "cpu"
     setups = []
     for count in threads or _usual_threads(is_cpu):
         with pinned(CoreSet((), count if is_cpu else None, runner.is_exact)):

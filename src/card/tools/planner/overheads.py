@@ -34,7 +34,7 @@ from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.rows.selection import ChosenRows, choose_rows
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.protocol.messages import Close, DraftSpec, Open
 from card.tools.planner.own_drafts import HEAD
 from card.tools.planner.profile import Overheads
@@ -177,7 +177,7 @@ def _watchers(model: LanguageModel, writers: Mapping[str, LocalWriter]) -> Watch
     readers = [writer for writer in writers.values() if writer.wanted_features]
     if not readers:
         return None
-    assert isinstance(model, TorchRunner), "a head drafts for a model with hidden states"
+    assert isinstance(model, RowRunner), "a head drafts for a model with hidden states"
     for writer in readers:
         writer.attach(model)
     return Watchers(model.features, (), for_writers="logits")

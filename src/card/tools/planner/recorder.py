@@ -19,8 +19,8 @@ from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
 from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
 from card.tools.planner.own_drafts import check_recordable, record_head, record_method
@@ -91,7 +91,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
 def _with_own_drafts(
     recording: Recording,
     request: RecordRequest,
-    models: tuple[Any, Any, TorchRunner],
+    models: tuple[Any, Any, RowRunner],
     answers: Sequence[TargetText],
     tell: Callable[[str], None],
     **settings: Any,
@@ -118,7 +118,7 @@ def _with_own_drafts(
 
 
 def make_recording(
-    request: RecordRequest, target: TorchRunner, draft: LanguageModel, answers: Sequence[TargetText], tokenizer: str
+    request: RecordRequest, target: RowRunner, draft: LanguageModel, answers: Sequence[TargetText], tokenizer: str
 ) -> Recording:
     """Return the recording of a pair on texts that its target has written.
 

@@ -14,8 +14,8 @@ from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
-from card.models.state_input import SCALE, StateInput, read_layers
-from card.models.torch_runner import TorchRunner
+from card.family.pard.state_input import SCALE, StateInput, read_layers
+from card.theirs.transformers.runner import TorchRunner
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.family.learning.bound_module import EPS, BoundModule
 from card.models.facts import vocab_size
 from card.models.features import FeatureWish
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, probed_tokens, target_difference
-from card.models.head_files import EPS, BoundModule
 from card.models.inflation import original_size
 from card.models.own.block_layers import embedded
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -98,7 +98,7 @@ class StateInput(BoundModule):
         added: Tensor = SCALE * self.fuse(functional.rms_norm(of_layers, (size,), eps=EPS).flatten(-2))
         return added
 
-    def check(self, target: TorchRunner, width: int, name: str) -> None:
+    def check(self, target: RowRunner, width: int, name: str) -> None:
         """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
         known, made_for = self.facts, "target"
         difference = target_difference(known, target, self.probe)

@@ -21,7 +21,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.generic import GenericDecoder
 from tests.models.test_torch_runner import CASES, SIZES, assert_same, make_model, runner_of, tokens_of
 from tests.pair import make_tokenizer

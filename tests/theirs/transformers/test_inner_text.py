@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from card.errors import ModelError
 from card.models.facts import context_limit, parameter_count, vocab_size
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
+from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.tiny import tiny
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, target_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6
@@ -84,7 +84,7 @@ class DraftingHead(BoundModule):
         self.register_buffer("token_ids", token_ids.long(), persistent=False)
         self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
 
-    def attach(self, target: TorchRunner, name: str = "the head") -> None:
+    def attach(self, target: RowRunner, name: str = "the head") -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.FILE.check_made_for("target", name, target_difference(self.facts, target, self.probe))
         self._table = target.embeddings(self.token_ids.tolist()).to(device="cpu", dtype=torch.float32).clone()
