@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
+from card.models.own.decoder_model import LoadedModel
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
 from card.api.hosted import Hosted
@@ -29,7 +30,6 @@ from card.links.leases import Leases
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class AsyncLLM(Hosted):
@@ -46,8 +46,8 @@ class AsyncLLM(Hosted):
 
     def __init__(
         self,
-        target: str | PreTrainedModel = "demo-target",
-        draft: str | PreTrainedModel | None = None,
+        target: str | LoadedModel = "demo-target",
+        draft: str | LoadedModel | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
+from card.models.own.decoder_model import LoadedModel
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -27,7 +28,6 @@ from card.text.prompts import Messages
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 
@@ -54,8 +54,8 @@ class LLM(Hosted):
 
     def __init__(
         self,
-        target: str | PreTrainedModel = "demo-target",
-        draft: str | PreTrainedModel | None = None,
+        target: str | LoadedModel = "demo-target",
+        draft: str | LoadedModel | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,

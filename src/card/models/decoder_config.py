@@ -136,7 +136,7 @@ class DecoderConfig:
 
 
 @functools.cache
-def _hints_of(kind: type[DecoderConfig]) -> dict[str, Any]:
+def _hints_of(kind: Any) -> dict[str, Any]:
     """Return the fields of a config and their types; those of a parent class come first."""
     return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
 

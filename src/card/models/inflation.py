@@ -140,7 +140,7 @@ def count_parameters(config: Any, shape: InflatedShape) -> int:
     attention = 2 * hidden * (query + key_value) + config.attention_bias * (query + 2 * key_value + hidden)
     mlp = 3 * hidden * shape.mlp_width + config.mlp_bias * (2 * shape.mlp_width + hidden)
     num_embeddings = 1 if _is_tied(config, shape) else 2
-    return (num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden)
+    return int((num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden))
 
 
 def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> DecoderModel:

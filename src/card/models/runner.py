@@ -106,7 +106,7 @@ class RowRunner(ABC):
 
     @property
     def _is_inflated(self) -> bool:
-        return self.original.hidden_size != self._embedded([0]).shape[1]
+        return bool(self.original.hidden_size != self._embedded([0]).shape[1])
 
     def show(self, slot: int, images: PlacedImages | None) -> None:
         """Let the rows of a sequence be those of a text with these images; None: of one without."""

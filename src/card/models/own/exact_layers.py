@@ -101,9 +101,9 @@ def angles_of_axes(tables: tuple[Floats, Floats], positions: IntArray, axes: Int
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """Return rows [n, D] over the root of their mean square, times a weight [D]."""
-    square = np.mean(np.square(x, dtype=np.float32), axis=-1, keepdims=True, dtype=np.float32)
-    normed: Floats = x / np.sqrt(square + np.float32(eps), dtype=np.float32) * weight
-    return normed
+    square = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+    root: Floats = np.sqrt(square + np.float32(eps)).astype(np.float32)
+    return x / root * weight
 
 
 def layer_norm(x: Floats, weight: Floats, eps: float) -> Floats:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from card.errors import CapacityError, ModelError
-from card.kernels.number_types import Dtype, empty
+from card.kernels.number_types import empty
 from card.models.rows.row_tree import RowTree
 
 MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next ones: new memory costs page faults
@@ -26,7 +26,7 @@ class KVLayout:
     num_layers: int
     num_kv_heads: int
     head_size: int
-    dtype: Dtype | Any
+    dtype: Any  # NumPy's, or that of another layout's arrays
     device: Any = "cpu"
 
     @property
@@ -72,12 +72,12 @@ class KVCache:
     @property
     def free_bytes(self) -> int:
         """Memory of the buffers that wait for another sequence."""
-        return sum(buffer.nbytes for buffer in self._free)
+        return sum(int(buffer.nbytes) for buffer in self._free)
 
     @property
     def num_bytes(self) -> int:
         """Memory of all buffers: of open sequences and free ones."""
-        return sum(sequence.buffer.nbytes for sequence in self._slots.values()) + self.free_bytes
+        return sum(int(sequence.buffer.nbytes) for sequence in self._slots.values()) + self.free_bytes
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence with room for ``max_rows`` rows (None: as many as the cache allows).

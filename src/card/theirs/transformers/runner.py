@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from card.errors import CardError, ModelError, in_few_words
 from card.kernels.number_types import Floats
@@ -92,7 +91,9 @@ class TorchRunner(RowRunner):
         """Return the rows as they are stored: some models' own modules scale them."""
         with torch.inference_mode():
             table = self._table.weight
-            return as_array(table.index_select(0, torch.tensor(token_ids, dtype=torch.int64, device=table.device)))
+            ids = torch.tensor(token_ids, dtype=torch.int64, device=table.device)
+            rows: Floats = as_array(table.index_select(0, ids))
+            return rows
 
     def _reason_blind(self, tower: Tower) -> str | None:
         if type(self) is not TorchRunner:
@@ -108,12 +109,12 @@ class TorchRunner(RowRunner):
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.release()
 
-    def own_logits(self, token_ids: Sequence[int]) -> Tensor:
+    def own_logits(self, token_ids: Sequence[int]) -> Any:
         """Return the logits [T, V] of a text by transformers' own forward. Raises: ModelError if that does not run."""
         assert isinstance(self._decoder, GenericDecoder), "of a model that runs through transformers' modules"
         try:
             with torch.inference_mode():
-                return self._decoder.own_logits(token_ids)
+                return as_array(self._decoder.own_logits(token_ids))
         except Exception as error:  # whatever the code of one of many architectures raises
             raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}; {OTHER_FAMILY}") from error
 

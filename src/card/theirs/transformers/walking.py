@@ -95,6 +95,7 @@ def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
     weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model, architecture)}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
+    generation: Any = model.generation_config
     try:
         decoder = DecoderModel(architecture, model.config, model.generation_config, weights, angles=_angles_of(model))
     except (KeyError, ValueError) as error:

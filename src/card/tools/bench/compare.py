@@ -31,6 +31,9 @@ class Gap:
     is_near_tie: bool  # rounding may bridge it
 
 
+spacing_of: Any = ml_dtypes.finfo  # which has no types
+
+
 class TextJudge:
     """Looks at the target's logits where two texts part."""
 
@@ -70,7 +73,7 @@ class TextJudge:
             scores += self._temperature * GumbelNoise(self._seed, len(scores)).row(len(text_ids))
         gap = abs(float(scores[own] - scores[other]))
         dtype = STORED_DTYPES.get(dtype_name(self._target.dtype), FLOAT32)
-        largest, spacing = max(abs(float(logits[own])), abs(float(logits[other]))), float(ml_dtypes.finfo(dtype).eps)
+        largest, spacing = max(abs(float(logits[own])), abs(float(logits[other]))), float(spacing_of(dtype).eps)
         is_near = self._rounds and dtype.itemsize == 2 and gap <= _NEAR_TIE_SPACINGS * spacing * largest
         return Gap(gap, is_near_tie=is_near)
 
