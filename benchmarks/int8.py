@@ -23,10 +23,10 @@ from torch.nn import functional
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension
-from card.models.runners import make_runner
 from card.models.runner import RowRunner
+from card.models.runners import make_runner
+from card.theirs.transformers.loading import load_model
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
 _SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass

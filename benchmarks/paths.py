@@ -17,9 +17,10 @@ import options
 import torch
 
 from card.models.inflation import inflate, parse_parameter_count
-from card.theirs.transformers.loading import load_model
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 
 _ROWS, _PROMPT = (1, 8, 16), 512
 _PREFIX = 64  # rows of text before a pass
@@ -32,7 +33,7 @@ def make_runner(args: argparse.Namespace, dtype: torch.dtype, path: str) -> RowR
     if args.cost:
         model = inflate(model, parse_parameter_count(args.cost))
     model = model.to(dtype)
-    return RowRunner(model, max_model_len=1024, max_tree_rows=64, own_pass=path == "exact")
+    return plain_runner(model, max_model_len=1024, max_tree_rows=64, own_pass=path == "exact")
 
 
 def processor_ms(runner: RowRunner, slot: int, rows: int, held: int) -> float:

@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from card.models.inflation import InflatedShape, inflate_to_shape
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
 from tests.tiny import NO_ENDS, tiny_llama
 
@@ -34,7 +35,7 @@ def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
     return model.train(False)
 
 
-def make_runner(kind: str) -> TorchRunner:
+def make_runner(kind: str) -> RowRunner:
     """Return one of the ways in which the same model can be run."""
     model: PreTrainedModel = make_model()
     if kind == "int8":
@@ -45,7 +46,7 @@ def make_runner(kind: str) -> TorchRunner:
         model = inflate_to_shape(model, InflatedShape(copies=3, layers=7, mlp_width=100))
     if "bucketed" in kind:
         return BucketedRunner(model, max_model_len=MAX_MODEL_LEN)
-    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, own_pass=None if "generic" not in kind else False)
+    return plain_runner(model, max_model_len=MAX_MODEL_LEN, own_pass=None if "generic" not in kind else False)
 
 
 def own_states(ids: Sequence[int], layers: Sequence[int], model: PreTrainedModel | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from card.models.runner import RowRunner
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # processes that write to a store need not load all this
@@ -28,8 +29,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.models.rows.kv_cache import KVCache
     from card.models.rows.pool import SequencePool
     from card.models.rows.row_tree import RowTree
-    from card.theirs.transformers.runner import TorchRunner
-    from card.text.grammar import BackgroundGrammars
+        from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer
     from card.tree.sampling import GumbelNoise
@@ -75,11 +75,11 @@ def workers_of(server: DraftServer) -> list[DrafterWorker]:
     return [client.session.worker for client in server._clients if client.session is not None]
 
 
-def cache_of(runner: TorchRunner) -> KVCache:
+def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 
 
-def decoder_of(runner: TorchRunner) -> Any:
+def decoder_of(runner: RowRunner) -> Any:
     return runner._decoder
 
 

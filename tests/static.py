@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
 from card.theirs.cuda.bucketed import BucketedRunner
 from tests.tiny import tiny_llama
 
@@ -50,7 +50,7 @@ def make_model(*, noise: float = 0.0) -> LlamaForCausalLM:
     return tiny_llama(VOCAB_SIZE, noise=noise, max_position_embeddings=512, **ends)
 
 
-def ordinary(device: str, *, dtype: torch.dtype = torch.float32, **settings: Any) -> TorchRunner:
+def ordinary(device: str, *, dtype: torch.dtype = torch.float32, **settings: Any) -> RowRunner:
     """Return a runner whose passes have the shapes that they need, walked by torch on a CPU too."""
     model = copy.deepcopy(make_model()).to(device, dtype)  # type: ignore[call-overload]
     return Ordinary(model, **{"max_model_len": MAX_MODEL_LEN, "max_tree_rows": MAX_TREE_ROWS, **settings})

@@ -18,10 +18,10 @@ from card.family.copying.phrase_drafting import PhraseDraftSequence
 from card.kernels.int8_linear import why_not_int8
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.loading import load_decoder, load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
 from tests.pair import Pair
 
@@ -58,7 +58,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def logits(model: object) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)  # type: ignore[arg-type]
+    runner = plain_runner(model, max_model_len=64)  # type: ignore[arg-type]
     return runner.forward([Extension(runner.open(), list(range(3, 20)), range(-1, 16))])[0].clone()
 
 

@@ -27,8 +27,8 @@ from worker_llama_cpp import LlamaCpp
 from card.errors import CardError
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
-from card.models.runners import how_it_runs, make_runner
 from card.models.runner import RowRunner
+from card.models.runners import how_it_runs, make_runner
 from card.tools.bench.environment import allowed_cores, describe_run
 
 

@@ -18,8 +18,8 @@ from card.api.text_stream import TextStream
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.text.tokens import decode
+from card.theirs.transformers.loading import load_model
 from card.tree.sampling import Sampler
 from tests.pair import MAX_POSITIONS, Pair, make_model, make_tokenizer
 from tests.shaping import slowly_shaped

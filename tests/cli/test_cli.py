@@ -20,8 +20,8 @@ import card
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.warn_once import warn_once
+from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8

@@ -14,8 +14,8 @@ from safetensors import safe_open
 
 from card.family.specbranch.network import CLASSES, HRad
 from card.models.facts import parameter_count
+from card.models.runners import plain_runner
 from card.theirs.transformers.loading import load_model
-from card.theirs.transformers.runner import TorchRunner
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 
@@ -51,7 +51,7 @@ def test_a_tiny_pair_gets_a_predictor_that_loads_and_classifies(run, pair, model
         assert said in ran.out
     target = load_model(pair.target, dtype="float32")
     num_parameters = parameter_count(target)
-    runner = TorchRunner(target, max_model_len=64)
+    runner = plain_runner(target, max_model_len=64)
     hrad = HRad.load(out)
     hrad.attach(runner, 0.5)
     facts = hrad.facts

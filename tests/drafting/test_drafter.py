@@ -22,7 +22,8 @@ from card.drafting.drafter_pass import step_together
 from card.drafting.growth import RULES
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.protocol.messages import (
     Close,
     Correction,
@@ -89,11 +90,11 @@ def toy(seed: int = 0, **settings: int) -> TableModel:
     return TableModel(seed, V, 3, spread=1.0, **{"num_tree_rows": 512, **settings})
 
 
-def worker_on(model: TableModel | TorchRunner, max_requests: int = 64) -> DrafterWorker:
+def worker_on(model: TableModel | RowRunner, max_requests: int = 64) -> DrafterWorker:
     return DrafterWorker(BeamWriter(model), clock=Clock(), max_requests=max_requests)
 
 
-def opened(model: TableModel | TorchRunner, **changes: object) -> DrafterWorker:
+def opened(model: TableModel | RowRunner, **changes: object) -> DrafterWorker:
     worker = worker_on(model)
     worker.receive(Open(7, TEXT, draft_spec(**changes)))
     return worker
@@ -193,7 +194,7 @@ def make_llama() -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("own_pass", [True, False])
 def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(own_pass: bool) -> None:
-    runner = TorchRunner(make_llama(), max_model_len=64, max_tree_rows=64, own_pass=own_pass)
+    runner = plain_runner(make_llama(), max_model_len=64, max_tree_rows=64, own_pass=own_pass)
     reference = make_llama()
 
     @settings(max_examples=6)
@@ -216,7 +217,7 @@ def take_turn(worker: DrafterWorker, num_passes: int, which: int, length: int, o
 
 
 @torch.inference_mode()
-def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: DrafterWorker) -> None:
+def check_rows(runner: RowRunner, reference: LlamaForCausalLM, worker: DrafterWorker) -> None:
     """Check the rows' positions and keys, and that the next layer is what the model says of each path alone."""
     beam = beam_of(worker)
     cache, num_committed = beam.cache, beam.num_committed_rows
@@ -235,7 +236,7 @@ def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: Drafter
     assert_kv_rows_equal_a_fresh_prefill(runner, beam)
 
 
-def assert_kv_rows_equal_a_fresh_prefill(runner: TorchRunner, beam: BeamSequence) -> None:
+def assert_kv_rows_equal_a_fresh_prefill(runner: RowRunner, beam: BeamSequence) -> None:
     num_rows = beam.num_committed_rows
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])

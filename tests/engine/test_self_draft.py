@@ -23,7 +23,8 @@ from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import cache_of
@@ -37,13 +38,13 @@ DRAFT = DraftSettings(num_speculative_tokens=LENGTH)
 PARAMS = [SamplingParams(temperature=float(i % 2), seed=i, max_tokens=18 + i, top_p=0.9) for i in range(8)]
 
 
-def runner_of(kind: str) -> TorchRunner:
+def runner_of(kind: str) -> RowRunner:
     model = tiny_llama(61, max_position_embeddings=128)
     if kind == "int8":
         if (reason := why_not_int8()) is not None:
             pytest.skip(f"no integer passes: {reason}")
         mark_int8(model)
-    return TorchRunner(model, max_model_len=100, own_pass=kind != "transformers")
+    return plain_runner(model, max_model_len=100, own_pass=kind != "transformers")
 
 
 def requests(method: str) -> list[Request]:

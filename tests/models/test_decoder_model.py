@@ -44,11 +44,11 @@ from transformers import (
 from card.errors import ModelError
 from card.models.facts import end_token_ids, parameter_count
 from card.models.loading import load_decoder
-from card.theirs.transformers.loading import load_model
 from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.reasons import why_not_walked
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 from tests.tiny import LLAMA3, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
@@ -93,7 +93,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 def logits(model: Any) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)
+    runner = plain_runner(model, max_model_len=64)
     return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0]
 
 

@@ -17,7 +17,8 @@ from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.models.features import FeatureWish, PassStates
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.hidden_states import (
     CHAIN,
     HIDDEN,
@@ -121,7 +122,7 @@ def test_a_model_of_another_architecture_gives_its_own_states() -> None:
     model = GPT2LMHeadModel(config).train(False)
     wish = FeatureWish((0, 2, -1))
     expected = own_states(CHAIN, wish.layers, model)
-    runner = TorchRunner(copy.deepcopy(model), max_model_len=MAX_MODEL_LEN)
+    runner = plain_runner(copy.deepcopy(model), max_model_len=MAX_MODEL_LEN)
     assert not runner.has_own_pass
     runner.features.wish([wish])
     runner.forward([chain(runner.open(), CHAIN)])
@@ -131,7 +132,7 @@ def test_a_model_of_another_architecture_gives_its_own_states() -> None:
 # ---- nobody asks, nobody pays ---------------------------------------------------------------------------------------
 
 
-def one_pass(runner: TorchRunner) -> Callable[[], list[Tensor]]:
+def one_pass(runner: RowRunner) -> Callable[[], list[Tensor]]:
     """Return what runs a prompt, a tree below it and a batch, each time anew."""
 
     def run() -> list[Tensor]:

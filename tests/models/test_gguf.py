@@ -28,12 +28,12 @@ from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.files.gguf.header import GgufError
 from card.models.loading import check_pair, load_decoder, load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.own.block_layers import has_blocks
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import plain_runner
 from card.models.warn_once import warn_once
+from card.theirs.transformers.loading import load_model
 from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.reaching_in import say_why_not_int8
@@ -68,7 +68,7 @@ def cache(tmp_path: Path) -> str:
 
 
 def logits(model: Any) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)
+    runner = plain_runner(model, max_model_len=64)
     return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0].clone()
 
 

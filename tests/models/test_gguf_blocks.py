@@ -31,8 +31,7 @@ from card.models.own.block_layers import EmbeddedRows, embedded, has_blocks
 from card.models.own.decoder_model import is_int8
 from card.models.own.exact_layers import products_of
 from card.models.protocol import Extension
-from card.models.runners import how_it_runs, make_runner
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import how_it_runs, make_runner, plain_runner
 from card.models.warn_once import warn_once
 from tests.damage import damages
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
@@ -66,7 +65,7 @@ def written(tmp_path_factory: pytest.TempPathFactory):
 
 
 def logits(model) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)
+    runner = plain_runner(model, max_model_len=64)
     return runner.forward([Extension(runner.open(), TEXT, range(-1, len(TEXT) - 1))])[0].clone()
 
 

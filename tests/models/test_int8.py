@@ -59,11 +59,12 @@ from card.machine.threads import use_threads
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.own import exact_decoder as int8
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
@@ -116,7 +117,7 @@ CASES = [*KINDS, *STORED]
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
 
 
-def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> TorchRunner:
+def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> RowRunner:
     kind, _, dtype = kind.partition(" ")
     model_class, config = KINDS[kind]
     torch.manual_seed(0)
@@ -127,7 +128,7 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Tor
         model = model.to(getattr(torch, dtype))
     if in_integers and not dtype:
         mark_int8(model)
-    return TorchRunner(model, max_model_len=128, max_tree_rows=128, own_pass=None if in_integers else False)
+    return plain_runner(model, max_model_len=128, max_tree_rows=128, own_pass=None if in_integers else False)
 
 
 RUNNERS = {kind: make_runner(kind) for kind in CASES} if REASON is None else {}
@@ -137,7 +138,7 @@ def chain(slot: int, token_ids: Sequence[int], start: int) -> Extension:
     return Extension(slot, token_ids, range(start - 1, start - 1 + len(token_ids)))
 
 
-def logits_of(runner: TorchRunner, token_ids: Sequence[int]) -> torch.Tensor:
+def logits_of(runner: RowRunner, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the logits of every row of a text that is read in one pass, [T, V]."""
     slot = runner.open()
     try:
@@ -287,14 +288,14 @@ def test_stored_weights_give_the_logits_of_torch_but_for_rounding(kind: str, err
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
 def test_models_that_are_loaded_for_a_cpu_run_on_the_exact_pass_in_every_dtype_but_float64(dtype: str) -> None:
-    runner = TorchRunner(load_decoder("demo-draft", dtype=dtype), max_model_len=64)
+    runner = plain_runner(load_decoder("demo-draft", dtype=dtype), max_model_len=64)
     assert runner.is_exact is (dtype != "float64")
     assert runner.precision == ("bfloat16" if dtype == "auto" else dtype)
 
 
 def test_without_machine_code_transformers_modules_run_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     say_why_not_int8(monkeypatch, "not here")
-    runner = TorchRunner(load_decoder("demo-draft", dtype="bfloat16"), max_model_len=64)
+    runner = plain_runner(load_decoder("demo-draft", dtype="bfloat16"), max_model_len=64)
     assert not runner.has_own_pass and runner.precision == "bfloat16"
     ids = [5, 6, 7, 8]
     with torch.no_grad():
@@ -366,7 +367,7 @@ def test_the_demo_target_says_nearly_the_same_in_integers() -> None:
     text = "A farmer has 7 rows of apple trees with 9 trees in each row. How many trees has he? He has 7*9=63 trees."
     ids = load_tokenizer("demo-target")(text)["input_ids"]
     exact, integers = (
-        logits_of(TorchRunner(load_decoder("demo-target", dtype=dtype), max_model_len=128), ids)
+        logits_of(plain_runner(load_decoder("demo-target", dtype=dtype), max_model_len=128), ids)
         for dtype in ("float32", "int8")
     )
     assert (exact - integers).norm() < 0.03 * exact.norm()
@@ -375,8 +376,8 @@ def test_the_demo_target_says_nearly_the_same_in_integers() -> None:
 
 def test_an_inflated_model_computes_in_integers_too() -> None:
     model = load_model("demo-draft", dtype="int8")
-    runner = TorchRunner(inflate(model, 12_000_000), max_model_len=64)
-    assert (TorchRunner(model, max_model_len=64).precision, runner.precision) == ("int8", "int8")
+    runner = plain_runner(inflate(model, 12_000_000), max_model_len=64)
+    assert (plain_runner(model, max_model_len=64).precision, runner.precision) == ("int8", "int8")
 
 
 def test_what_cannot_run_in_integers_is_refused_with_the_reason(
@@ -385,10 +386,10 @@ def test_what_cannot_run_in_integers_is_refused_with_the_reason(
     sizes = {"vocab_size": 32, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path))} cannot run in int8: .* use dtype bfloat16"):
-        TorchRunner(load_decoder(tmp_path, dtype="int8"), max_model_len=32)
+        plain_runner(load_decoder(tmp_path, dtype="int8"), max_model_len=32)
     say_why_not_int8(monkeypatch, "this processor is too old")
     with pytest.raises(ModelError, match=r"cannot run in int8: this processor is too old"):
-        TorchRunner(load_decoder("demo-draft", dtype="int8"), max_model_len=32)
+        plain_runner(load_decoder("demo-draft", dtype="int8"), max_model_len=32)
     with pytest.raises(ModelError, match="unknown dtype 'int4'; allowed: auto, int8, float64"):
         load_decoder("demo-draft", dtype="int4")
 

@@ -35,9 +35,9 @@ from card.models import demo, dtypes
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.facts import end_token_ids, parameter_count, vocab_size
 from card.models.loading import check_pair, load_decoder, load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.own.decoder_model import is_int8
 from card.models.warn_once import warn_once
+from card.theirs.transformers.loading import load_model
 from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
 

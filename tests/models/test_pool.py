@@ -17,7 +17,8 @@ from card.errors import CapacityError, ModelError, SettingsError
 from card.models.protocol import Extension, LanguageModel
 from card.models.rows.kv_cache import MAX_FREE_BYTES, MAX_SLACK
 from card.models.rows.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.pair import make_model
 from tests.reaching_in import cache_of, retained_slot
 from tests.tiny import CLEAR, tiny
@@ -343,8 +344,8 @@ def torch_model(name: str) -> PreTrainedModel:
     return MistralForCausalLM(config).train(False)
 
 
-def make_runner(name: str, own_pass: bool) -> TorchRunner:
-    return TorchRunner(copy.deepcopy(torch_model(name)), max_model_len=200, max_tree_rows=30, own_pass=own_pass)
+def make_runner(name: str, own_pass: bool) -> RowRunner:
+    return plain_runner(copy.deepcopy(torch_model(name)), max_model_len=200, max_tree_rows=30, own_pass=own_pass)
 
 
 @pytest.mark.parametrize("own_pass", [True, False])

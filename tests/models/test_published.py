@@ -17,7 +17,7 @@ from card.models.facts import context_limit, end_token_ids
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_config
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import plain_runner
 from tests.models.published import CONFIGS, VOCAB, save_published
 
 PROMPT = [3, 17, 99, 4, 56, 21, 8]
@@ -26,7 +26,7 @@ NUM_TOKENS = 24
 
 def greedy(model: Any, num_tokens: int = NUM_TOKENS) -> list[int]:
     """Return the tokens that follow the prompt, up to one that ends the text."""
-    runner = TorchRunner(model, max_model_len=64)
+    runner = plain_runner(model, max_model_len=64)
     slot, ends = runner.open(), end_token_ids(model)
     token_ids, first = list(PROMPT), 0
     while len(token_ids) < len(PROMPT) + num_tokens and not ends.intersection(token_ids[len(PROMPT) :]):

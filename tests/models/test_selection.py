@@ -17,7 +17,8 @@ from card.kernels.int8_linear import why_not_int8
 from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension, Selective
 from card.models.rows.selection import MEANS, ChosenRows, bound_scores, choose_blocks, choose_rows
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.reaching_in import cache_of
 from tests.static import Ordinary
 from tests.tiny import tiny, tiny_llama
@@ -28,12 +29,12 @@ NO_INTEGERS = why_not_int8()
 pytestmark = pytest.mark.timeout(240)  # machine code may have to be made first
 
 
-def make_runner(kind: str) -> TorchRunner:
+def make_runner(kind: str) -> RowRunner:
     """Return a runner of a tiny model; one with a window has it in every second layer."""
     torch.manual_seed(0)
     if kind == "gpt2":
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "initializer_range": 0.3}
-        return TorchRunner(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB_SIZE, **sizes)), max_model_len=80)
+        return plain_runner(GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB_SIZE, **sizes)), max_model_len=80)
     if kind.startswith("window"):
         sizes = tiny(VOCAB_SIZE, head_dim=8, sliding_window=9, attn_logit_softcapping=4.0, initializer_range=0.3)
         model = Gemma2ForCausalLM(Gemma2Config(**sizes))
@@ -43,7 +44,7 @@ def make_runner(kind: str) -> TorchRunner:
         if NO_INTEGERS is not None:
             pytest.skip(f"no integer passes: {NO_INTEGERS}")
         mark_int8(model)
-    return (Ordinary if kind.endswith("torch") else TorchRunner)(model, max_model_len=80)
+    return (Ordinary if kind.endswith("torch") else RowRunner)(model, max_model_len=80)
 
 
 KINDS = ["llama", "gpt2", "window", "llama-int8", "window-int8", "llama-torch", "window-torch"]
@@ -53,7 +54,7 @@ def chain(slot: int, token_ids: Sequence[int], start: int, **wishes: object) -> 
     return Extension(slot, token_ids, range(start - 1, start - 1 + len(token_ids)), **wishes)  # type: ignore[arg-type]
 
 
-def some_rows(runner: TorchRunner, since: int, count: int, seed: int) -> ChosenRows:
+def some_rows(runner: RowRunner, since: int, count: int, seed: int) -> ChosenRows:
     layout = cache_of(runner).layout
     scores = np.random.default_rng(seed).random((layout.num_layers, layout.num_kv_heads, since))
     return ChosenRows(choose_rows(torch.from_numpy(scores), count), since)

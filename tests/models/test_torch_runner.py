@@ -1,4 +1,4 @@
-"""TorchRunner against transformers' own forward passes, on tiny random models in float32."""
+"""RowRunner against transformers' own forward passes, on tiny random models in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.row_tree import Chunk, RowTree, Window
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
 from tests.reaching_in import cache_of, num_ancestors
 from tests.tiny import NO_ENDS, tiny
@@ -120,13 +121,13 @@ def make_model(name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> TorchRunner:
-    kind = BucketedRunner if way == "walked by torch" else TorchRunner
+def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> RowRunner:
+    kind = BucketedRunner if way == "walked by torch" else RowRunner
     return kind(model, **{"max_model_len": 16, "max_tree_rows": 0, **settings}, own_pass=way != "modules")
 
 
 @functools.cache
-def make_runner(name: str, way: str) -> TorchRunner:
+def make_runner(name: str, way: str) -> RowRunner:
     model = copy.deepcopy(make_model(name))
     return runner_of(model, way, max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS)
 
@@ -295,7 +296,7 @@ def test_a_truncation_copies_nothing_and_the_untouched_prefix_stays() -> None:
 
 
 def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
-    runner = TorchRunner(make_model("llama"), max_model_len=16, max_tree_rows=4)
+    runner = plain_runner(make_model("llama"), max_model_len=16, max_tree_rows=4)
     slot = runner.open()
     first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0].clone()
     memory = cache_of(runner)[slot].kv.data_ptr()
@@ -420,7 +421,7 @@ def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
 
 def test_a_model_used_beside_its_generic_runner_says_so_and_works_again_after_release() -> None:
     model: Any = copy.deepcopy(make_model("gemma"))
-    runner = TorchRunner(model, max_model_len=16)
+    runner = plain_runner(model, max_model_len=16)
     said = "GemmaAttention was called by other code than CARD, which this model was given to: call it through CARD only"
     with pytest.raises(ModelError, match=said):
         model(torch.tensor([[1, 2, 3]]))
@@ -435,7 +436,7 @@ def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, card_pass=None, forward=forward, **kwargs: forward(*args, **kwargs)
     with pytest.raises(ModelError, match=r"^this gemma model cannot be run: it does not hand arguments .*; choose"):
-        TorchRunner(model, max_model_len=16)
+        plain_runner(model, max_model_len=16)
 
 
 @pytest.mark.parametrize(
@@ -456,14 +457,14 @@ def test_models_that_cannot_run_row_wise_are_refused_by_reason(
     model = getattr(transformers, f"{family}ForCausalLM")(make(**{**sizes, **changes}))
     before = model.config._attn_implementation
     with pytest.raises(ModelError, match=reason):
-        TorchRunner(model, max_model_len=16)
+        plain_runner(model, max_model_len=16)
     assert model.config._attn_implementation == before
 
 
 def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> None:
     with pytest.raises(ModelError, match="no own pass"):
-        TorchRunner(make_model("gemma"), max_model_len=16, own_pass=True)
+        plain_runner(make_model("gemma"), max_model_len=16, own_pass=True)
     with pytest.raises(ModelError, match="max_model_len"):
-        TorchRunner(make_model("llama"), max_model_len=65)
-    assert TorchRunner(make_model("llama"), max_model_len=16).has_own_pass
+        plain_runner(make_model("llama"), max_model_len=65)
+    assert plain_runner(make_model("llama"), max_model_len=16).has_own_pass
     assert not make_runner("gemma", "modules").has_own_pass

@@ -8,11 +8,10 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
-from card.models.own.decoder_model import LoadedModel
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
 from card.api.hosted import Hosted
@@ -27,9 +26,8 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
+from card.models.own.decoder_model import LoadedModel
 from card.tree.verify import MATCH, Verifier
-
-if TYPE_CHECKING:
 
 
 class AsyncLLM(Hosted):

@@ -7,11 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from transformers import PreTrainedTokenizerBase
 
-from card.models.own.decoder_model import LoadedModel
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -24,10 +23,9 @@ from card.engine.metrics import EngineStats
 from card.engine.request import Update
 from card.errors import SettingsError
 from card.links.child import DrafterChild
+from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
 from card.tree.verify import MATCH, Verifier
-
-if TYPE_CHECKING:
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 

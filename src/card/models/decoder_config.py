@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
@@ -135,8 +134,7 @@ class DecoderConfig:
         return others
 
 
-@functools.cache
-def _hints_of(kind: Any) -> dict[str, Any]:
+def _hints_of(kind: type[DecoderConfig]) -> dict[str, Any]:
     """Return the fields of a config and their types; those of a parent class come first."""
     return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
 

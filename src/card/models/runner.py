@@ -172,7 +172,7 @@ class RowRunner(ABC):
         windows = [window_size(window) for window in self._decoder.windows]
         chosen = num_rows if reads is None else reads.num_read(num_rows)
         read = sum(chosen if size is None else min(size, num_rows) for size in windows)
-        return read * self.row_bytes // len(windows)
+        return int(read * self.row_bytes // len(windows))
 
     def forward(self, extensions: Sequence[Extension]) -> list[Any]:
         """Run the new tokens of several sequences in one pass and append their rows.

@@ -24,16 +24,16 @@ from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
 from card.family.pard import writer
 from card.family.pard.folders import load_adaptable
+from card.family.pard.state_input import StateInput
 from card.family.pard.writer import ParallelSequence, ParallelWriter
 from card.kernels.int8_linear import why_not_int8
 from card.links.in_process import InlineLink, ThreadLink
 from card.models.loading import load_decoder
-from card.theirs.transformers.loading import load_model
 from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
-from card.family.pard.state_input import StateInput
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import plain_runner
 from card.protocol.messages import DraftSpec, Open, TargetStates
+from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
 from tests.decoding import (
     assert_plain_in_turns,
@@ -545,7 +545,7 @@ def test_states_that_nobody_can_show_are_refused_and_so_is_another_target(
     with pytest.raises(
         ModelError, match=r"reads its target's hidden states, which reach no drafter in another process"
     ):
-        make_writer(TorchRunner(load_decoder(reading), max_model_len=64), takes_turns=True)
+        make_writer(plain_runner(load_decoder(reading), max_model_len=64), takes_turns=True)
     other = tiny_llama(320, seed=8, num_hidden_layers=1, max_position_embeddings=200)
     other.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(pair.target).save_pretrained(tmp_path)

@@ -45,9 +45,10 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.text.prompts import encode_chat
+from card.theirs.transformers.loading import load_model
 from card.tree.sampling import CHOICE_SHARPNESS
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features
 
@@ -58,7 +59,7 @@ END_ID = 7
 # ---- the predictor --------------------------------------------------------------------------------------------------
 
 
-def facts_of(runner: TorchRunner) -> HRadFacts:
+def facts_of(runner: RowRunner) -> HRadFacts:
     return target_facts(runner, num_layers=NUM_LAYERS, draft="tiny", num_speculative_tokens=4)
 
 
@@ -273,7 +274,7 @@ def test_rounds_are_those_of_plain_speculation_whatever_shares_their_batch(
     chance = random.Random(seed)
     target, draft = make_model(seed=seed % 5), make_model(seed=seed % 5, noise=0.15)
     prompts = [[chance.randrange(8, VOCAB_SIZE) for _ in range(chance.randint(1, 9))] for _ in range(num_prompts)]
-    runners = [TorchRunner(copy.deepcopy(model), max_model_len=32) for model in (target, draft)]
+    runners = [plain_runner(copy.deepcopy(model), max_model_len=32) for model in (target, draft)]
     collector = RoundCollector(
         runners[0],
         runners[1],
@@ -457,7 +458,7 @@ def test_rounds_to_judge_by_may_be_given_and_too_few_prompts_are_refused() -> No
 def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     models = [load_model(name, dtype="float32") for name in ("demo-target", "demo-draft")]
     tokenizer = load_tokenizer("demo-target")
-    target, draft = (TorchRunner(model, max_model_len=512) for model in models)
+    target, draft = (plain_runner(model, max_model_len=512) for model in models)
     hrad = HRad.load("demo")
     hrad.attach(target, 0.7)
     assert hrad.facts.draft == "demo-draft"

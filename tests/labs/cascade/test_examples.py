@@ -10,7 +10,8 @@ import torch
 from card.errors import SettingsError
 from card.labs.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
 from card.models.protocol import Extension, LanguageModel
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.pair import make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -18,8 +19,8 @@ POOL = [SolvedProblem(f"one {word}", f"{word} sat on the mat") for word in ("cat
 
 
 @pytest.fixture(scope="module")
-def model() -> TorchRunner:
-    return TorchRunner(make_model(len(TOKENIZER)), max_model_len=256)
+def model() -> RowRunner:
+    return plain_runner(make_model(len(TOKENIZER)), max_model_len=256)
 
 
 def _whole_loss(model: LanguageModel, prompt: str, answer: str) -> tuple[float, int]:

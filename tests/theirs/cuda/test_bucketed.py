@@ -1,4 +1,4 @@
-"""BucketedRunner against TorchRunner: the same logits and KV rows, whatever its shapes and its desk hold."""
+"""BucketedRunner against RowRunner: the same logits and KV rows, whatever its shapes and its desk hold."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralFo
 from card.errors import CapacityError, ModelError
 from card.machine.lane import Lane
 from card.models.protocol import Extension
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.theirs.transformers.runner import TorchRunner
 from card.theirs.cuda import graphs
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
@@ -49,7 +49,7 @@ def assert_desk_is_true(runner: BucketedRunner) -> None:
 class Twins:
     """Two runners that are told the same; answers are compared."""
 
-    def __init__(self, one: TorchRunner, other: BucketedRunner) -> None:
+    def __init__(self, one: RowRunner, other: BucketedRunner) -> None:
         self.runners = one, other
         self.slots: list[tuple[int, int]] = []
 
@@ -109,7 +109,7 @@ class Twins:
 
 
 @pytest.fixture(scope="module")
-def runners(device: str) -> tuple[TorchRunner, BucketedRunner]:
+def runners(device: str) -> tuple[RowRunner, BucketedRunner]:
     return ordinary(device), bucketed(device)
 
 
@@ -127,7 +127,7 @@ def drawn_extension(data: st.DataObject, twins: Twins, sequence: int) -> tuple[i
 @settings(max_examples=25)
 @given(data=st.data())
 def test_every_pass_equals_that_of_an_ordinary_runner(
-    runners: tuple[TorchRunner, BucketedRunner], data: st.DataObject
+    runners: tuple[RowRunner, BucketedRunner], data: st.DataObject
 ) -> None:
     twins = Twins(*runners)
     twins.open()
@@ -156,7 +156,7 @@ def test_every_pass_equals_that_of_an_ordinary_runner(
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5, 8, 9, 31, 64, 65, 200])
 def test_a_pass_of_any_size_equals_that_of_an_ordinary_runner(
-    runners: tuple[TorchRunner, BucketedRunner], num_new: int
+    runners: tuple[RowRunner, BucketedRunner], num_new: int
 ) -> None:
     twins = Twins(*runners)
     twins.open()
@@ -194,7 +194,7 @@ def test_a_sequence_that_was_opened_for_few_rows_has_no_more(device: str) -> Non
     assert_same(runner.forward([Extension(slot, [5], [3])])[0], expected)
 
 
-def test_a_refused_pass_changes_nothing(runners: tuple[TorchRunner, BucketedRunner]) -> None:
+def test_a_refused_pass_changes_nothing(runners: tuple[RowRunner, BucketedRunner]) -> None:
     twins = Twins(*runners)
     twins.open()
     twins.forward((0, [1, 2, 3], [-1, 0, 1], 0))
@@ -206,7 +206,7 @@ def test_a_refused_pass_changes_nothing(runners: tuple[TorchRunner, BucketedRunn
     twins.close()
 
 
-def test_logits_stay_what_they_are_when_the_next_pass_runs(runners: tuple[TorchRunner, BucketedRunner]) -> None:
+def test_logits_stay_what_they_are_when_the_next_pass_runs(runners: tuple[RowRunner, BucketedRunner]) -> None:
     runner = runners[1]
     slot = runner.open()
     first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0]
@@ -325,12 +325,12 @@ def test_weights_that_lie_in_another_order_are_not_taken_for_joined_ones() -> No
 def test_the_runner_that_suits_a_device_is_bucketed_on_cuda_only(device: str) -> None:
     model = copy.deepcopy(make_model()).to(device)  # type: ignore[arg-type]
     runner = make_runner(model, max_model_len=64, max_tree_rows=5)
-    assert type(runner) is (BucketedRunner if device == "cuda" else TorchRunner)
+    assert type(runner) is (BucketedRunner if device == "cuda" else RowRunner)
     assert (runner.max_model_len, runner.max_rows) == (64, 69)
 
 
 def test_lent_rows_leave_the_sequence_alone_and_adopted_ones_are_its_own(
-    runners: tuple[TorchRunner, BucketedRunner],
+    runners: tuple[RowRunner, BucketedRunner],
 ) -> None:
     runner = runners[1]
     slot = runner.open()

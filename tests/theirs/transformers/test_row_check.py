@@ -14,7 +14,8 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.theirs.transformers.row_check import check_rows, differing_rows
 from tests.models.test_torch_runner import make_model
 from tests.pair import Pair
@@ -23,8 +24,8 @@ from tests.tiny import tiny
 GENERIC = ["gemma", "gemma4", "gpt-oss", "deepseek3", "granite-swa", "mimo"]
 
 
-def runner_of(model: Any) -> TorchRunner:
-    return TorchRunner(model, max_model_len=32)
+def runner_of(model: Any) -> RowRunner:
+    return plain_runner(model, max_model_len=32)
 
 
 @pytest.mark.parametrize("kind", GENERIC)
@@ -78,7 +79,7 @@ def test_a_model_whose_own_forward_ignores_its_window_is_refused_where_texts_out
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     config = transformers.MoshiConfig(vocab_size=61, num_key_value_heads=4, sliding_window=16, **sizes)
-    runner = TorchRunner(transformers.MoshiForCausalLM(config).eval(), max_model_len=max_model_len)
+    runner = plain_runner(transformers.MoshiForCausalLM(config).eval(), max_model_len=max_model_len)
     assert differing_rows(runner).startswith("at once differ by") is is_refused
     assert config.sliding_window == 16, "the model has its own window again"
 

@@ -15,7 +15,7 @@ from card.kernels.int8_linear import why_not_int8
 from card.models.images import PlacedImages, PromptImage
 from card.models.loading import load_decoder, load_vision_tower
 from card.models.protocol import Extension
-from card.theirs.transformers.runner import TorchRunner
+from card.models.runners import plain_runner
 from card.theirs.vision.tower import VisionTower
 from tests.seeing import picture, save_seeing
 
@@ -84,7 +84,7 @@ def test_transformers_modules_and_our_own_pass_see_the_same(llava: tuple[Path, V
     prompt = tower.place([9, 11, tower.image_token_id, 12, 13], [tower.prepare(picture(1))])
     logits = []
     for own_pass in (True, False):
-        runner = TorchRunner(load_decoder(folder), max_model_len=64, own_pass=own_pass)
+        runner = plain_runner(load_decoder(folder), max_model_len=64, own_pass=own_pass)
         runner.see_with(tower)
         slot, unseen = runner.open(), runner.open()
         runner.show(slot, prompt.images)
@@ -99,7 +99,7 @@ def test_positions_of_two_axes_are_refused_where_they_cannot_be_run(tmp_path: Pa
     save_seeing("qwen2_vl", tmp_path)
     tower = load_vision_tower(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ModelError, match="positions in height and width need the own pass, and not asked for"):
-        TorchRunner(load_decoder(tmp_path), max_model_len=64, own_pass=False).see_with(tower)
+        plain_runner(load_decoder(tmp_path), max_model_len=64, own_pass=False).see_with(tower)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -109,7 +109,7 @@ def test_rows_beside_images_have_the_same_bits_however_they_are_read(tmp_path: P
     save_seeing("qwen2_vl", tmp_path)
     tower = load_vision_tower(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
     prompt = tower.place([9, 11, tower.image_token_id, 12, 13], [tower.prepare(picture(1))])
-    runner = TorchRunner(load_decoder(tmp_path, dtype=dtype), max_model_len=64)
+    runner = plain_runner(load_decoder(tmp_path, dtype=dtype), max_model_len=64)
     runner.see_with(tower)
     whole, cut, unseen, text = (runner.open() for _ in range(4))
     runner.show(whole, prompt.images)

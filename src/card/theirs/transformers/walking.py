@@ -97,7 +97,7 @@ def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
         weights.pop("lm_head.weight", None)
     generation: Any = model.generation_config
     try:
-        decoder = DecoderModel(architecture, model.config, model.generation_config, weights, angles=_angles_of(model))
+        decoder = DecoderModel(architecture, model.config, generation, weights, angles=_angles_of(model))
     except (KeyError, ValueError) as error:
         raise ModelError(
             f"this {model.config.model_type} model does not have the weights of its config: {error}"
