@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.api.prompts import PromptReader
@@ -26,11 +25,12 @@ from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
-from card.machine.threads import CoreSet, pinned, usable_cores
+from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
 from card.models.facts import context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.names import model_name
+from card.models.others import others
 from card.models.own.reasons import could_run_int8, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
@@ -117,7 +117,7 @@ def load(asked: Asked) -> Loaded:
     if asked.spare is not None and plan.has_drafter_process and asked.draft_name is not None:
         tell_ahead(asked.spare, plan.settings)
     asked.say(f"loading {plan.settings.target}")
-    with pinned(CoreSet((), min(torch.get_num_threads(), num_usable_cores()))):  # torch takes all cores there are
+    with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
         target = load_target(asked.target, draft, plan, asked.tokenizer)
     facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
     loaded = _read(target, asked, facts)
@@ -240,7 +240,7 @@ def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) 
         latencies=latencies,
         row_bytes=runner.row_bytes,
         state_bytes=sequence_bytes(runner, 0),
-        free_bytes=_free_bytes(runner.device),
+        free_bytes=_free_bytes(str(runner.device)),
     )
     parts = build(asked.plan(facts), models)
     if (agreement := latencies.agreement) is not None:
@@ -263,7 +263,7 @@ def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:
         )
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _free_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return int(others("transformers.devices", f"device {device}").free_bytes(device))
     return free_memory()

@@ -36,6 +36,7 @@ from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
@@ -46,7 +47,8 @@ from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 
 if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+    from card.models.others import others
+from card.models.own.decoder_model import LoadedModel
 
 IN_TURNS_S = 0.1  # for measuring passes of a draft model in this process: short, since the start waits for it
 
@@ -214,7 +216,7 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     assert source.model is not None
     draft = _draft_model(plan, source)
     model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
-    lane = Lane(model.device)
+    lane = _lane_on(str(model.device))
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
         runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
@@ -232,6 +234,14 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     link = link_here(placement, writer, lane=lane, integer_threads=source.integer_threads)
     consumers = () if writer.wanted_states is None else (ShownStates(link, writer.wanted_states),)
     return Drafter(link, runner, lane, consumers)
+
+
+def _lane_on(device: str) -> Lane:
+    """Return a place of its own on a device."""
+    if not device.startswith("cuda"):
+        return Lane()
+    lane: Lane = others("cuda.stream_lane", f"device {device}").StreamLane(device)
+    return lane
 
 
 def _load(draft: DraftModel) -> LoadedModel:

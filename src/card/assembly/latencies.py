@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import transformers
-
 from card.assembly.drafters import Drafter
 from card.assembly.latency.measuring import Measuring
 from card.assembly.latency.store import LatencyKey, LatencyStore, drafter_key
@@ -15,11 +13,12 @@ from card.assembly.plan import Plan
 from card.config import EngineSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.machine.folders import cache_folder
+from card.machine.packages import installed_version
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
+from card.models.others import others
 from card.models.runner import RowRunner
-from card.theirs.transformers.row_check import check_rows
 
 
 class MeasuredLatencies:
@@ -154,9 +153,9 @@ def check_once(runner: RowRunner, settings: EngineSettings, *, is_named: bool) -
         return
     store, key = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None), None
     if is_named:
-        more = f"transformers {transformers.__version__}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
+        more = f"transformers {installed_version('transformers')}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "core_set": CoreSet()}
         key = LatencyKey.of("check", settings.target, **where, more=more)
     if not store.was_checked(key):
-        check_rows(runner, settings.target)
+        others("transformers.row_check", "a model of transformers").check_rows(runner, settings.target)
         store.keep_check(key)

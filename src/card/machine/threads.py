@@ -1,18 +1,23 @@
-"""Resources of passes: CPU cores, and threads, torch's own or those of integer passes."""
+"""Resources of passes: CPU cores, and threads, those of our own passes or torch's.
+
+torch is loaded by models of others alone, so it is never imported here; where it is there, its threads are set too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from card.machine.container import num_usable_cores
 
 
 class _Passes(threading.local):
-    num_threads: int | None = None  # None: as many as torch
+    num_threads: int | None = None  # None: as many as torch, or all cores where it is not loaded
 
 
 _passes = _Passes()
@@ -25,10 +30,25 @@ def use_threads(num_threads: int, *, in_integers: bool) -> None:
         in_integers: the passes are integer ones. torch itself has one thread then: its others keep spinning for a
             millisecond after each of its operations, on the very cores that the next pass needs.
     """
-    wanted = 1 if in_integers else num_threads
-    if torch.get_num_threads() != wanted:
-        torch.set_num_threads(wanted)
+    _set_torch_threads(1 if in_integers else num_threads)
     _passes.num_threads = num_threads if in_integers else 1
+
+
+def _torch() -> Any:
+    """Return torch if a model of others has loaded it, else None."""
+    return sys.modules.get("torch")
+
+
+def default_threads() -> int:
+    """Return the threads that passes have by themselves: torch's, or one for each core."""
+    torch = _torch()
+    return num_usable_cores() if torch is None else int(torch.get_num_threads())
+
+
+def _set_torch_threads(num_threads: int) -> None:
+    torch = _torch()
+    if torch is not None and torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
 
 
 @contextlib.contextmanager
@@ -43,14 +63,14 @@ def integer_passes_on(num_threads: int) -> Iterator[None]:
 
 def integer_pass_threads() -> int:
     """Return how many threads an integer pass of this thread has."""
-    return torch.get_num_threads() if _passes.num_threads is None else _passes.num_threads
+    return default_threads() if _passes.num_threads is None else _passes.num_threads
 
 
 class ThreadsKept:
     """Puts back what was set when it was made."""
 
     def __init__(self) -> None:
-        self._of_torch, self._of_passes = torch.get_num_threads(), _passes.num_threads
+        self._of_torch, self._of_passes = default_threads(), _passes.num_threads
 
     @property
     def num_threads(self) -> int:
@@ -59,8 +79,7 @@ class ThreadsKept:
 
     def restore(self) -> None:
         """Put them back."""
-        if torch.get_num_threads() != self._of_torch:
-            torch.set_num_threads(self._of_torch)
+        _set_torch_threads(self._of_torch)
         _passes.num_threads = self._of_passes
 
 

@@ -21,3 +21,19 @@ def parse_device(device: str) -> str:
     if parsed is None or not is_there:
         raise ModelError(f"device {device!r} is not available here; allowed: {', '.join(allowed)}")
     return str(parsed)
+
+
+def computes_bfloat16(device: object) -> bool:
+    """Return False for a CPU that is known to have no bfloat16 instructions.
+
+    There a bfloat16 pass over several tokens costs almost as much as several passes, so that candidates cost what they
+    save; in float32 they do not.
+    """
+    if not str(device).startswith("cpu") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return True
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def free_bytes(device: str) -> int:
+    """Return the free memory of a CUDA device."""
+    return int(torch.cuda.mem_get_info(torch.device(device))[0])

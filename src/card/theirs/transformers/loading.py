@@ -9,13 +9,13 @@ import torch
 
 from card.config import INT8
 from card.errors import ModelError
-from card.machine.processor import computes_bfloat16
 from card.models.dtypes import parse_device, parse_dtype
 from card.models.facts import check_facts, context_limit
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.own.decoder_model import LoadedModel
 from card.models.parallel_draft import read_parallel_draft
 from card.models.warn_once import warn_once
+from card.theirs.transformers.devices import computes_bfloat16
 from card.theirs.transformers.opening import read_model
 from card.theirs.transformers.stray_tensors import check_taken
 from card.theirs.transformers.walking import walked
