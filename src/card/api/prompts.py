@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.config import EngineSettings
@@ -42,7 +41,7 @@ class PromptReader:
         settings: EngineSettings,
         target: str | LoadedModel,
         runner: RowRunner,
-        dtype: torch.dtype,
+        dtype: object,
     ) -> PromptReader:
         """Return the reader of a target, which takes images from now on if the settings allow any.
 

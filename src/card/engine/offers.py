@@ -12,14 +12,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from card.drafting.local.protocol import Observation, WriterSequence, check_proposal
 from card.errors import in_words
+from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
-
-if TYPE_CHECKING:
-    from torch import Tensor  # reports read metrics without it
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +83,7 @@ class Offers:
                 self._silence(name, error)
         return tree.offer(max_depth)
 
-    def read(self, first: int, features: Tensor) -> None:
+    def read(self, first: int, features: FloatArray) -> None:
         """Show every writer what a pass has read; as `WriterSequence.read`."""
         self._tell(lambda writer: writer.read(first, features))
 

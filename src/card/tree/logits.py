@@ -42,7 +42,7 @@ def as_array(logits: Logits) -> FloatArray:
 
 def softmax(scores: FloatArray) -> FloatArray:
     """Return the law of scores [..., V], in their dtype; minus infinity becomes 0."""
-    probs = scores - scores.max(-1, keepdims=True)
+    probs: FloatArray = scores - scores.max(-1, keepdims=True)
     np.exp(probs, out=probs)
     probs /= probs.sum(-1, keepdims=True)
     return probs
@@ -50,7 +50,7 @@ def softmax(scores: FloatArray) -> FloatArray:
 
 def log_softmax(scores: FloatArray) -> FloatArray:
     """Return the logarithms of the law of scores [..., V], in their dtype."""
-    shifted = scores - scores.max(-1, keepdims=True)
+    shifted: FloatArray = scores - scores.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
 

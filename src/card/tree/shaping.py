@@ -73,7 +73,7 @@ class Shaping:
                 allowed[:, self._end_ids] = False
                 is_early &= allowed.any(-1)
         if is_early.any() and self._end_ids:
-            shaped[np.ix_(np.flatnonzero(is_early), self._end_ids)] = _NEGATIVE_INFINITY
+            shaped[np.flatnonzero(is_early)[:, None], self._end_ids] = _NEGATIVE_INFINITY
         if len(self._biases):
             shaped[:, self._biased_ids] += self._biases.astype(shaped.dtype)
         if self._tally is not None:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
+from card.tree.logits import FloatArray
 from card.tree.nodes import PATH_END, Nodes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from card.models.features import Rows
     from card.models.runner import RowRunner
 
@@ -58,7 +57,7 @@ class Observation:
     choices: tuple[int, ...]  # [1 + n] the target's token after that last token, and after each candidate
     accepted: tuple[int, ...]  # indices of the accepted candidates, from the top down
     top_ids: Sequence[Sequence[int]] = ()  # [1 + n][k] likeliest tokens there, best first; () unless asked for
-    features: Tensor | None = None  # [1 + n, D] the target's last hidden states there; None unless asked for
+    features: FloatArray | None = None  # [1 + n, D] the target's last hidden states there; None unless asked for
 
 
 class WriterSequence:
@@ -73,7 +72,7 @@ class WriterSequence:
         """
         raise NotImplementedError
 
-    def read(self, first: int, features: Tensor) -> None:
+    def read(self, first: int, features: FloatArray) -> None:
         """Take hidden states of tokens that a pass read before the newest one, mostly of a prompt.
 
         Called before `observe`, and only for a writer that wants features of "all" rows.

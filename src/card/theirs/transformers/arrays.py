@@ -41,9 +41,36 @@ def torch_dtype(dtype: str | Dtype | torch.dtype) -> torch.dtype:
     return found
 
 
+class TensorLogits:
+    """Logits [N, V] on a device: the likeliest tokens are found there, and all else by NumPy."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """N and V."""
+        return tuple(self._logits.shape)
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def __getitem__(self, rows: slice) -> TensorLogits:
+        return TensorLogits(self._logits[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = as_array(self._logits)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def likeliest(self) -> tuple[list[int], list[float]]:
+        """Return the token with the largest logit of each row, the first of equal ones, and that logit."""
+        found = self._logits.max(-1)
+        return found.indices.tolist(), found.values.tolist()
+
+
 def as_logits(logits: Tensor) -> Any:
-    """Return logits as `LanguageModel.forward` gives them."""
-    return as_array(logits)
+    """Return logits as `LanguageModel.forward` gives them: on the CPU NumPy's, elsewhere those of the device."""
+    return as_array(logits) if logits.device.type == "cpu" else TensorLogits(logits)
 
 
 @dataclass(frozen=True, slots=True)

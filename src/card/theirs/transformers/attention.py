@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from card.config.selection import BLOCK_ROWS, ScoreKind
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import FloatArray, Window, window_size
+from card.theirs.transformers.arrays import as_array
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 
@@ -39,7 +41,12 @@ class SequencePass:
     chosen: Tensor | None = None  # [L, Hkv, N] rows that layers without a window read besides those from ``since`` on
     since: int = 0
     score_kind: ScoreKind | None = None  # of the scores to keep
-    scores: Tensor | None = None  # [L, Hkv, S - T] float32, which layers without a window fill
+    score_room: Tensor | None = None  # [L, Hkv, S - T] float32, which layers without a window fill
+
+    @property
+    def scores(self) -> Any:
+        """The scores as an array; None if none are kept."""
+        return None if self.score_room is None else as_array(self.score_room)
 
 
 def sequence_pass(
@@ -99,7 +106,7 @@ def sequence_pass(
         chosen=None if reads is None else torch.from_numpy(reads.rows).to(kv.device),
         since=0 if reads is None else reads.since,
         score_kind=extension.scores,
-        scores=None if extension.scores is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
+        score_room=None if extension.scores is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
     )
 
 
@@ -135,7 +142,7 @@ def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scorin
     """
     keys, values = step.keys[layer], step.values[layer]
     num_kv_heads, num_new, group, head_size = query.shape
-    if window is None and step.scores is not None:
+    if window is None and step.score_room is not None:
         _keep_scores(step, layer, query, scoring)
     if window is None and step.chosen is not None:
         keys, values = (_chosen_of(rows, step.chosen[layer], step.since) for rows in (keys, values))
@@ -170,18 +177,18 @@ def _chosen_of(rows: Tensor, chosen: Tensor, since: int) -> Tensor:
 
 def _keep_scores(step: SequencePass, layer: int, query: Tensor, scoring: Scoring) -> None:
     """Score the rows that were held before the pass, which all new rows see."""
-    assert step.scores is not None and step.score_kind is not None
+    assert step.score_room is not None and step.score_kind is not None
     keys = step.keys[layer][0]
     if step.score_kind == "bounds":
         scale = query.shape[3] ** -0.5 if scoring.scale is None else scoring.scale
-        step.scores[layer] = _bound_scores(query * scale, keys[:, : step.scores.shape[2]])
+        step.score_room[layer] = _bound_scores(query * scale, keys[:, : step.score_room.shape[2]])
         return
     rows = query.reshape(len(keys), -1, query.shape[3])
     bias = step.biases[None]
     logits = _logits_of(rows, keys, scoring).view(*query.shape[:3], -1).float()
     if bias is not None:
         logits = logits + bias
-    step.scores[layer] = _MEANS[step.score_kind](logits)[:, : step.scores.shape[2]]
+    step.score_room[layer] = _MEANS[step.score_kind](logits)[:, : step.score_room.shape[2]]
 
 
 def _logits_of(rows: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
