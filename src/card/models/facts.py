@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from card.config import NEUTRAL
 from card.errors import ModelError
-from card.kernels.number_types import Array, dtype_name
+from card.kernels.number_types import Array, Floats, dtype_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
-from card.models.own.layers import BlockWeight
+from card.models.own.layers import BlockWeight, embedded
 from card.text.prompts import turn_end_id
 
 _NO_CONTEXT_LIMIT = 1 << 30
@@ -32,6 +32,15 @@ def num_bytes(model: LoadedModel) -> int:
         return model.num_bytes
     theirs: Any = model
     return sum(int(one.numel() * one.element_size()) for one in theirs.parameters())
+
+
+def embeddings_of(model: LoadedModel, token_ids: Sequence[int]) -> Floats:
+    """Return the rows of tokens in the input embeddings as they are stored, [n, D]."""
+    if isinstance(model, DecoderModel):
+        return embedded(model.embeddings, token_ids)
+    theirs: Any = model
+    rows: Floats = theirs.get_input_embeddings().weight.detach()[list(token_ids)].float().cpu().numpy()
+    return rows
 
 
 def weight_samples(model: LoadedModel, num_values: int) -> Iterator[tuple[str, Sequence[int], str, Array]]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -93,7 +94,7 @@ class PromptLoss:
         self.num_tokens += len(token_ids)
         parents = range(first - 1, first - 1 + len(token_ids))
         (logits,) = self._model.forward([Extension(slot, token_ids, parents, first_logits_idx)])
-        return logits
+        return torch.from_numpy(np.asarray(logits))
 
     def _prompt(self, beginning: Beginning, question: str) -> list[int]:
         if isinstance(beginning, str):

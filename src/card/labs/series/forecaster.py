@@ -17,6 +17,7 @@ from card.labs.series.decoding import ForecastStats, Pair, PatchModel, sample_pa
 from card.labs.series.transformer import PatchTransformer, Shape
 from card.labs.series.verify import find_rule
 from card.models.files.tensor_files import MappedTensors, write_tensors
+from card.theirs.transformers.arrays import as_tensor
 
 _FORMAT = "card-forecaster-1"
 _LEAST_CONTEXT = 2  # patches
@@ -116,7 +117,8 @@ def load_forecaster(folder: str | Path) -> PatchTransformer:
         if not isinstance(facts, dict) or facts.pop("format", None) != _FORMAT:
             raise ModelError(f"{folder} holds no forecaster; make one with card train forecaster")
         model = PatchTransformer(Shape(**facts))
-        model.load_state_dict(MappedTensors(Path(folder) / "model.safetensors").tensors)
+        arrays = MappedTensors(Path(folder) / "model.safetensors").arrays
+        model.load_state_dict({name: as_tensor(array) for name, array in arrays.items()})
     except FileNotFoundError:
         raise ModelError(f"{folder} holds no forecaster; make one with card train forecaster") from None
     except ModelError:

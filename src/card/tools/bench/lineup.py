@@ -297,7 +297,10 @@ class Lineup:
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):
-            assistant, lengths = self._draft and modules_of(self._draft), [None, *self._settings.lengths]
+            assistant, lengths = (
+                (modules_of(self._draft) if self._draft is not None else None),
+                [None, *self._settings.lengths],
+            )
         return [
             TransformersRow(
                 name, modules_of(self._target), self.end_ids, cores, assistant=assistant, num_assistant_tokens=n
