@@ -17,7 +17,7 @@ from card.labs.series.decoding import ForecastStats, Pair, PatchModel, sample_pa
 from card.labs.series.transformer import PatchTransformer, Shape
 from card.labs.series.verify import find_rule
 from card.models.files.tensor_files import MappedTensors, write_tensors
-from card.theirs.transformers.arrays import as_tensor
+from card.theirs.transformers.arrays import as_array, as_tensor
 
 _FORMAT = "card-forecaster-1"
 _LEAST_CONTEXT = 2  # patches
@@ -105,7 +105,8 @@ def save_forecaster(model: PatchTransformer, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"format": _FORMAT, **asdict(model.shape)}) + "\n", "utf-8")
-        write_tensors(folder / "model.safetensors", model.state_dict())
+        arrays = {name: as_array(tensor, keeps_bits=True) for name, tensor in model.state_dict().items()}
+        write_tensors(folder / "model.safetensors", arrays)
     except OSError as error:
         raise SettingsError(f"{folder} cannot be written: {error}; choose another place") from None
 
