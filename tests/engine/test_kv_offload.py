@@ -144,7 +144,7 @@ def test_rows_that_cannot_be_read_back_are_computed_again(
     texts, ended, _ = run(engine_of(method, store), method)
     assert texts == wanted(method)
     assert ended == [1, 2, 0, 3]
-    assert "read once more" in caplog.text
+    assert "read again" in caplog.text
     assert store.used_bytes == 0
 
 

@@ -143,7 +143,7 @@ def test_on_a_full_disk_rows_are_dropped_and_computed_again(
     texts, _ = watched(engine, crowd(method, 12))
     assert texts == wanted
     assert engine.stats().num_pauses > 0 and engine.stats().kv_moved_bytes == 0
-    assert "will be read once more" in caplog.text
+    assert "must be read again later" in caplog.text
 
 
 def test_an_aborted_request_that_was_pushed_out_frees_its_file(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_requests_of_one_batch_are_shaped_each_by_its_own_rule(params, agreement
         alone = run_to_end(make_engine(target, None, "vanilla"), [replace(request, uses_drafter=False)])
         assert tokens_of(together[request.request_id]) == tokens_of(alone[request.request_id])
     stats = together[6][-1].stats
-    assert (stats.verified_tokens, stats.drafter_passes, stats.speculation) == (0, 0, "off: the request wants none")
+    assert (stats.verified_tokens, stats.drafter_passes, stats.speculation) == (0, 0, "off: the request turns it off")
 
 
 def test_candidates_that_the_grammar_forbids_are_not_verified():

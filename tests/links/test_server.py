@@ -373,7 +373,7 @@ def test_whatever_a_request_leads_to_costs_it_alone_the_drafter(monkeypatch: pyt
     monkeypatch.setattr(BeamWriter, "open", fail)
     with running(make_server(draft())) as server, RawClient(server.address) as client:
         client.begin(9, 1)
-        assert "it cannot be begun: KeyError" in client.hear(Declined).reason
+        assert "it cannot be started: KeyError" in client.hear(Declined).reason
         until(lambda: client.hear(Layer).request_id == 1)
         assert server.num_sessions == 1
 
