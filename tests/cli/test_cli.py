@@ -337,7 +337,7 @@ def test_chat_names_commands_that_it_does_not_know_instead_of_saying_them(run, p
     assert (ran.status, ran.out) == (0, "")
     first, second = ran.err.splitlines()
     assert first.startswith("card: there is no /foo; /help lists what there is")
-    assert second == "card: /reset takes no words, got 'all'"
+    assert second == "card: /reset takes no text, got 'all'"
 
 
 def test_what_is_piped_in_follows_the_prompt(run, models):

@@ -96,7 +96,7 @@ def test_a_slow_pipe_is_waited_for_and_a_line_says_so_once(
     with standard_input(monkeypatch, pipe.reader):
         assert read_prompt("hi", None) == "hi\n\nlate"
     writer.join()
-    note = "card: reading standard input too, which goes behind the prompt; </dev/null leaves it out\n"
+    note = "card: reading standard input too, to append it to the prompt; </dev/null skips this\n"
     assert capsys.readouterr().err == note
 
 
