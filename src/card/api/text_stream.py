@@ -56,9 +56,9 @@ class TextStream:
             self._placed.append((len(self._detokenizer.waiting()), mark))
         piece = self._detokenizer.push([token_id])
         if piece or (mark is not None and not self._placed[-1][0]):
-            self._take(piece, may_end=may_end)
+            self._search(piece, may_end=may_end)
         elif may_end and (mark is not None or self._detokenizer.has_new_character) and self._completes_stop():
-            self._take(self._detokenizer.flush(), may_end=True)
+            self._search(self._detokenizer.flush(), may_end=True)
         if self._num_exempt == 0:
             self._num_passed = len(self._waiting())
         return self._stops.found is not None
@@ -68,12 +68,12 @@ class TextStream:
         if not self._is_fed:
             self._piece += self._detokenizer.push(token_ids)
         if is_end:
-            self._take(self._detokenizer.flush(), may_end=self._num_exempt <= 0)
+            self._search(self._detokenizer.flush(), may_end=self._num_exempt <= 0)
             self._piece += self._stops.flush()
         piece, self._piece = self._marks.removed(self._piece), ""
         return piece
 
-    def _take(self, piece: str, *, may_end: bool) -> None:
+    def _search(self, piece: str, *, may_end: bool) -> None:
         """Search certain text, with its marks, for stop strings."""
         piece = self._marked(piece)
         num_passed = self._num_passed if may_end else len(piece)

@@ -167,7 +167,8 @@ pair_options = with_options(
     option_of(
         EngineSettings,
         "draft",
-        help=f"Draft model, as MODEL, or {NO_DRAFT}.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
+        help=f"Draft model, named like MODEL, or {NO_DRAFT}.  "
+        f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
     ),
 )
 model_options = with_options(

@@ -66,7 +66,7 @@ class EngineSettings(Replaceable):
         None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers"
     )
     wait_for_drafter: bool | None = setting(
-        None, "Wait for the drafter before the first answer.", shown="at once under --policy auto"
+        None, "Wait for the drafter before the first answer.", shown="not under --policy auto"
     )
     draft_optional: bool = setting(False, "Decode plainly while no draft server answers, or end.", shown="required")
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")

@@ -173,22 +173,22 @@ class DraftServer:
 
     def _read(self) -> None:
         """Accept new clients, read the messages of all, and remove clients that have left."""
-        self._meet()
+        self._accept()
         for client in list(self._clients):
-            was_waiting = self._hear(client)
+            was_waiting = self._read_from(client)
             if was_waiting:
                 self._front.wake()
-        self._part()
+        self._remove_gone()
 
-    def _meet(self) -> None:
+    def _accept(self) -> None:
         for connection in self._front.arrivals():
             self._clients.append(_Client(connection, time.monotonic()))
             self._poller.register(connection.messages, zmq.POLLIN)
 
-    def _part(self) -> None:
+    def _remove_gone(self) -> None:
         """Free the places of clients whose connection has ended."""
         for client in [client for client in self._clients if client.connection.is_over]:
-            self._hear(client)
+            self._read_from(client)
             if client.session is not None:
                 logger.info("a client has left; there are %d", self.num_sessions - 1)
             self._forget(client)
@@ -196,7 +196,7 @@ class DraftServer:
             self._poller.unregister(client.connection.messages)
             client.connection.messages.close()
 
-    def _hear(self, client: _Client) -> bool:
+    def _read_from(self, client: _Client) -> bool:
         """Read some messages of a client. Returns: whether more wait."""
         num_bytes = 0
         for _ in range(_MESSAGES_PER_LOOP):
@@ -210,7 +210,7 @@ class DraftServer:
                 if len(frames) != 1:
                     raise ProtocolError(f"a message must be one frame, got {len(frames)}")
                 client.key = client.key or _key_of(frames[0])
-                num_bytes += len(frames[0]) + self._take(client, frames[0].bytes)
+                num_bytes += len(frames[0]) + self._handle(client, frames[0].bytes)
             except ProtocolError as error:
                 self._end(client, str(error))
             except Exception as error:  # no client's message may affect the other clients
@@ -219,7 +219,7 @@ class DraftServer:
             client.connection.num_taken += len(frames)
         return client.connection.is_waiting
 
-    def _take(self, client: _Client, frame: bytes) -> int:
+    def _handle(self, client: _Client, frame: bytes) -> int:
         """Handle one frame. Returns: bytes of the answers. Raises: ProtocolError if the client may not send it."""
         incarnation, message = decode(frame)
         session = client.session

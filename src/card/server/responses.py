@@ -142,16 +142,16 @@ class _OutputItems:
 
     def push(self, text: str) -> Events:
         """Add text and return its events."""
-        return self._take(pieces_of(self._parser, text))
+        return self._add_pieces(pieces_of(self._parser, text))
 
     def finish(self, status: Any) -> Events:
         """End the last item and return its events. An answer without any text is an empty message."""
-        events = self._take(pieces_of(self._parser, "", is_end=True))
+        events = self._add_pieces(pieces_of(self._parser, "", is_end=True))
         if not self.items:
             events += self._begin_message()
         return events + self._end(status)
 
-    def _take(self, pieces: Iterable[Piece]) -> Events:
+    def _add_pieces(self, pieces: Iterable[Piece]) -> Events:
         events: Events = []
         for piece in pieces:
             match piece:

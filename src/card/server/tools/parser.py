@@ -108,21 +108,21 @@ class ToolParser:
         self._rest += text
         while self._decide():
             pass
-        return self._taken()
+        return self._pop_pieces()
 
     def flush(self) -> list[Piece]:
         """Return the rest, after the last text."""
         is_cut_off = self._is_live and self._format.marker in self._before  # the beginning of a call, and nothing else
         if self._arguments_start is None and self._decide != self._after_object and not is_cut_off:
-            self._say(self._before + self._rest)
+            self._add_content(self._before + self._rest)
         self._rest = self._before = ""
-        return self._taken()
+        return self._pop_pieces()
 
-    def _taken(self) -> list[Piece]:
+    def _pop_pieces(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _say(self, text: str) -> None:
+    def _add_content(self, text: str) -> None:
         if text and self._has_content:
             self._pieces.append(Content(text))
 
@@ -146,13 +146,13 @@ class ToolParser:
         start = text.find(marker)
         if start >= 0:
             kept, behind = text[:start].rstrip(), start + len(marker)
-            self._say(kept)
+            self._add_content(kept)
             self._before, self._rest = text[len(kept) : behind], text[behind:]
             self._is_marked, self._closing = True, self._format.closing.strip()
             return self._enter(self._before_object)
         num_held = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
         kept = text[: len(text) - num_held].rstrip()
-        self._say(kept)
+        self._add_content(kept)
         self._rest = text[len(kept) :]
         return False
 
@@ -180,7 +180,7 @@ class ToolParser:
             self._give_arguments(self._rest[self._arguments_start :])
         else:
             may_be_call = self._is_marked or _may_name_a_function(self._rest)
-            if not may_be_call or (end is not None and not self._take(self._rest[:end])):
+            if not may_be_call or (end is not None and not self._read_call(self._rest[:end])):
                 return self._give_up()
         if end is None:
             return False
@@ -219,7 +219,7 @@ class ToolParser:
 
     def _give_up(self) -> bool:
         """Treat a failed call as content, in which the next call may begin."""
-        self._say(self._before)
+        self._add_content(self._before)
         if self._arguments_start is not None:  # the part that was given out stays a call
             self._rest, self._arguments_start = self._rest[self._arguments_start + self._num_given :], None
         self._before = ""
@@ -244,7 +244,7 @@ class ToolParser:
             self._pieces.append(CallArguments(self.num_calls - 1, piece))
             self._num_given += len(piece)
 
-    def _take(self, text: str) -> bool:
+    def _read_call(self, text: str) -> bool:
         """Read a complete object; return whether it is a call."""
         try:
             call = msgspec.json.decode(text, type=_Call)
