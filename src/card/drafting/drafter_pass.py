@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """When a turn of a drafter ends, by the chances in [0, 1] of the best paths of its requests."""
+    """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
 
     floors: tuple[float, ...] = (0.0,)  # by depth: least chance at which a request is drafted further; the last
     # one holds for all that is deeper

@@ -99,7 +99,7 @@ class LocalWriter:
     """
 
     top_k: ClassVar[int] = 0
-    """How many of the likeliest tokens it needs for every row that the target runs; 0: none."""
+    """Number of likeliest tokens that it needs for every row that the target runs; 0: none."""
     wanted_features: ClassVar[Rows | None] = None
     """Rows whose hidden states after the final norm it needs: "logits" for rows with logits, "all" for the rest of the
     prompt too; None costs nothing."""

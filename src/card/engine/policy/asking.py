@@ -1,4 +1,4 @@
-"""When to ask local writers: in every round if their candidates pay, rarely if they do not.
+"""Frequency of questions to local writers: every round if their candidates pay, rarely if they do not.
 
 Asking costs Python time for each request and round, and so does each candidate, beside its row. On a text without
 repetition that is a loss. Once a text begins to repeat itself, this is noticed a few rounds later.
