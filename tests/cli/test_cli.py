@@ -128,7 +128,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--logit-bias", "99999=1", "hi"], "logit_bias has token 99999, but the target has"),
         (["generate", *PAIR, "--json-schema", "/no/such/file", "hi"], "No such file"),
         (["generate", *PAIR, "--json-object", "--regex", "a", "hi"], "exclude each other"),
-        (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "ignore_eos does not go with a grammar"),
+        (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "ignore_eos contradicts a grammar"),
         (["generate", *PAIR, "--verify", "bush", "hi"], "verify must be one of chain, tree"),
         (["generate", *PAIR, "--beam-width", "0", "hi"], "beam_width must be 1 or more"),
         (["generate", *PAIR, "--placement", "moon", "hi"], "placement must be one of inline, thread, process"),

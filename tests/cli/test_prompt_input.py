@@ -108,6 +108,6 @@ def test_a_pipe_that_nobody_ends_holds_up_a_prompt_for_a_while_only(
     pipe.writer.write(b"begun")
     with (
         standard_input(monkeypatch, pipe.reader),
-        pytest.raises(PromptError, match=r"is open, but gave nothing for .* s; end it, or run with </dev/null"),
+        pytest.raises(PromptError, match=r"is open but sent nothing for .* s; end it, or run with </dev/null"),
     ):
         read_prompt("hi", None)
