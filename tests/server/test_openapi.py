@@ -142,7 +142,7 @@ def test_liveness_and_readiness_are_described_apart(server: Running) -> None:
     paths = server.client.get("/openapi.json").json()["paths"]
     alive, ready = (paths[path]["get"]["responses"]["503"]["description"] for path in ("/health", "/health/ready"))
     assert "restart the process" in alive
-    assert "elsewhere" in ready
+    assert "use another server" in ready
 
 
 def _operation(described: dict[str, Any], path: str) -> dict[str, Any]:
