@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import card.assembly.build as building
-from card.assembly.build import Models, Parts, build, make_writers, schedule_costs
+from card.assembly.build import Models, Parts, build, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.config import Schedule
 from card.engine.policy.rounds import Policy
 from card.engine.policy.tuned import TunedPolicy
-from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
-from tests.gguf_files import demo_tokenizer
 from tests.toy import TableModel
 
 TARGET = TableModel(1)
@@ -67,17 +63,6 @@ def test_only_a_tuned_method_has_a_policy_that_tunes_itself(method: str, setting
         assert (policy.schedule, policy.cores) == (plan.first_schedule, plan.cores_of(plan.first_schedule))
 
 
-def test_a_start_compares_tokens_only_for_writers_that_outlive_it(tmp_path: Path, monkeypatch) -> None:
-    made: list[object] = []
-    monkeypatch.setattr(building, "tokenizer_fingerprint", lambda one: made.append(one) or "its tokens")
-    store = {"suffix_store": str(tmp_path / "texts")}
-    for writers, settings, num_made in ((("suffix", "lookup"), {}, 0), (("store", "suffix"), store, 1)):
-        plan = resolve({"writers": writers, **settings}, TWO_CORES, method="card")
-        for writer in make_writers(plan, TARGET.vocab_size, demo_tokenizer()).values():
-            writer.close()
-        assert len(made) == num_made
-
-
 def test_a_policy_that_is_given_is_taken() -> None:
     policy = Policy("off")
     assert build(TWO_SCHEDULES, Models(target=TARGET), policy=policy).policy is policy
@@ -99,21 +84,3 @@ def test_a_drafter_of_which_nothing_is_known_is_taken_to_be_ten_times_as_fast() 
     costs = schedule_costs(TWO_SCHEDULES, Unknown())
     assert costs["beside"].drafter is not None
     assert costs["beside"].drafter.seconds(3) == pytest.approx(0.1 * costs["beside"].target.seconds(3))
-
-
-def test_settings_that_a_writer_cannot_follow_are_refused() -> None:
-    plan = resolve({"writers": ("suffix", "store"), "policy": "fixed"}, replace(TWO_CORES, has_draft=False))
-    with pytest.raises(SettingsError, match="set suffix_store to its path"):
-        built(plan)
-
-
-def test_closing_ends_the_writers_but_not_the_link_which_is_its_makers(tmp_path: Path) -> None:
-    settings = {"writers": ("beam", "store"), "suffix_store": str(tmp_path / "texts"), "policy": "fixed"}
-    parts = built(resolve(settings, TWO_CORES))
-    run_all(parts.engine, {0: [make_request(1)]})
-    parts.close()
-    assert parts.link is not None and parts.link.status.state != "down"
-    assert list(parts.writers) == ["store"]
-    again = built(parts.plan)
-    assert again.writers["store"].indexes[1].num_tokens > 0, "the text was stored"  # type: ignore[attr-defined]
-    again.close()
