@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+import card.assembly.build as building
 from card.assembly.build import Models, Parts, build, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.config import Schedule
+from card.drafting.local.suffix import SuffixWriter
 from card.engine.policy.rounds import Policy
 from card.engine.policy.tuned import TunedPolicy
+from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
@@ -84,3 +89,45 @@ def test_a_drafter_of_which_nothing_is_known_is_taken_to_be_ten_times_as_fast() 
     costs = schedule_costs(TWO_SCHEDULES, Unknown())
     assert costs["beside"].drafter is not None
     assert costs["beside"].drafter.seconds(3) == pytest.approx(0.1 * costs["beside"].target.seconds(3))
+
+
+class Closing(SuffixWriter):
+    """Tells when it is closed; one of them cannot be made."""
+
+    closed: ClassVar[list[str]] = []
+    cannot_be_made = False
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        if self.cannot_be_made:
+            raise SettingsError("no such writer")
+
+    def close(self) -> None:
+        self.closed.append(type(self).__name__)
+
+
+class Unmade(Closing):
+    cannot_be_made = True
+
+
+@pytest.mark.parametrize(("second", "closed"), [(Unmade, ["Closing"]), (Closing, ["Closing", "Closing"])])
+def test_writers_are_closed_if_the_engine_cannot_be_made(
+    second: type[Closing], closed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"suffix": Closing, "lookup": second}
+    monkeypatch.setattr(Closing, "closed", [])
+    monkeypatch.setattr(building, "find_writer", kinds.__getitem__)
+    settings = {"writers": ("suffix", "lookup"), "policy": "fixed", "kv_offload": str(tmp_path / "missing")}
+    plan = resolve(settings, replace(TWO_CORES, row_bytes=8, free_bytes=1 << 30, has_draft=False))
+    with pytest.raises(SettingsError):
+        built(plan)
+    assert Closing.closed == closed
+
+
+def test_closing_ends_the_writers_but_not_the_link_which_is_its_makers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closing, "closed", [])
+    monkeypatch.setattr(building, "find_writer", lambda name: Closing)
+    parts = built(resolve({"writers": ("beam", "suffix"), "policy": "fixed"}, TWO_CORES))
+    parts.close()
+    assert Closing.closed == ["Closing"]
+    assert parts.link is not None and parts.link.status.state != "down"
