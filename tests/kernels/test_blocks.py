@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, block_linear, pack_blocks
+from card.kernels.blocks import block_linear, pack_blocks
+from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import GROUP, multiply_rows, why_not_int8
 
 REASON = why_not_int8()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from card.api.prompts import Prompt
@@ -62,10 +63,13 @@ class Host:
     def __init__(self, asked: Asked) -> None:
         """Load the models and start the drafter. Raises: SettingsError, ModelError, VocabularyError, WorkerError."""
         longest = asked.settings.get("max_model_len") or DEFAULT_MODEL_LEN
-        with telling_shortage(asked.target, asked.draft, max_model_len=longest):
+        with telling_shortage(asked.target, asked.draft, max_model_len=longest), ExitStack() as unfinished:
             loaded = load(asked)
+            unfinished.callback(loaded.grammars.close)
+            unfinished.callback(loaded.lanes.close)
             measured = measure(asked, loaded)
             parts = build_engine(asked, loaded, measured)
+            unfinished.pop_all()  # they stay open until `close`
         self.plan, self.engine, self.policy, self.link = parts.plan, parts.engine, parts.policy, parts.link
         self.method, self.settings, self.draft_settings = parts.plan.method, parts.plan.settings, parts.plan.draft
         self.max_model_len, self.max_kv_bytes = parts.plan.max_model_len, parts.plan.max_kv_bytes or 0

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
-from card.assembly.build import Models, Parts, build, make_writers
+from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
 from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahead
 from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
@@ -165,10 +165,18 @@ def measure(asked: Asked, loaded: Loaded) -> Measured:
 
 def build_engine(asked: Asked, loaded: Loaded, measured: Measured) -> Parts:
     """Start the drafter and build the engine. Raises: SettingsError, ModelError, WorkerError."""
+    writers = make_writers(measured.plan, loaded.runner.vocab_size, loaded.tokenizer)
+    with closed_if_it_fails(writers):
+        for writer in writers.values():
+            writer.attach(loaded.runner)
+        parts = _with_drafter(asked, loaded, measured, writers)
+    measured.latencies.watch_rounds()
+    return parts
+
+
+def _with_drafter(asked: Asked, loaded: Loaded, measured: Measured, writers: Mapping[str, LocalWriter]) -> Parts:
+    """Start the drafter, if there is one, and build the engine; a drafter is closed if that fails."""
     plan, runner, latencies = measured.plan, loaded.runner, measured.latencies
-    writers = make_writers(plan, runner.vocab_size, loaded.tokenizer)
-    for writer in writers.values():
-        writer.attach(runner)
     drafter = _drafter_of(asked, loaded, measured)
     link, shown = (None, ()) if drafter is None else (drafter.link, drafter.consumers)
     try:
@@ -187,7 +195,6 @@ def build_engine(asked: Asked, loaded: Loaded, measured: Measured) -> Parts:
         if link is not None:
             link.close()
         raise
-    latencies.watch_rounds()
     return parts
 
 

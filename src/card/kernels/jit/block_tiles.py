@@ -17,10 +17,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from llvmlite import ir
 
+from card.kernels.formats.block_format import STEP_BYTES, STEPS, SUPER, BlockShape
 from card.kernels.jit.products import Product, Sums
 from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import (
@@ -39,58 +39,10 @@ from card.kernels.jit.vectors import (
     write,
 )
 
-STEPS = GROUP // 4
 _FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
 _AHEAD = 4096  # bytes of weights on their way from memory: their order in a group is none that memory foresees
-SUPER = 256  # inputs of a block whose scales are bytes
-_STEP_BYTES = 4 * PANEL
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _HALVES, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(_I8, LANES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockShape:
-    """Layout of one kind of blocks."""
-
-    part: int  # inputs that share a scale: 16 or 32
-    bits: int  # of a weight: 4, 5, 6 or 8
-    zero: int = 0  # what is subtracted from each weight
-    scale: Literal["half", "byte", "signed byte"]  # a byte is multiplied by the half of its block of 256 inputs
-    has_minimum: bool = False  # parts have a smallest weight, kept like the scale
-
-    @property
-    def parts(self) -> int:
-        """Number of parts of a group."""
-        return GROUP // self.part
-
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes of the scales of a part, 16 channels."""
-        return PANEL * (2 if self.scale == "half" else 1)
-
-    @property
-    def low_place(self) -> int:
-        """Place of the weights in a group."""
-        return self.parts * self.scale_bytes * (2 if self.has_minimum else 1)
-
-    @property
-    def high_place(self) -> int:
-        """Place of the bits of weights beyond the lower four."""
-        return self.low_place + _STEP_BYTES * (STEPS if self.bits == 8 else STEPS // 2)
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of a group of a panel."""
-        return self.high_place + (0 if self.bits == 8 else _STEP_BYTES * STEPS * (self.bits - 4) // 8)
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes of a panel's header for each 256 inputs; 0 if there is none."""
-        return 0 if self.scale == "half" else 64
-
-    def panel_bytes(self, num_groups: int) -> int:
-        """Return the bytes of a panel."""
-        return self.group_bytes * num_groups + self.header_bytes * -(-num_groups * GROUP // SUPER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +95,12 @@ def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value
     low_bits = splat(kind, 15)
     high_steps = STEPS * (shape.bits - 4) // 8  # steps of 64 bytes that hold the higher bits of all 16
     parts = []
-    for first in range(0, _STEP_BYTES, kind.count):
-        place = moved(builder, group, shape.low_place + _STEP_BYTES * (step % (STEPS // 2)) + first)
+    for first in range(0, STEP_BYTES, kind.count):
+        place = moved(builder, group, shape.low_place + STEP_BYTES * (step % (STEPS // 2)) + first)
         low = read(builder, place, kind)
         weights = builder.and_(_shifted(builder, product, low, -4 * (step // (STEPS // 2))), low_bits)
         if high_steps:
-            place = moved(builder, group, shape.high_place + _STEP_BYTES * (step % high_steps) + first)
+            place = moved(builder, group, shape.high_place + STEP_BYTES * (step % high_steps) + first)
             left = 4 - (shape.bits - 4) * (step // high_steps)
             high = _shifted(builder, product, read(builder, place, kind), left)
             mask = splat(kind, (1 << shape.bits) - 16)
@@ -194,7 +146,7 @@ def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at
         of_zero = _Lanes(builder, builder.mul(of_rows, splat(INTS, -zero)), num_rows)
     for step in steps:
         if shape.bits == 8:
-            weights = PRODUCT.read_weights(builder, moved(builder, at.group, shape.low_place + _STEP_BYTES * step))
+            weights = PRODUCT.read_weights(builder, moved(builder, at.group, shape.low_place + STEP_BYTES * step))
         else:
             weights = _weights(builder, PRODUCT, shape, at.group, step)
         for row, total in enumerate(sums):

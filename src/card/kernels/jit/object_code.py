@@ -88,7 +88,8 @@ def _file_of(name: str) -> Path | None:
 
 @functools.cache
 def _source_digest() -> str:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    sources = sorted((*here.glob("*.py"), *(here.parent / "formats").glob("*.py")))  # whose shapes are compiled
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 

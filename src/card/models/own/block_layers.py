@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, block_linear
+from card.kernels.blocks import block_linear
+from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import PANEL, PackedLinear
 from card.models.rows.row_tree import FloatArray
 

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from card.kernels.blocks import BLOCK_FORMATS, Bytes, pack_blocks
+from card.kernels.blocks import pack_blocks
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.formats.block_format import Bytes
 from card.kernels.int8_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError

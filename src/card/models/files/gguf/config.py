@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from card.kernels.blocks import BLOCK_FORMATS
-from card.kernels.int8_linear import LANES
 from card.models.architectures import Architecture
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import Facts
@@ -56,7 +54,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         **_windows(facts, architecture),
         "dtype": str(_stored_dtype(header)).removeprefix("torch."),
         "is_quantized": not _matrix_types(header) <= PLAIN_DTYPES.keys(),
-        "runs_as_blocks": head_dim % LANES == 0 and _are_blocks(_matrix_types(header)),
+        "matrix_types": sorted(_matrix_types(header)),
         "head_dim": head_dim,
         architecture.activation: getattr(architecture.config_class, architecture.activation),
         "hidden_size": hidden,
@@ -187,11 +185,6 @@ def _llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
 def _matrix_types(header: Header) -> set[int]:
     """Return what ggml calls the types of the weights but norms and biases, which are in float32 in every file."""
     return {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
-
-
-def _are_blocks(types: set[int]) -> bool:
-    """Return whether matrices of these types run as they are, some of them in blocks."""
-    return not types.isdisjoint(BLOCK_FORMATS) and types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
 
 
 def _stored_dtype(header: Header) -> torch.dtype:

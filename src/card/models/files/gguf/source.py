@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.int8_linear import LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
@@ -29,6 +31,7 @@ from card.models.files.gguf.tokenizer import (
     tokenizer_digest,
     write_tokenizer,
 )
+from card.models.files.gguf.weights import PLAIN_DTYPES
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.block_layers import BlockWeight
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 4  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
+_FACTS_FORMAT = 1  # of what is told of a file
 _FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
@@ -106,7 +110,9 @@ class GgufSource:
     @property
     def can_run_blocks(self) -> bool:
         """True if the file's own blocks can run as they are on a CPU that runs integer passes."""
-        return bool(self.config["runs_as_blocks"])
+        types = set(self.config["matrix_types"])  # kept, as formats may have been added since
+        are_blocks = not types.isdisjoint(BLOCK_FORMATS) and types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
+        return are_blocks and self.config["head_dim"] % LANES == 0
 
     def block_decoder(self) -> DecoderModel:
         """Return the model with the file's own blocks, packed for integer passes; `can_run_blocks` must be true."""
@@ -190,7 +196,8 @@ class GgufSource:
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
         """The config, and a digest of the tokenizer: what is asked for without the weights."""
-        kept = None if self._store is None else self._store.make(self._name("facts"), 0, self._write_facts)
+        name = self._name(f"facts{_FACTS_FORMAT}")
+        kept = None if self._store is None else self._store.make(name, 0, self._write_facts)
         if kept is None:
             return self._read_facts()
         facts: dict[str, Any] = json.loads((kept / _FACTS_NAME).read_text("utf-8"))

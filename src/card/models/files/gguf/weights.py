@@ -5,6 +5,7 @@ They are dequantised some rows at a time, so that no more than the result is eve
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from card.kernels.formats import BLOCK_FORMATS
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 
 PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
@@ -35,14 +37,9 @@ class Weight:
 
 def check_tensors(header: Header) -> None:
     """Check that each tensor lies inside the file, in a place of its own, and can be dequantised."""
-    types = {one.value: one for one in GGMLQuantizationType}
     last, last_end = "", 0
     for place in sorted(header.tensors.values(), key=lambda one: one.offset):
-        known = types.get(place.type_id)
-        block, block_bytes = GGML_QUANT_SIZES[known] if known is not None else (0, 0)
-        if known is None or not _can_dequantize(known, block_bytes):
-            name = f"type {place.type_id}" if known is None else known.name
-            raise GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
+        block, block_bytes = _block_of(place)
         if place.shape[-1] % block:
             raise DamagedError(f"damaged: rows of {place.shape[-1]} in {place.name} are no multiple of {block}")
         end = place.offset + math.prod(place.shape) // block * block_bytes
@@ -53,11 +50,37 @@ def check_tensors(header: Header) -> None:
         last, last_end = place.name, end
 
 
+def _block_of(place: TensorPlace) -> tuple[int, int]:
+    """Return the elements and the bytes of a block of a tensor. Raises: GgufError if its type cannot be read."""
+    form = BLOCK_FORMATS.get(place.type_id)
+    if form is not None:
+        return form.inputs, form.num_bytes
+    try:
+        kind = GGMLQuantizationType(place.type_id)
+    except ValueError:
+        raise _unreadable(place, f"type {place.type_id}") from None
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if not _can_dequantize(kind, block_bytes):
+        raise _unreadable(place, kind.name)
+    return block, block_bytes
+
+
+def _unreadable(place: TensorPlace, name: str) -> GgufError:
+    return GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
+
+
+@functools.cache
 def _can_dequantize(kind: GGMLQuantizationType, block_bytes: int) -> bool:
     try:
         return bool(dequantize(np.zeros((1, block_bytes), np.uint8), kind).dtype == np.float32)
     except (NotImplementedError, ValueError, TypeError):
         return False
+
+
+def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], type_id: int) -> Tensor:
+    """Return the numbers that rows of a type [n, bytes] stand for, float32."""
+    form = BLOCK_FORMATS.get(type_id)
+    return torch.from_numpy(dequantize(raw, GGMLQuantizationType(type_id)) if form is None else form.numbers(raw))
 
 
 def are_equal(path: Path, one: Weight, other: Weight) -> bool:
@@ -85,12 +108,11 @@ def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[A
 def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
     place = weight.place
-    kind = GGMLQuantizationType(place.type_id)
     num_rows, row_bytes = place.num_rows, row_bytes_of(place)
     with path.open("rb") as stream:
         stream.seek(place.offset)
         if len(place.shape) == 1:
-            values = torch.from_numpy(dequantize(_raw(stream, 1, row_bytes), kind))[0] - weight.offset
+            values = _unpacked(_raw(stream, 1, row_bytes), place.type_id)[0] - weight.offset
             yield (values if weight.order is None else values[weight.order]).to(dtype)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
@@ -99,12 +121,12 @@ def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
             part = _raw(stream, count, row_bytes) if ordered is None else ordered[first : first + count]
-            yield torch.from_numpy(dequantize(part, kind)).to(dtype)
+            yield _unpacked(part, place.type_id).to(dtype)
 
 
 def row_bytes_of(place: TensorPlace) -> int:
     """Return the bytes of a row of a tensor."""
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(place.type_id)]
+    block, block_bytes = _block_of(place)
     return int(place.shape[-1] // block * block_bytes)
 
 

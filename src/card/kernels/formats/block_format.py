@@ -1,0 +1,226 @@
+"""A block format of GGUF files: its blocks are split, then laid out as machine code reads them.
+
+A format's `split` gives whole numbers and scales exactly as the file holds them; `BlockFormat.pack` lays them out in
+panels, as its `BlockShape` says and `card.kernels.jit.block_tiles` reads them. Nothing is rounded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from card.kernels.int8_linear import GROUP, PANEL, padded
+
+Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
+STEPS = GROUP // 4
+STEP_BYTES = 4 * PANEL
+SUPER = 256  # inputs of a block whose scales are bytes
+_LEAST_BYTE = 0x80  # -128
+_FOUR, _LOWER_HALVES = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Layout of one kind of blocks."""
+
+    part: int  # inputs that share a scale: 16 or 32
+    bits: int  # of a weight: 4, 5, 6 or 8
+    zero: int = 0  # what is subtracted from each weight
+    scale: Literal["half", "byte", "signed byte"]  # a byte is multiplied by the half of its block of 256 inputs
+    has_minimum: bool = False  # parts have a smallest weight, kept like the scale
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of a group."""
+        return GROUP // self.part
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of a part, 16 channels."""
+        return PANEL * (2 if self.scale == "half" else 1)
+
+    @property
+    def low_place(self) -> int:
+        """Place of the weights in a group."""
+        return self.parts * self.scale_bytes * (2 if self.has_minimum else 1)
+
+    @property
+    def high_place(self) -> int:
+        """Place of the bits of weights beyond the lower four."""
+        return self.low_place + STEP_BYTES * (STEPS if self.bits == 8 else STEPS // 2)
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group of a panel."""
+        return self.high_place + (0 if self.bits == 8 else STEP_BYTES * STEPS * (self.bits - 4) // 8)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a panel's header for each 256 inputs; 0 if there is none."""
+        return 0 if self.scale == "half" else 64
+
+    def panel_bytes(self, num_groups: int) -> int:
+        """Return the bytes of a panel."""
+        return self.group_bytes * num_groups + self.header_bytes * -(-num_groups * GROUP // SUPER)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of some rows, split: R rows, N blocks in a row, P parts in a block."""
+
+    stored: Bytes  # [R, N, inputs], or [R, N, inputs / 2] where a group's bytes are halves as panels have them, too
+    scales: Bytes  # [R, N, P] bytes, or [R, N, 2] where one half is the block's whole scale
+    minima: Bytes | None = None  # in the same form
+    header: Bytes | None = None  # [R, N, 64 / 16]: the halves that scales and minima are times, the second one negative
+    are_halves: bool = False
+
+    @property
+    def numbers(self) -> Bytes:
+        """The numbers [R, N, inputs]."""
+        return pairs_of_32(self.stored) if self.are_halves else self.stored
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One of GGUF's quantised types that runs as it is: all that its file says, and what follows from it."""
+
+    type_id: int  # ggml's number of it
+    name: str  # ggml's
+    inputs: int  # of a block
+    num_bytes: int  # of a block
+    halves: slice  # its bytes that are numbers of 16 bits
+    shape: BlockShape  # of the panels that machine code reads
+    split: Callable[[Bytes], Blocks]  # [R, N, num_bytes] to what it holds
+
+    @property
+    def product(self) -> str:
+        """The name that machine code knows it by."""
+        return self.name.lower()
+
+    def panel_bytes(self, num_in: int) -> int:
+        """Return the bytes of 16 output channels with so many inputs."""
+        return self.shape.panel_bytes(padded(num_in, GROUP) // GROUP)
+
+    def numbers(self, raw: Bytes) -> npt.NDArray[np.float32]:
+        """Return the numbers [R, in] that rows of blocks [R, bytes] stand for, as llama.cpp computes them."""
+        shape, blocks = self.shape, self.split(raw.reshape(len(raw), -1, self.num_bytes))
+        parts = blocks.numbers.reshape(*blocks.numbers.shape[:2], -1, shape.part).astype(np.int8)
+        if shape.bits < 8:
+            parts -= np.int8(shape.zero)
+        values: npt.NDArray[np.float32] = np.multiply(
+            parts, self._factors(blocks.scales, blocks.header, 0), dtype=np.float32
+        )
+        if blocks.minima is not None:
+            values += self._factors(blocks.minima, blocks.header, 1)
+        return values.reshape(len(raw), -1)
+
+    def _factors(self, stored: Bytes, header: Bytes | None, half: int) -> npt.NDArray[np.float32]:
+        """Return the scales or the smallest weights of parts, [R, N, P, 1]."""
+        if header is None:
+            return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)[..., None]
+        is_signed = self.shape.scale == "signed byte"
+        whole = np.ascontiguousarray(stored).view(np.int8) if is_signed else stored
+        of_block = header.view(np.float16)[..., half : half + 1].astype(np.float32)
+        factors: npt.NDArray[np.float32] = np.multiply(whole, of_block, dtype=np.float32)
+        return factors[..., None]
+
+    def select(self, panels: Bytes, num_in: int, channels: npt.NDArray[np.int64]) -> Bytes:
+        """Return panels of some output channels of a layer with so many inputs."""
+        num_groups = padded(num_in, GROUP) // GROUP
+        chosen = np.zeros((-(-len(channels) // PANEL), panels.shape[1]), np.uint8)
+        for source, room in zip(self._regions(panels, num_groups), self._regions(chosen, num_groups), strict=True):
+            part = source[channels // PANEL, :, :, channels % PANEL]
+            rest = np.zeros((-len(channels) % PANEL, *part.shape[1:]), part.dtype)
+            room[...] = _by_channel(np.concatenate([part, rest]))
+        return chosen
+
+    def _regions(self, panels: Bytes, num_groups: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield views [panels, blocks or groups, values, 16] of all that panels hold of their channels.
+
+        First the header's halves, if there is a header; then scales, smallest weights, and steps of weights.
+        """
+        shape, num_panels = self.shape, len(panels)
+        start = shape.panel_bytes(num_groups) - shape.group_bytes * num_groups
+        if shape.header_bytes:
+            header = panels[:, :start].reshape(num_panels, -1, shape.header_bytes)
+            yield header.view(np.uint16).reshape(num_panels, header.shape[1], -1, PANEL)
+        groups = panels[:, start:].reshape(num_panels, num_groups, shape.group_bytes)
+        factors = groups[..., : shape.low_place].view(np.uint16 if shape.scale == "half" else np.uint8)
+        yield factors.reshape(num_panels, num_groups, -1, PANEL)
+        yield groups[..., shape.low_place :].view(np.uint32).reshape(num_panels, num_groups, -1, PANEL)
+
+    def pack(self, raw: Bytes, panels: Bytes) -> None:
+        """Write rows of blocks [out, bytes] to panels [ceil(out / 16), `panel_bytes`], which hold zeros.
+
+        Raises: ValueError if a block holds a number that the products cannot take.
+        """
+        raw = raw.reshape(len(raw), -1, self.num_bytes)
+        if not np.isfinite(np.ascontiguousarray(raw[..., self.halves]).view(np.float16)).all():
+            raise ValueError("a scale in it is no finite number; copy or download the file again")
+        if len(raw) % PANEL:
+            raw = np.concatenate([raw, np.zeros((-len(raw) % PANEL, *raw.shape[1:]), np.uint8)])
+        shape, blocks = self.shape, self.split(raw)
+        num_groups = padded(raw.shape[1] * self.inputs, GROUP) // GROUP
+        factors = [
+            _padded(one.reshape(len(raw), -1), num_groups * shape.parts * shape.scale_bytes // PANEL).reshape(
+                len(raw), num_groups, -1
+            )
+            for one in (blocks.scales, blocks.minima)
+            if one is not None
+        ]
+        stored = blocks.stored.reshape(len(raw), -1)
+        if blocks.are_halves:  # of whole groups
+            steps = stored.reshape(len(raw), num_groups, -1)
+        else:
+            steps = _steps(_padded(stored, num_groups * GROUP).reshape(len(raw), num_groups, GROUP), shape.bits)
+        header = [] if blocks.header is None else [blocks.header]
+        values = [*header, np.concatenate(factors, axis=-1), steps]
+        for room, value in zip(self._regions(panels, num_groups), values, strict=True):
+            room[...] = _by_channel(value.view(room.dtype))
+
+
+def _padded(values: Bytes, size: int) -> Bytes:
+    """Return rows [R, n] with zeros behind them, [R, size]."""
+    if values.shape[1] == size:
+        return np.ascontiguousarray(values)
+    out = np.zeros((len(values), size), np.uint8)
+    out[:, : values.shape[1]] = values
+    return out
+
+
+def _by_channel(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return [rows, groups, n] as [panels, groups, n, 16]: 16 channels beside each other."""
+    return values.reshape(-1, PANEL, *values.shape[1:]).transpose(0, 2, 3, 1)
+
+
+def _steps(numbers: Bytes, bits: int) -> Bytes:
+    """Return numbers [R, groups, 64] as the bytes of a channel in a group, [R, groups, 8 * bits]."""
+    if bits == 8:
+        if (numbers == _LEAST_BYTE).any():
+            raise ValueError("it holds the number -128, which integer products cannot take; use --dtype int8")
+        return numbers ^ np.uint8(_LEAST_BYTE)
+    half = GROUP // 2
+    low = (numbers[..., :half] & 15) | (numbers[..., half:] << 4)
+    if bits == 4:
+        return low
+    high_bits = bits - 4
+    words = numbers.view(np.uint64) >> _FOUR & _LOWER_HALVES  # eight bytes at once: none has bits for its neighbour
+    steps = words.reshape(*numbers.shape[:2], 8 // high_bits, high_bits)
+    high = steps[..., 0, :].copy()
+    for i in range(1, 8 // high_bits):
+        high |= steps[..., i, :] << np.uint64(high_bits * i)
+    return np.concatenate([low, high.view(np.uint8)], axis=-1)
+
+
+def nibbles(values: Bytes) -> Bytes:
+    """Return lower halves, then upper halves of the last dimension's bytes."""
+    return np.concatenate([values & 15, values >> 4], axis=-1)
+
+
+def pairs_of_32(values: Bytes) -> Bytes:
+    """Return numbers [R, N, 256] of bytes [R, N, 128]: of each 32 the lower halves, then the upper ones."""
+    return nibbles(values.reshape(*values.shape[:2], 4, 32)).reshape(*values.shape[:2], -1)

@@ -1,0 +1,41 @@
+"""Blocks of 32 numbers with one scale, and a smallest number in some of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from card.kernels.formats.block_format import BlockFormat, Blocks, BlockShape, Bytes, nibbles
+
+
+def _split_32(raw: Bytes, *, has_minimum: bool = False, has_fifth_bits: bool = False) -> Blocks:
+    """Split blocks of 32 numbers of four or five bits."""
+    first = 4 if has_minimum else 2
+    numbers = nibbles(raw[..., first + (4 if has_fifth_bits else 0) :])
+    if has_fifth_bits:
+        numbers |= np.unpackbits(raw[..., first : first + 4], axis=-1, bitorder="little") << 4
+    return Blocks(numbers, raw[..., :2], raw[..., 2:4] if has_minimum else None)
+
+
+_q4_1 = partial(_split_32, has_minimum=True)
+_q5_0 = partial(_split_32, has_fifth_bits=True)
+_q5_1 = partial(_split_32, has_minimum=True, has_fifth_bits=True)
+
+
+def _split_q8_0(raw: Bytes) -> Blocks:
+    return Blocks(raw[..., 2:], raw[..., :2])
+
+
+def _shape(bits: int, zero: int) -> BlockShape:
+    """Return the shape of blocks whose numbers stand around a zero; those that have none have a smallest number."""
+    return BlockShape(part=32, bits=bits, zero=zero, scale="half", has_minimum=not zero)
+
+
+FORMATS = (
+    BlockFormat(2, "Q4_0", 32, 18, slice(0, 2), _shape(4, zero=8), _split_32),
+    BlockFormat(3, "Q4_1", 32, 20, slice(0, 4), _shape(4, zero=0), _q4_1),
+    BlockFormat(6, "Q5_0", 32, 22, slice(0, 2), _shape(5, zero=16), _q5_0),
+    BlockFormat(7, "Q5_1", 32, 24, slice(0, 4), _shape(5, zero=0), _q5_1),
+    BlockFormat(8, "Q8_0", 32, 34, slice(0, 2), _shape(8, zero=128), _split_q8_0),
+)
