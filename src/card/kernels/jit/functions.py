@@ -72,7 +72,7 @@ class Function:
             made = ir.Function(module, ir.FunctionType(self._result, self._arguments), name)
             made.linkage = "internal"
             made.attributes.add("nounwind")
-            _Writer(function, made)
+            _InstructionWriter(function, made)
         return made
 
     def write(self, builder: Builder, values: Sequence[Value]) -> Value:
@@ -130,7 +130,7 @@ def _matched(builder: Builder, *values: Any) -> list[Value]:
     return [_as(builder, value, _kind_of(known[0])) for value in values]
 
 
-class _Writer:
+class _InstructionWriter:
     """Writes the instructions of one function."""
 
     def __init__(self, function: Callable[..., Any], made: Any) -> None:

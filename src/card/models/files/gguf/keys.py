@@ -84,7 +84,7 @@ _TOKENIZER = _names(
 _INSTEAD = "use a folder saved by transformers"
 
 
-class Facts:
+class GgufFacts:
     """The metadata of one architecture."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
