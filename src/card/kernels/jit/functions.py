@@ -326,7 +326,7 @@ class _InstructionWriter:
             shift = ir.Constant(_INT, right.bit_length() - 1)
             return builder.ashr(x, shift) if is_quotient else builder.and_(x, ir.Constant(_INT, right - 1))
         quotient, rest, zero = builder.sdiv(x, y), builder.srem(x, y), ir.Constant(_INT, 0)
-        # The processor rounds to zero, Python down.
+        # The processor rounds towards zero, Python rounds down.
         has_other_sign = builder.icmp_signed("<", builder.xor(rest, y), zero)
         is_over = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
         if is_quotient:
