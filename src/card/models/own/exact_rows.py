@@ -17,7 +17,7 @@ _SCORE_KINDS = (
     "logits",
     "weights",
     "bounds",
-)  # as `card.kernels.jit.tables` numbers them; for bounds a pass keeps its queries
+)  # as `card.kernels.jit.tables` numbers them; bounds need the queries
 _NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
 
 
