@@ -20,7 +20,7 @@ import card
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.models.loading import load_model, load_tokenizer
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8
@@ -227,7 +227,7 @@ def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_where_bfloat16_is_slow_models_run_in_float32_and_one_line_says_so(run, in_bfloat16, caplog, command):
     said = "weights of 16 bits are widened to float32"
     for options, wanted in [([], 1), (["--dtype", "bfloat16"], 0), (["--dtype", "float32"], 0)]:
-        say_once.cache_clear()
+        warn_once.cache_clear()
         caplog.clear()
         ran = run(*command, *in_bfloat16, *options)
         assert (ran.status, caplog.text.count(said)) == (0, wanted), options

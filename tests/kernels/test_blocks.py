@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from card.kernels.blocks import block_linear, pack_blocks
-from card.kernels.formats import BLOCK_FORMATS, BlockFormat
-from card.kernels.int8_linear import GROUP, multiply_rows, why_not_int8
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.formats.block_format import BlockFormat
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.packed_linear import GROUP, multiply_rows
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
-from card.kernels.int8_linear import GROUP, multiply_rows, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.packed_linear import GROUP, multiply_rows
 
 pytestmark = pytest.mark.skipif(why_not_int8() is not None, reason=f"no machine code: {why_not_int8()}")
 DTYPES = pytest.mark.parametrize("dtype", FLOAT_PRODUCTS)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from card.kernels.int8_linear import machine_code, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.machine_code import machine_code
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from card.kernels.int8_linear import machine_code, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.machine_code import machine_code
 from tests.shortage import no_more_files
 
 REASON = why_not_int8()

@@ -31,8 +31,8 @@ from card.models.loading import check_pair, load_decoder, load_model, load_token
 from card.models.own.block_layers import has_blocks
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
-from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
+from card.models.warn_once import warn_once
 from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.reaching_in import say_why_not_int8
@@ -228,7 +228,7 @@ def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_pro
 ):
     monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: is_quick)
     file = write_gguf(folders("qwen2"), tmp_path / "other.gguf", kind=Kind.MXFP4)
-    say_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         model = load_decoder(file, cache_dir=cache)
     assert (is_int8(model), has_blocks(model)) == (True, False)

@@ -19,7 +19,8 @@ from gguf import GGMLQuantizationType as Kind
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.kernels.int8_linear import machine_code, why_not_int8
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.machine_code import machine_code
 from card.models.draft_vocab import restrict_head
 from card.models.facts import parameter_count
 from card.models.files import tensor_files
@@ -31,8 +32,8 @@ from card.models.own.decoder_model import is_int8
 from card.models.own.exact_layers import products_of
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, make_runner
-from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
+from card.models.warn_once import warn_once
 from tests.damage import damages
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 
@@ -111,7 +112,7 @@ def test_a_full_disk_costs_one_line_and_no_bit(written, tmp_path, monkeypatch, c
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    say_once.cache_clear()
+    warn_once.cache_clear()
     monkeypatch.setattr(tensor_files.os, "fsync", full)  # when all has been written, as far as a full disk lets it
     with caplog.at_level(logging.WARNING):
         own = logits(load_decoder(file, cache_dir=str(tmp_path)))

@@ -52,7 +52,9 @@ from card.config import SamplingParams
 from card.config.registry import methods
 from card.errors import ModelError
 from card.kernels import int8_linear
-from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
+from card.kernels.int8_linear import quantize_linear, why_not_int8
+from card.kernels.machine_code import machine_code
+from card.kernels.packed_linear import GROUP, LANES, PANEL, multiply_rows
 from card.machine.threads import use_threads
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
@@ -403,7 +405,7 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = int8_linear.machine_code("passes")
+    crew = machine_code("passes")
     runner, run = make_runner("llama"), crew.run
     expected = logits_of(runner, TEXT)
     use_threads(2, in_integers=True)
@@ -431,7 +433,7 @@ def test_without_llvmlite_the_reason_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = int8_linear.machine_code("passes")
+    crew = machine_code("passes")
     runner = make_runner("llama")
     expected = logits_of(runner, TEXT)
 
@@ -449,7 +451,7 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: py
 
 
 def test_both_sides_of_the_machine_code_count_alike() -> None:
-    vectors, tiles = int8_linear.machine_code("vectors"), int8_linear.machine_code("tiles")
+    vectors, tiles = machine_code("vectors"), machine_code("tiles")
     theirs = tiles.PANEL, vectors.GROUP, vectors.LANES
-    assert theirs == (int8_linear.PANEL, int8_linear.GROUP, int8_linear.LANES)
+    assert theirs == (PANEL, GROUP, LANES)
     assert 1 <= tiles.MOST_ROWS <= int8.MOST_TILE_ROWS

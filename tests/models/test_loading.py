@@ -36,7 +36,7 @@ from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.facts import end_token_ids, parameter_count, vocab_size
 from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from card.models.own.decoder_model import is_int8
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
 
@@ -138,7 +138,7 @@ def test_without_bfloat16_instructions_or_machine_code_sixteen_bits_are_widened_
     say_why_not_int8(monkeypatch, None)
     assert load(saved).dtype == torch.bfloat16  # which our machine code multiplies as they are
     say_why_not_int8(monkeypatch, "not here")
-    say_once.cache_clear()
+    warn_once.cache_clear()
     widened = [load(saved), load(saved)]
     assert [model.dtype for model in widened] == [torch.float32] * 2
     assert torch.equal(widened[0].lm_head.weight, stored.lm_head.weight.float())
@@ -222,7 +222,7 @@ def test_missing_weights_and_weights_of_another_shape_are_refused(copied: Path) 
     key = "model.layers.0.mlp.up_proj.weight"
     for missing, said in (
         ("model.norm.weight", "are incomplete: 1 tensors are missing, the first is model.norm.weight"),
-        (key, "tensors are missing or have names that nobody knows, the first is layers.0.mlp.up_proj.weight"),
+        (key, "tensors are missing or have unknown names, the first is layers.0.mlp.up_proj.weight"),
     ):
         rest = {name: tensor for name, tensor in tensors.items() if name != missing}
         save_file(rest, weights, metadata={"format": "pt"})

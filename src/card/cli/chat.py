@@ -44,14 +44,14 @@ def run(stats: bool, system: str | None, **options: Any) -> None:
         if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
         let_lines_be_edited()
-        conversation = Conversation(llm, params, shows_stats=stats, system=system or "")
+        conversation = ChatSession(llm, params, shows_stats=stats, system=system or "")
         for turn in read_turns(ask_user):
             if not conversation.take(turn):
                 break
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """The conversation so far."""
 
     llm: LLM

@@ -23,7 +23,7 @@ _ENTRY_POINTS = ("card.methods", "card.commands")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecord:
     """A record, and its origin: a folder of this package, or the name of another package."""
 
     record: Record
@@ -31,7 +31,7 @@ class Found:
 
 
 @cache
-def records() -> tuple[Found, ...]:
+def records() -> tuple[FoundRecord, ...]:
     """Return all records. An unreadable one is left out, with a line in the log.
 
     Tests that add a folder call ``records.cache_clear()``, and that of `methods`.
@@ -39,7 +39,7 @@ def records() -> tuple[Found, ...]:
     return (*_of_folders(), *_of_packages())
 
 
-def _of_folders() -> Iterable[Found]:
+def _of_folders() -> Iterable[FoundRecord]:
     for group in _GROUPS:
         if find_spec(f"card.{group}") is None:
             continue
@@ -47,10 +47,10 @@ def _of_folders() -> Iterable[Found]:
             place = Path(getattr(folder.module_finder, "path", "")) / folder.name / "record.py"
             if place.is_file():  # checked on disk, as importing a folder without a record may take long
                 record = import_module(f"card.{group}.{folder.name}.record").RECORD
-                yield Found(record, f"{group}/{folder.name}")
+                yield FoundRecord(record, f"{group}/{folder.name}")
 
 
-def _of_packages() -> Iterable[Found]:
+def _of_packages() -> Iterable[FoundRecord]:
     for group in _ENTRY_POINTS:
         for point in metadata.entry_points(group=group):
             origin = point.dist.name if point.dist is not None else point.value
@@ -60,7 +60,7 @@ def _of_packages() -> Iterable[Found]:
                 logger.warning("%s of %s cannot be loaded, and is left out: %r", point.name, origin, error)
                 continue
             if isinstance(found, Record):
-                yield Found(found, origin)
+                yield FoundRecord(found, origin)
             else:
                 logger.warning("%s of %s is not a record, and is left out", point.name, origin)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from card.kernels.formats.block_format import BlockFormat, Bytes
-from card.kernels.int8_linear import PANEL, PackedLinear, extended, padded
+from card.kernels.packed_linear import PANEL, PackedLinear, extended, padded
 
 
 def pack_blocks(raw: Bytes, form: BlockFormat) -> Bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, padded
+from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
 
 FLOAT_PRODUCTS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 

@@ -1,51 +1,20 @@
-"""Linear layers in 8-bit integers: packed weights, exact products, and whether this machine can make them.
-
-The machine code (`card.kernels.jit`) is made by LLVM at its first use.
-"""
+"""Linear layers in 8-bit integers: how weights are rounded, and whether this machine multiplies them exactly."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from card.kernels.machine_code import machine_code
+from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, multiply_rows, padded
 from card.machine.processor import INTEGER_PROCESSORS, kernel_kind
 
-PANEL, GROUP, LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
 _ZERO = 128  # weights are unsigned bytes around this
 _LARGEST = 127.0
 _PROBED_ROWS = (1, 2, 16, 33)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
-
-    product: str  # one of the formats of `card.kernels.jit.formats`
-    panels: Tensor  # [out / 16, bytes] as that format lays them out
-    scales: Tensor  # [out] float32
-    bias: Tensor  # [out] float32
-    takes_floats: bool = False  # activations as they are, not as bytes
-
-    @property
-    def entry(self) -> tuple[int, ...]:
-        """Its entry in a table of the machine code."""
-        multiplier = machine_code("formats").multiplier(self.product).address
-        panels, scales, bias = (tensor.data_ptr() for tensor in (self.panels, self.scales, self.bias))
-        tables = machine_code("tables")
-        takes = tables.AS_FLOATS if self.takes_floats else tables.AS_BYTES
-        return multiplier, panels, self.panels.shape[1], scales, bias, takes
-
-
-def padded(size: int, multiple: int) -> int:
-    """Return the next multiple."""
-    return -(-size // multiple) * multiple
 
 
 def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = PANEL) -> PackedLinear:
@@ -64,60 +33,6 @@ def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = 
         weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
     )
     return PackedLinear("byte", panels, scales, extended(bias, size_out))
-
-
-def extended(values: Tensor | None, size: int) -> Tensor:
-    """Return values [n] as float32 with zeros behind them, [size]."""
-    out = torch.zeros(size)
-    if values is not None:
-        out[: len(values)] = values
-    return out
-
-
-def multiply_rows(x: Tensor, linear: PackedLinear, *, num_parts: int = 1) -> Tensor:
-    """Return x [T, in] times a linear layer as a pass computes it, [T, out].
-
-    Args:
-        num_parts: shares of output channels that are computed one after the other, as threads would at once.
-    """
-    code, sums_size = machine_code("rows"), machine_code("vectors").SUMS_BYTES // 4
-    num_rows, num_in, num_panels = *x.shape, len(linear.panels)
-    num_groups = padded(num_in, GROUP) // GROUP
-    filled = nn.functional.pad(x.float(), (0, num_groups * GROUP - num_in))
-    numbers = torch.empty((num_rows, num_groups * GROUP), dtype=torch.int8)
-    scales = torch.empty((num_rows, num_groups))
-    sums = torch.empty((num_rows, num_groups, sums_size + GROUP), dtype=torch.int32)  # and the rows behind them
-    places = (numbers.data_ptr(), scales.data_ptr(), sums.data_ptr())
-    entry = np.array(linear.entry, np.int64)
-    code.prepare_rows(
-        entry[-1], filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
-    )
-    out = torch.empty((num_rows, PANEL * num_panels))
-    for part in range(num_parts):
-        start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
-        code.project(
-            entry.ctypes.data, num_rows, start, stop, *places, num_groups, out.data_ptr(), 4 * PANEL * num_panels, 0
-        )
-    return out
-
-
-@functools.cache
-def machine_code(module: str) -> Any:
-    """Return a module of `card.kernels.jit`: compiled at its first use on a machine, and kept for later ones."""
-    return import_module(f"card.kernels.jit.{module}")
-
-
-def has_machine_code() -> bool:
-    """Return whether this process can make machine code."""
-    return find_spec("llvmlite") is not None and kernel_kind() is not None
-
-
-def kernels_identity() -> str:
-    """Return what tells the machine code of this process from other kinds of it, and from that of other sources.
-
-    Returns: empty where there is none, so that torch multiplies.
-    """
-    return str(machine_code("object_code").kept_name()) if has_machine_code() else ""
 
 
 @functools.cache

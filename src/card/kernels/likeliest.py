@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from card.kernels.int8_linear import has_machine_code, machine_code
+from card.kernels.machine_code import has_machine_code, machine_code
 
 
 def likeliest(scores: Tensor, count: int, *, sharpness: float = 1.0) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the best ``count`` tokens of each row and their log-probabilities, best first; all V if there are less.
+    """Return the best ``count`` tokens of each row and their log-probabilities, best first; all V if there are fewer.
 
-    Torch's calls for it cost half as much as the pass of a small draft model that they come behind.
+    Torch's calls would cost half as much as the pass of a small draft model before them.
 
     Args:
         scores: [N, V] float32 or float64 on the CPU.

@@ -14,7 +14,7 @@ from card.models.files.gguf.source import GgufSource
 from card.models.files.sources import Source, explained
 from card.models.own.decoder_model import mark_int8
 from card.models.own.reasons import is_exact
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -66,7 +66,7 @@ def dtype_for(source: Source, dtype: str | torch.dtype, device: torch.device) ->
         is_quantized = source.gguf.is_quantized
     if not is_quantized or why_not_int8() is not None:
         return dtype
-    say_once(
+    warn_once(
         f"{source.name} cannot run with its own blocks: it runs in 8-bit integers made of them (--dtype bfloat16 or "
         "float32 for others)"
     )
@@ -90,7 +90,7 @@ def fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
     elif dtype != "auto" or model.dtype not in (torch.bfloat16, torch.float16) or computes_bfloat16(model.device):
         return
     elif not is_exact(model):
-        say_once(
+        warn_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
         )

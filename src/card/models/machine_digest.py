@@ -1,4 +1,4 @@
-"""Proof that a computer gives the bits that every other one gives: digests of what exact passes compute.
+"""Digests of what exact passes compute, to prove that a computer gives the same bits as every other one.
 
 A row's logits depend on its text and on the model's numbers alone: sums have one order, and all functions are our own.
 So a digest of the logits of fixed texts is the same on every processor and under every kind of kernels.
@@ -19,9 +19,10 @@ from torch import Tensor
 from card.errors import ModelError
 from card.kernels.blocks import block_linear, pack_blocks
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
-from card.kernels.formats import BLOCK_FORMATS, BlockFormat
-from card.kernels.formats.block_format import Bytes
-from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.formats.block_format import BlockFormat, Bytes
+from card.kernels.int8_linear import quantize_linear, why_not_int8
+from card.kernels.packed_linear import multiply_rows
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
 from card.models.loading import load_decoder

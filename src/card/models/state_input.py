@@ -100,13 +100,13 @@ class StateInput(BoundModule):
 
     def check(self, target: TorchRunner, width: int, name: str) -> None:
         """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
-        known, whom = self.facts, "target"
+        known, made_for = self.facts, "target"
         difference = target_difference(known, target, self.probe)
         if known.num_layers != target.original.num_layers:
             difference = f"its target has {known.num_layers} layers, this one {target.original.num_layers}"
         elif known.width != width:
-            whom, difference = "drafter", f"it has width {known.width}, this one {width}"
+            made_for, difference = "drafter", f"it has width {known.width}, this one {width}"
         advice = (
             f"adapt the draft model for this target with {self.FILE.command}, or for all of its family without target"
         )
-        self.FILE.check_made_for(whom, name, difference, f"{advice} features")
+        self.FILE.check_made_for(made_for, name, difference, f"{advice} features")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
-    """Turn whatever taking over a model raises into a ModelError: its config may hold anything."""
+    """Turn any error of taking over a model into a ModelError: its config may hold anything."""
 
     @functools.wraps(init)
     def explained(self: TorchRunner, model: LoadedModel, **settings: Any) -> None:
@@ -185,7 +185,7 @@ class TorchRunner:
         try:
             with torch.inference_mode():
                 return self._decoder.own_logits(token_ids)
-        except Exception as error:  # whatever the code of one of many architectures raises
+        except Exception as error:  # the code of an architecture may raise anything
             raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}; {OTHER_FAMILY}") from error
 
     def narrowed(self, size: int) -> contextlib.AbstractContextManager[None]:

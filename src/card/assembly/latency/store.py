@@ -15,7 +15,7 @@ import torch
 
 from card import __version__
 from card.config import EngineSettings
-from card.kernels.int8_linear import kernels_identity
+from card.kernels.machine_code import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
 from card.machine.folders import expanded, is_safe_folder, read_kept, write_kept
 from card.machine.pass_cost import PassCost

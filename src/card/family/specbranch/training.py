@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from card.errors import PromptError
 from card.family.learning.fit import Rule, StepLoss, constant_rate, fit
-from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, Layer, log_odds
+from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, LinearWeights, log_odds
 from card.family.specbranch.rounds import Rounds, outcomes
 
 LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
@@ -185,7 +185,7 @@ def _fit(
     settings: TrainSettings,
     generator: torch.Generator,
     on_epoch: Callable[[], None],
-) -> tuple[list[Layer], int]:
+) -> tuple[list[LinearWeights], int]:
     """Return the layers of the epoch that did best on the rounds to stop by, and its number, counted from 1."""
     layers = _new_layers((len(spread[0]), *HIDDEN_WIDTHS, len(CLASSES)), generator)
     shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
@@ -228,7 +228,7 @@ def _fit(
     return best, best_epoch
 
 
-def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Layer]:
+def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[LinearWeights]:
     """Return linear layers with the spread that ReLU asks for (He et al. 2015, arXiv:1502.01852)."""
     return [
         (
@@ -242,7 +242,7 @@ def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Layer
 # ---- what it is worth -----------------------------------------------------------------------------------------------
 
 
-def calibrated(layers: Sequence[Layer], scores: Tensor, labels: Tensor) -> list[Layer]:
+def calibrated(layers: Sequence[LinearWeights], scores: Tensor, labels: Tensor) -> list[LinearWeights]:
     """Return layers whose softmax gives true chances: the scores scaled, and moved class by class.
 
     Training weighs classes and grows too sure; both are undone here. Source: Guo et al. 2017, arXiv:1706.04599; between

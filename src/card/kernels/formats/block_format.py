@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from card.kernels.int8_linear import GROUP, PANEL, padded
+from card.kernels.packed_linear import GROUP, PANEL, padded
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 STEPS = GROUP // 4

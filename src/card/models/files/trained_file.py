@@ -19,24 +19,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainedFile:
-    """One kind of such files: what they say of themselves, and the command that makes them."""
+    """One kind of such files: its name, its format, and the command that makes it."""
 
     kind: str  # in words
     format: str
     command: str
 
-    def check_made_for(self, whom: str, name: str, difference: str, advice: str = "") -> None:
-        """Refuse a file whose maker knew another target, or another one of the kind ``whom``.
+    def check_made_for(self, made_for: str, name: str, difference: str, advice: str = "") -> None:
+        """Refuse a file that was trained for another target or pair.
 
         Args:
+            made_for: what such a file is made for, in a word: "target", "drafter" or "pair".
             name: of the file, or words for what it holds.
             difference: what the file was made for and what was given, in words; empty if they are the same.
             advice: what to do; by itself it names the command.
         Raises: ModelError.
         """
         if difference:
-            advice = advice or f"train one for this {whom} with {self.command}"
-            raise ModelError(f"{name} was trained for another {whom}: {difference}; {advice}")
+            advice = advice or f"train one for this {made_for} with {self.command}"
+            raise ModelError(f"{name} was trained for another {made_for}: {difference}; {advice}")
 
     def save(self, path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
         """Write a file; it is whole or as before. Raises: ModelError if that fails."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from card.kernels.blocks import block_linear
-from card.kernels.formats import BLOCK_FORMATS, BlockFormat
-from card.kernels.int8_linear import PANEL, PackedLinear
+from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.formats.block_format import BlockFormat
+from card.kernels.packed_linear import PANEL, PackedLinear
 from card.models.rows.row_tree import FloatArray
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from card.config import INT8
-from card.kernels.int8_linear import GROUP, LANES, PANEL, PackedLinear, extended, machine_code, padded
+from card.kernels.machine_code import machine_code
+from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size
@@ -198,7 +199,7 @@ class ExactDecoder:
 
         Args:
             positions: [sum T] int64; [3, sum T] with images whose ``axes`` say which of them turns a channel.
-            states: takes the hidden states that somebody wishes for.
+            states: takes the hidden states that were asked for.
             images: what stands in places of images; None: nothing.
         """
         code, buffers = self._code, self._buffers
@@ -289,7 +290,7 @@ class ExactDecoder:
         return torch.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
     def _run_and_take(self, states: PassStates, hidden: Tensor) -> None:
-        """Run the pass and let it copy the states that somebody wishes for: the next layer writes over them."""
+        """Run the pass and let it copy the wanted states, which the next layer overwrites."""
         copies = {layer: torch.empty_like(hidden) for layer in states.layers - {0, FINAL}}
         if 0 in states.layers:
             states.take(0, hidden.clone())
@@ -329,7 +330,7 @@ class ExactDecoder:
         return padded(own, 4 * GROUP)
 
     def _make_room(self) -> None:
-        """Make buffers as large as is said now, and the table of a pass, which says where they are."""
+        """Make buffers of the sizes now needed, and the table of a pass with their addresses."""
         code, buffers, own_bytes = self._code, self._buffers, self._own_bytes()
         width, size = padded(self._width, GROUP), self._padded_head
         attended = padded(self._num_heads * size, GROUP)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
-from card.kernels.int8_linear import PANEL, PackedLinear, quantize_linear
+from card.kernels.int8_linear import quantize_linear
+from card.kernels.packed_linear import PANEL, PackedLinear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.own.block_layers import BlockLinear, has_blocks

@@ -17,7 +17,7 @@ from torch import Tensor
 from card.kernels.blocks import pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import Bytes
-from card.kernels.int8_linear import PANEL
+from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.model import GgufModel

@@ -1,9 +1,9 @@
-"""A folder of converted models, kept between starts: bounded, shared by processes, and never with half of one in it.
+"""A folder of converted models, kept between starts: bounded, shared by processes, and without partial entries.
 
-What was damaged is made anew. Where others can write, nothing is kept.
+A damaged entry is made again. Nothing is kept in a folder that other users can write to.
 
-Each entry is a folder. Who converts holds a lock beside it, writes under another name and renames. Who reads maps the
-files and so keeps what it reads, even if the entry is removed meanwhile.
+Each entry is a folder. The process that converts a model holds a lock beside the entry, writes under another name and
+renames at the end. Processes that read an entry map its files, so the data stays readable after the entry is removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
 from card.machine.memory import is_shortage
 from card.models.files.gguf.sealed import is_whole, seal
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 
 MOST_BYTES = 20 << 30  # of all entries; those that were not used for longest go first
 _SPARE_BYTES = 1 << 30  # left free on the disk
@@ -40,7 +40,7 @@ class KeptWeights:
                 return None
         except OSError as error:
             if is_shortage(error):
-                raise  # what cannot be read now is whole: to make it anew would delete it first
+                raise  # a read error is no sign of damage, and converting again would delete the entry first
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)
@@ -65,7 +65,7 @@ class KeptWeights:
         except OSError as error:
             if is_shortage(error):
                 raise
-            say_once(
+            warn_once(
                 f"converted weights are not kept in {self._folder}, so the next start converts again: "
                 f"{error.strerror or error}"
             )
@@ -112,7 +112,7 @@ def _alone_at(file: Path) -> Iterator[None]:
     while not is_mine:
         with file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # who was here before has removed it
+            with contextlib.suppress(FileNotFoundError):  # the process that held the lock before has removed it
                 is_mine = os.path.samestat(os.fstat(lock.fileno()), file.stat())
             if is_mine:
                 try:

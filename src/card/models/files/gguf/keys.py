@@ -1,6 +1,6 @@
-"""The entries of a file's metadata: which are followed, which change nothing here, and which cannot be followed.
+"""The entries of a file's metadata: which are used, which change nothing here, and which are refused.
 
-What llama.cpp reads for the architectures that are read here, by its names without the architecture's own.
+They are the entries that llama.cpp reads for these architectures; names here lack the architecture's prefix.
 Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-arch.cpp
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from card.models.architectures.architecture import Architecture, Cap, Scale
 from card.models.files.gguf.header import GgufError
-from card.models.said_once import say_once
+from card.models.warn_once import warn_once
 
 
 def _names(text: str) -> frozenset[str]:
@@ -84,7 +84,7 @@ _TOKENIZER = _names(
 _INSTEAD = "use a folder saved by transformers"
 
 
-class Facts:
+class GgufFacts:
     """The metadata of one architecture."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
@@ -140,4 +140,4 @@ class Facts:
             elif not all(one in _IDLE[name] for one in (value if isinstance(value, list) else [value])):
                 raise GgufError(f"asks for {name} {str(value)[:40]}, which is not known here; {_INSTEAD}")
         if unknown:
-            say_once(f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out")
+            warn_once(f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out")

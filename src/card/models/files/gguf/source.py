@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from card.kernels.formats import BLOCK_FORMATS
-from card.kernels.int8_linear import LANES
+from card.kernels.packed_linear import LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
@@ -155,7 +155,7 @@ class GgufSource:
 
     @contextlib.contextmanager
     def _explained(self, kept: Path) -> Iterator[None]:
-        """Turn whatever reading a kept folder raises into one line."""
+        """Turn any error of reading a kept folder into one line."""
         try:
             yield
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -230,7 +230,7 @@ class GgufSource:
 
 @contextlib.contextmanager
 def _tokenizer_explained() -> Iterator[None]:
-    """Turn whatever the makers of tokenizers raise into one line: almost anything, Exception itself too."""
+    """Turn any error of building a tokenizer into one line; the libraries raise even Exception itself."""
     try:
         yield
     except OSError:
