@@ -486,7 +486,7 @@ def test_a_request_that_wants_no_speculation_gets_none_beside_others_that_do(mak
     alone, helped = llm.generate([PROMPT, PROMPT], [SAMPLED.replace(speculates=False), SAMPLED])
     assert alone.outputs == helped.outputs == plain(SAMPLED).outputs
     assert (alone.stats.verified_tokens, alone.stats.drafter_passes) == (0, 0)
-    assert alone.stats.speculation == "off: the request wants none"
+    assert alone.stats.speculation == "off: the request turns it off"
     assert helped.stats.accepted_tokens > 0
 
 

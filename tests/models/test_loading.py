@@ -223,7 +223,7 @@ def test_missing_weights_and_weights_of_another_shape_are_refused(copied: Path) 
     key = "model.layers.0.mlp.up_proj.weight"
     for missing, said in (
         ("model.norm.weight", "are incomplete: 1 tensors are missing, the first is model.norm.weight"),
-        (key, "tensors are missing or have names that nobody knows, the first is layers.0.mlp.up_proj.weight"),
+        (key, "tensors are missing or have unknown names, the first is layers.0.mlp.up_proj.weight"),
     ):
         rest = {name: tensor for name, tensor in tensors.items() if name != missing}
         save_file(rest, weights, metadata={"format": "pt"})

@@ -93,7 +93,7 @@ def test_experts_whose_names_nobody_knows_are_missing_before_the_weights_are_rea
         tensors = {name: tensor for name, tensor in load_file(file).items() if ".experts." not in name}
         save_file(tensors, file, metadata={"format": "pt"})
     said = refused(*generate(copied))
-    assert "tensors are missing or have names that nobody knows, the first is layers.0.mlp.experts." in said
+    assert "tensors are missing or have unknown names, the first is layers.0.mlp.experts." in said
 
 
 def test_states_that_have_no_room_are_refused_before_the_weights_are_read(

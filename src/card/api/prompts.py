@@ -1,4 +1,4 @@
-"""Prompts made into token ids: text, a conversation with or without images, or token ids as they are."""
+"""Token ids of prompts: of text, of a conversation with or without images, or given as they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PromptReader:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: Tower | None = None
     ) -> None:
-        """Read prompts with a tokenizer; without a vision tower no images."""
+        """Read prompts with a tokenizer; images need a vision tower."""
         folder = None if settings.image_dir is None else Path(settings.image_dir)
         self._bounds = PictureBounds(max_images=settings.max_images, folder=folder)
         self._tokenizer, self._tower = tokenizer, tower
@@ -43,17 +43,17 @@ class PromptReader:
         runner: RowRunner,
         dtype: object,
     ) -> PromptReader:
-        """Return the reader of a target, which takes images from now on if the settings allow any.
+        """Return the reader of a target, which accepts images from now on if the settings allow any.
 
         Args:
             dtype: of its vision tower.
-        Raises: SettingsError, ModelError if it cannot see.
+        Raises: SettingsError, ModelError if the model has no vision.
         """
         if not settings.max_images:
             return cls(tokenizer, settings)
         require_pillow()
         if not isinstance(target, str):
-            raise SettingsError("max_images needs a target that is given by name, whose vision tower is loaded with it")
+            raise SettingsError("max_images needs a target given by name, so that its vision tower is loaded too")
         kept_in = settings.weights_dir
         tower = load_vision_tower(target, dtype=dtype, device=runner.device, cache_dir=kept_in)
         runner.see_with(tower)
@@ -62,7 +62,7 @@ class PromptReader:
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt, an `ImagePrompt` if there are images in it.
 
-        Raises: PromptError if it is none.
+        Raises: PromptError if it is not a prompt.
         """
         if isinstance(prompt, str):
             return tuple(encode_prompt(self._tokenizer, prompt))
@@ -95,12 +95,12 @@ class PromptReader:
 
 
 def _as_list(value: Any) -> object:
-    """Return the numbers of an array or a tensor; anything else as it is."""
+    """Return the numbers of an array or a tensor; other values unchanged."""
     return value.tolist() if hasattr(value, "shape") and hasattr(value, "tolist") else value
 
 
 def conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """Return the conversations of a call: one alone, or each of a list. Raises: PromptError for what is neither."""
+    """Return the conversations of a call: one alone, or each of a list. Raises: PromptError for anything else."""
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         is_one = not messages or isinstance(messages[0], Mapping)
         listed: list[Any] = [messages] if is_one else list(messages)

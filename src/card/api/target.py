@@ -1,4 +1,4 @@
-"""The target model of a `Host`, checked against its draft and its memory before the weights are read."""
+"""The target model of a `Host`, checked against its draft model and the memory before its weights are read."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Target:
 def load_target(
     target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, tokenizer: PreTrainedTokenizerBase | None
 ) -> Target:
-    """Load what is given by name, and inflate the model if the plan's settings say so.
+    """Load a target given by name, and inflate it if the plan's settings say so.
 
     Args:
-        draft: that must fit; None if there is none.
-        tokenizer: None: that of ``target``.
+        draft: the draft model that must fit; None: there is none.
+        tokenizer: None: the tokenizer of ``target``.
     Raises: SettingsError, ModelError, VocabularyError.
     """
     settings, method = plan.settings, plan.method
@@ -68,7 +68,7 @@ def _load(target: str, settings: EngineSettings) -> LoadedModel:
 
 
 def _check_states_fit(target: str, kv_cache_memory: str, weights_dir: str | None) -> None:
-    """Raise SettingsError if the states of one request have no room."""
+    """Raise SettingsError if the states of one request do not fit into the memory."""
     least = state_bytes_of(target, cache_dir=weights_dir)
     if least > parse_size(kv_cache_memory):
         raise SettingsError(

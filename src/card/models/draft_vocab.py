@@ -1,7 +1,7 @@
 """A draft model whose head knows a part of the vocabulary: drafting costs less where the head is most of a small model.
 
-What is left out is never proposed; the target writes it as it writes any token that nobody proposed. Byte-level
-vocabularies are ordered by frequency, so their first tokens are the common ones.
+The other tokens are never proposed; the target alone writes them. Byte-level vocabularies are ordered by frequency, so
+their first tokens are the common ones.
 Source of the idea: Zhao et al. 2025, "FR-Spec", arXiv:2502.14856.
 """
 

@@ -22,7 +22,7 @@ EPS = 1e-6
 
 
 class BoundModule(nn.Module):
-    """A small module that was trained for one target; its file has its weights, its facts and some tensors besides."""
+    """A small module that was trained for one target. Its file has weights, facts and a few other tensors."""
 
     FILE: ClassVar[TrainedFile]
     FACTS: ClassVar[type[TargetSizes]]

@@ -37,7 +37,7 @@ _FILE = TrainedFile("predictor", "card-hrad-2", "card train hrad")
 _STORED_DTYPE = np.float16  # inputs are standardised, so no weight is far from 1
 _LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
 
-Layer = tuple[Floats, Floats]  # weight [out, in] and bias [out] of a linear layer, float32
+LinearWeights = tuple[Floats, Floats]  # weight [out, in] and bias [out] of a linear layer, float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,12 @@ class HRad:
     wish: FeatureWish
 
     def __init__(
-        self, facts: HRadFacts, layers: Sequence[Layer], mean: Floats, std: Floats, evidence: Evidence = Evidence()
+        self,
+        facts: HRadFacts,
+        layers: Sequence[LinearWeights],
+        mean: Floats,
+        std: Floats,
+        evidence: Evidence = Evidence(),
     ) -> None:
         """Take over the network.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from card.errors import CardError, ModelError, SettingsError
 from card.labs.series.data import Values, checked_series
-from card.labs.series.decoding import ForecastStats, Pair, PatchModel, sample_paths
+from card.labs.series.decoding import ForecastPair, ForecastStats, PatchModel, sample_paths
 from card.labs.series.transformer import PatchTransformer, Shape
 from card.labs.series.verify import find_rule
 from card.models.files.tensor_files import MappedTensors, write_tensors
@@ -88,7 +88,7 @@ def forecast(
     if spread <= 1e-9 * np.abs(context).max():
         raise SettingsError(f"the last {len(context)} values are constant ({level:g}); there is nothing to forecast")
     read = torch.from_numpy((context - level) / spread).float().view(-1, size)
-    pair = Pair(target, draft, rule, num_speculative_patches)
+    pair = ForecastPair(target, draft, rule, num_speculative_patches)
     drawn, stats = sample_paths(pair, read, num_patches, num_samples, torch.Generator().manual_seed(seed))
     samples = drawn.flatten(1)[:, :horizon].double().numpy() * spread + level
     return Forecast(samples, rule.is_exact or draft is None, stats)

@@ -114,7 +114,7 @@ def _is_no_usual_kind(file: str) -> bool:
 
 @contextlib.contextmanager
 def explained(source: Source, what: str) -> Iterator[None]:
-    """Turn whatever a loader raises into a ModelError; ``what`` has a place for the model's name."""
+    """Turn any error of a loader into a ModelError; ``what`` has a place for the model's name."""
     try:
         yield
     except (

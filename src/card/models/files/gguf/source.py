@@ -151,7 +151,7 @@ class GgufSource:
 
     @contextlib.contextmanager
     def _explained(self, kept: Path) -> Iterator[None]:
-        """Turn whatever reading a kept folder raises into one line."""
+        """Turn any error of reading a kept folder into one line."""
         try:
             yield
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -223,7 +223,7 @@ class GgufSource:
 
 @contextlib.contextmanager
 def _tokenizer_explained() -> Iterator[None]:
-    """Turn whatever the makers of tokenizers raise into one line: almost anything, Exception itself too."""
+    """Turn any error of building a tokenizer into one line; the libraries raise even Exception itself."""
     try:
         yield
     except OSError:

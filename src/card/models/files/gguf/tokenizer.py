@@ -1,6 +1,6 @@
 """The tokenizer, the chat template and the end tokens of a GGUF file.
 
-They are built of what the file says and of what llama.cpp takes for granted where it says nothing.
+They are built from the file and, where the file states nothing, from llama.cpp's defaults.
 Source of both: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 
