@@ -15,6 +15,7 @@ from card.engine.policy.rounds import Policy
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
+from card.text.given_tokenizer import as_tokenizer
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
 from tests.gguf_files import demo_tokenizer
@@ -73,7 +74,7 @@ def test_a_start_compares_tokens_only_for_writers_that_outlive_it(tmp_path: Path
     store = {"suffix_store": str(tmp_path / "texts")}
     for writers, settings, num_made in ((("suffix", "lookup"), {}, 0), (("store", "suffix"), store, 1)):
         plan = resolve({"writers": writers, **settings}, TWO_CORES, method="card")
-        for writer in make_writers(plan, TARGET.vocab_size, demo_tokenizer()).values():
+        for writer in make_writers(plan, TARGET.vocab_size, as_tokenizer(demo_tokenizer())).values():
             writer.close()
         assert len(made) == num_made
 

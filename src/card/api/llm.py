@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, Unpack
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -24,10 +22,11 @@ from card.engine.request import Update
 from card.errors import SettingsError
 from card.links.child import DrafterChild
 from card.text.prompts import Messages
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 
@@ -57,7 +56,7 @@ class LLM(Hosted):
         target: str | PreTrainedModel = "demo-target",
         draft: str | PreTrainedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,

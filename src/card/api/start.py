@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
@@ -38,6 +37,7 @@ from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Asked:
     _: KW_ONLY
     settings: Mapping[str, Any]
     method: str | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None  # None: the target's own
+    tokenizer: object = None  # one of ours or of transformers; None: the target's own
     verifier: Verifier = MATCH
     spare: DrafterChild | None = None  # a process for the drafter that was started ahead of need
     leases: Leases | None = None  # of a pool of draft servers, which is never waited for; the caller closes it
@@ -79,7 +79,7 @@ class Loaded:
     facts: Facts
     plan: Plan
     runner: TorchRunner
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     prompts: PromptReader
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from transformers import PreTrainedTokenizerBase
-
 from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
 from card.errors import SettingsError
@@ -20,6 +18,8 @@ from card.models.loading import (
     require_parallel_draft,
     state_bytes_of,
 )
+from card.text.given_tokenizer import as_tokenizer
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,22 +32,20 @@ class Target:
     """A target model and its tokenizer."""
 
     model: LoadedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
 
 
-def load_target(
-    target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, tokenizer: PreTrainedTokenizerBase | None
-) -> Target:
+def load_target(target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, given: object = None) -> Target:
     """Load what is given by name, and inflate the model if the plan's settings say so.
 
     Args:
         draft: that must fit; None if there is none.
-        tokenizer: None: that of ``target``.
+        given: a tokenizer, of ours or of transformers; None: that of ``target``.
     Raises: SettingsError, ModelError, VocabularyError.
     """
     settings, method = plan.settings, plan.method
-    is_own = tokenizer is None
-    tokenizer = tokenizer or load_tokenizer(settings.target, cache_dir=settings.weights_dir)
+    is_own = given is None
+    tokenizer = load_tokenizer(settings.target, cache_dir=settings.weights_dir) if is_own else as_tokenizer(given)
     check_draft_vocab(settings.draft_vocab, tokenizer)
     if method.needs_draft and plan.placements and draft is not None:
         has_images = settings.max_images > 0

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
 from card.models.own.block_layers import BlockLinear
 from card.models.own.decoder_model import linear_of
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _MARK = "head_ids"
 
 
-def always_drafted(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def always_drafted(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of special and added tokens, which are rare in texts and yet begin and end them."""
     return tuple(sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}))
 
 
-def check_draft_vocab(num_tokens: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
     """Check that so many tokens are a part of the vocabulary; None is all. Raises: SettingsError."""
     if num_tokens is not None and num_tokens >= len(tokenizer):
         raise SettingsError(

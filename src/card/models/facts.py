@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from card.config import NEUTRAL
 from card.errors import ModelError
 from card.models.own.block_layers import BlockEmbedding, BlockLinear
 from card.text.prompts import turn_end_id
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -37,7 +37,7 @@ def context_limit(model: LoadedModel) -> int:
     return int(limit) if limit else _NO_CONTEXT_LIMIT
 
 
-def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> frozenset[int]:
     """Return the ids that end a text.
 
     They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the

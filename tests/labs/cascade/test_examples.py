@@ -11,9 +11,9 @@ from card.errors import SettingsError
 from card.labs.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
-from tests.pair import make_model, make_tokenizer
+from tests.pair import make_model, own_tokenizer
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = own_tokenizer()
 POOL = [SolvedProblem(f"one {word}", f"{word} sat on the mat") for word in ("cat", "two", "six", "the", "there")]
 
 

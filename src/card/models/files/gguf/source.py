@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
@@ -33,6 +33,7 @@ from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.block_layers import BlockWeight
 from card.models.own.decoder_model import DecoderModel, config_of
+from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class GgufSource:
         """True if some weights have fewer than 16 bits."""
         return bool(self.config["is_quantized"])
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, with the chat template."""
         kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
         if kept is not None:
