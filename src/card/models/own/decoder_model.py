@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from card.models.architectures import Architecture, find_architecture
@@ -25,6 +25,7 @@ from card.models.architectures.architecture import (
     rotary_size,
     sizes_of,
 )
+from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import raw_config, weight_files
@@ -309,7 +310,7 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
             for name, tensor in stored.items()
             if not name.endswith(_OLD_ANGLES)
         }
-        model = DecoderModel(architecture, config, _generation_config(folder, config), weights)
+        model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
         elif any(tensor is stored[name] for name, tensor in weights.items()):
@@ -361,9 +362,3 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
         and isinstance(part, int | float)
         and 0 < part <= 1
     )
-
-
-def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return GenerationConfig.from_model_config(config)

@@ -11,6 +11,7 @@ import transformers  # what lies below its models is imported where a name of it
 from transformers import PreTrainedConfig
 
 from card.errors import ModelError
+from card.models.files.generation_config import GENERATION_NAME, read_generation_config
 from card.models.files.gguf.source import GgufSource
 from card.models.files.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
@@ -27,6 +28,9 @@ def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str,
         with explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
     shapes = check_folder(source) if source.is_folder else None
+    if source.is_folder and (Path(source.path) / GENERATION_NAME).is_file():  # which is read beside the weights
+        with explained(source, "the generation_config.json of {} cannot be used"):
+            transformers.GenerationConfig.from_pretrained(source.path, local_files_only=True)
     scaled = _find_scaled(source)
     config, names = read_transformers_config(source, is_scaled=scaled is not None), None
     with explained(source, "the config of {} cannot be used"):
@@ -133,9 +137,8 @@ def check_folder(source: Source) -> Shapes | None:
         shapes = tensor_shapes(folder)
     with explained(source, "the config of {} cannot be used"):
         check_counts(raw_config(folder), shapes)
-    if (folder / "generation_config.json").is_file():
-        with explained(source, "the generation_config.json of {} cannot be used"):
-            transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    with explained(source, "the generation_config.json of {} cannot be used"):
+        read_generation_config(folder)
     return shapes
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from card.models.architectures import Architecture, all_architectures
+from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
@@ -112,7 +112,7 @@ def _check_weights(weights: Sequence[Weight], architecture: Architecture, config
     plain = config_of(config)
     assert plain is not None
     try:
-        DecoderModel(architecture, plain, GenerationConfig(), empty)  # type: ignore[no-untyped-call]
+        DecoderModel(architecture, plain, GenerationConfig(), empty)
     except KeyError as error:
         raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
     except ValueError as error:

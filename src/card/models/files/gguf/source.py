@@ -9,14 +9,14 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
+from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
@@ -138,9 +138,9 @@ class GgufSource:
     def _decoder(
         self, config: Any, weights: Mapping[str, Tensor | BlockWeight], pages: MappedWeights | None
     ) -> DecoderModel:
-        architecture, make = find_architecture(config.model_type), cast(Any, GenerationConfig)  # which has no types
+        architecture = find_architecture(config.model_type)
         assert architecture is not None
-        model = DecoderModel(architecture, config, make(**generation_config(self.config)), weights)
+        model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
         model.pages = () if pages is None else (pages,)
         return model.requires_grad_(False).train(False)
 
