@@ -28,7 +28,7 @@ def hybrid(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, value in {"vocab_size": len(tokenizer), **NO_ENDS}.items():
         setattr(config, name, value)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="64KB")
-    tokenizer.save_pretrained(folder)
+    tokenizer.save(folder)
     return folder
 
 

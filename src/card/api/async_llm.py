@@ -8,9 +8,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Self, Unpack
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Self, Unpack
 
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
@@ -27,7 +25,11 @@ from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.models.own.decoder_model import LoadedModel
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class AsyncLLM(Hosted):
@@ -47,7 +49,7 @@ class AsyncLLM(Hosted):
         target: str | LoadedModel = "demo-target",
         draft: str | LoadedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,

@@ -7,9 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, Unpack
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Self, Unpack
 
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
@@ -25,9 +23,13 @@ from card.errors import SettingsError
 from card.links.child import DrafterChild
 from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class LLM(Hosted):
         target: str | LoadedModel = "demo-target",
         draft: str | LoadedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import EngineSettings
 from card.config.fields import plain
 from card.errors import PromptError, SettingsError
@@ -16,6 +14,7 @@ from card.models.loading import load_vision_tower
 from card.models.runner import RowRunner
 from card.text.pictures import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -26,10 +25,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class PromptReader:
     """Reads prompts for one target."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: Tower | None = None
-    ) -> None:
-        """Read prompts with a tokenizer; images need a vision tower."""
+    def __init__(self, tokenizer: Tokenizer, settings: EngineSettings, tower: Tower | None = None) -> None:
+        """Read prompts with a tokenizer; without a vision tower no images."""
         folder = None if settings.image_dir is None else Path(settings.image_dir)
         self._bounds = PictureBounds(max_images=settings.max_images, folder=folder)
         self._tokenizer, self._tower = tokenizer, tower
@@ -37,7 +34,7 @@ class PromptReader:
     @classmethod
     def for_target(
         cls,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         settings: EngineSettings,
         target: str | LoadedModel,
         runner: RowRunner,

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
 from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
@@ -38,6 +36,7 @@ from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Asked:
     _: KW_ONLY
     settings: Mapping[str, Any]
     method: str | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None  # None: the target's own
+    tokenizer: object = None  # one of ours or of transformers; None: the target's own
     verifier: Verifier = MATCH
     spare: DrafterChild | None = None  # a process for the drafter, started in advance
     leases: Leases | None = None  # of a pool of draft servers; never blocks; the caller closes it
@@ -79,7 +78,7 @@ class Loaded:
     facts: Facts
     plan: Plan
     runner: RowRunner
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     prompts: PromptReader
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed

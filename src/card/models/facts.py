@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import NEUTRAL
 from card.errors import ModelError
 from card.kernels.number_types import Array, Floats, dtype_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import BlockWeight, embedded
 from card.text.prompts import turn_end_id
+from card.text.tokenizer import Tokenizer
 
 _NO_CONTEXT_LIMIT = 1 << 30
 
@@ -67,7 +66,7 @@ def context_limit(model: LoadedModel) -> int:
     return int(limit) if limit else _NO_CONTEXT_LIMIT
 
 
-def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> frozenset[int]:
     """Return the ids that end a text.
 
     They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the

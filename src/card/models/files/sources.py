@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,22 @@ def fetch(name: str, repository: str, file: str, bar: Any = None) -> Path:
         import huggingface_hub  # where it is used: it takes as long as the whole start of a model that is here
 
         return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=is_local, tqdm_class=bar))
+
+
+def files_of(source: Source, names: Sequence[str]) -> Path:
+    """Return a folder with the files of a model that have such names, fetched if they are on the hub alone.
+
+    Raises: almost anything, if the hub does not give them.
+    """
+    if source.is_folder:
+        return Path(source.path)
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            source.path, allow_patterns=list(names), local_files_only=source.is_local, etag_timeout=_HUB_TIMEOUT_S
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

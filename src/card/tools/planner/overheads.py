@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
@@ -36,6 +35,7 @@ from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.rows.selection import ChosenRows, choose_rows
 from card.models.runner import RowRunner
 from card.protocol.messages import Close, DraftSpec, Open
+from card.text.tokenizer import Tokenizer
 from card.tools.planner.own_drafts import HEAD
 from card.tools.planner.profile import Overheads
 
@@ -72,9 +72,7 @@ class _Timed:
         return result
 
 
-def measure_overheads(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None, *, ctc: str | None = None
-) -> Overheads:
+def measure_overheads(model: LanguageModel, tokenizer: Tokenizer | None = None, *, ctc: str | None = None) -> Overheads:
     """Measure what the model takes around its passes, as a target and as a drafter.
 
     What takes several processes or requests is not measured: it takes as many times the default of `Overheads` as a
@@ -119,7 +117,7 @@ def measure_overheads(
 
 def _round_s(
     model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
     *,
     is_tuned: bool = False,
     is_drafted: bool = False,
