@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from card.models.runner import RowRunner
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # processes that write to a store need not load all this
@@ -29,7 +28,8 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.models.rows.kv_cache import KVCache
     from card.models.rows.pool import SequencePool
     from card.models.rows.row_tree import RowTree
-        from card.text.grammar import BackgroundGrammars
+    from card.models.runner import RowRunner
+    from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer
     from card.tree.sampling import GumbelNoise

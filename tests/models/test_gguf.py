@@ -28,7 +28,6 @@ from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.files.gguf.header import GgufError
 from card.models.loading import check_pair, load_decoder, load_tokenizer
-from card.models.own.block_layers import has_blocks
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
@@ -69,7 +68,7 @@ def cache(tmp_path: Path) -> str:
 
 def logits(model: Any) -> torch.Tensor:
     runner = plain_runner(model, max_model_len=64)
-    return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0].clone()
+    return torch.from_numpy(runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0])
 
 
 def entries(cache: str) -> list[str]:
@@ -232,7 +231,7 @@ def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_pro
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         model = load_decoder(file, cache_dir=cache)
-    assert (is_int8(model), has_blocks(model)) == (True, False)
+    assert (is_int8(model), model.has_blocks) == (True, False)
     assert [one for one in caplog.messages if "cannot run with its own blocks" in one] == caplog.messages != []
     assert not is_int8(load_decoder(file, dtype="bfloat16", cache_dir=cache))
 
@@ -246,7 +245,7 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
         say_why_not_int8(monkeypatch, reason)
         quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
         assert is_int8(quantised) == (reason is None)
-        assert has_blocks(quantised) == (reason is None)
+        assert quantised.has_blocks == (reason is None)
         as_it_runs = torch.float32 if reason else torch.bfloat16  # our machine code multiplies 16 bits
         assert (is_int8(stored), stored.dtype) == (False, as_it_runs)
         asked = load_decoder(files[Kind.Q8_0], dtype="bfloat16", cache_dir=cache)

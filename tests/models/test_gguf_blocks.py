@@ -27,7 +27,7 @@ from card.models.files import tensor_files
 from card.models.files.gguf import block_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.loading import load_decoder
-from card.models.own.block_layers import EmbeddedRows, embedded, has_blocks
+from card.models.own.layers import EmbeddedRows, embedded
 from card.models.own.decoder_model import is_int8
 from card.models.own.exact_layers import products_of
 from card.models.protocol import Extension
@@ -66,14 +66,14 @@ def written(tmp_path_factory: pytest.TempPathFactory):
 
 def logits(model) -> torch.Tensor:
     runner = plain_runner(model, max_model_len=64)
-    return runner.forward([Extension(runner.open(), TEXT, range(-1, len(TEXT) - 1))])[0].clone()
+    return torch.from_numpy(runner.forward([Extension(runner.open(), TEXT, range(-1, len(TEXT) - 1))])[0])
 
 
 @pytest.mark.parametrize(("kind", "quantised"), KINDS.items())
 def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     file = written(kind, quantised)
     own = load_decoder(file, cache_dir=str(tmp_path))
-    assert has_blocks(own)
+    assert own.has_blocks
     assert is_int8(own)
     assert how_it_runs(make_runner(own, max_model_len=64)) == "own pass in the blocks of the file; trees of candidates"
     unpacked = load_decoder(file, dtype="float32", cache_dir=str(tmp_path))

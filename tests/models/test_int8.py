@@ -60,7 +60,6 @@ from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.own import exact_decoder as int8
-from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner

@@ -14,7 +14,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHead
 from card.config.selection import BLOCK_ROWS, SelectionRule, parse_selection
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
-from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension, Selective
 from card.models.rows.selection import MEANS, ChosenRows, bound_scores, choose_blocks, choose_rows
 from card.models.runner import RowRunner
