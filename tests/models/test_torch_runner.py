@@ -24,6 +24,7 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
 from tests.reaching_in import cache_of, num_ancestors
+from tests.static import tensor_of
 from tests.tiny import NO_ENDS, tiny
 
 VOCAB_SIZE = 61
@@ -122,8 +123,10 @@ def make_model(name: str) -> PreTrainedModel:
 
 
 def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> RowRunner:
-    kind = BucketedRunner if way == "walked by torch" else RowRunner
-    return kind(model, **{"max_model_len": 16, "max_tree_rows": 0, **settings}, own_pass=way != "modules")
+    sizes = {"max_model_len": 16, "max_tree_rows": 0, **settings}
+    if way == "walked by torch":
+        return BucketedRunner(model, **sizes, own_pass=True)
+    return plain_runner(model, **sizes, own_pass=way != "modules")
 
 
 @functools.cache
@@ -147,8 +150,8 @@ def path_to(row: int, parents: Sequence[int]) -> list[int]:
     return path[::-1]
 
 
-def assert_same(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
+def assert_same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(tensor_of(got), tensor_of(expected), atol=2e-4, rtol=2e-4)
 
 
 @st.composite

@@ -14,16 +14,25 @@ from hypothesis import strategies as st
 from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 
 from card.errors import CapacityError, ModelError
-from card.machine.lane import Lane
 from card.models.protocol import Extension
-from card.models.runner import RowRunner
+from card.models.runner import ExactRunner, RowRunner
 from card.models.runners import make_runner
 from card.theirs.cuda import graphs
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
 from card.theirs.cuda.joined import as_shared
 from card.theirs.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
-from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, make_model, operations_of, ordinary, synchronising
+from tests.static import (
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    bucketed,
+    lane_of,
+    make_model,
+    operations_of,
+    ordinary,
+    synchronising,
+    tensor_of,
+)
 from tests.tiny import NO_ENDS, tiny
 
 
@@ -32,8 +41,8 @@ def device() -> str:
     return "cpu"
 
 
-def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
-    torch.testing.assert_close(one.clone(), other.clone(), atol=1e-4, rtol=1e-4)
+def assert_same(one: Any, other: Any) -> None:
+    torch.testing.assert_close(tensor_of(one), tensor_of(other), atol=1e-4, rtol=1e-4)
 
 
 def assert_desk_is_true(runner: BucketedRunner) -> None:
@@ -210,9 +219,9 @@ def test_logits_stay_what_they_are_when_the_next_pass_runs(runners: tuple[RowRun
     runner = runners[1]
     slot = runner.open()
     first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0]
-    before = first.clone()
+    before = tensor_of(first)
     runner.forward([Extension(slot, [9, 9, 9], [2, 3, 4])])
-    assert torch.equal(first, before)
+    assert torch.equal(tensor_of(first), before)
     runner.close(slot)
 
 
@@ -295,7 +304,7 @@ def test_models_without_static_passes_run_as_ever(device: str, family: str) -> N
     runner.forward([Extension(slot, [1, 2, 3, 4], [-1, 0, 1, 2])])
     runner.forward([Extension(slot, [9], [3])])
     runner.keep(slot, 4)
-    assert_same(runner.forward([Extension(slot, [5, 6, 7], [3, 4, 5])])[0].cpu(), expected[4:])
+    assert_same(runner.forward([Extension(slot, [5, 6, 7], [3, 4, 5])])[0], expected[4:])
     runner.close(slot)
 
 
@@ -307,7 +316,7 @@ def test_two_runners_of_one_model_hold_its_weights_once(device: str) -> None:
         assert one.gate_up[0].data_ptr() == other.gate_up[0].data_ptr()
         assert torch.equal(one.qkv[0], other.qkv[0])
     logits = [runner.forward([Extension(runner.open(), [1, 2, 3], [-1, 0, 1])])[0] for runner in (first, second)]
-    assert torch.equal(*logits)
+    assert torch.equal(*map(tensor_of, logits))
     runner = ordinary(device)
     assert_same(logits[0], runner.forward([Extension(runner.open(), [1, 2, 3], [-1, 0, 1])])[0])
 
@@ -325,7 +334,7 @@ def test_weights_that_lie_in_another_order_are_not_taken_for_joined_ones() -> No
 def test_the_runner_that_suits_a_device_is_bucketed_on_cuda_only(device: str) -> None:
     model = copy.deepcopy(make_model()).to(device)  # type: ignore[arg-type]
     runner = make_runner(model, max_model_len=64, max_tree_rows=5)
-    assert type(runner) is (BucketedRunner if device == "cuda" else RowRunner)
+    assert type(runner) is (BucketedRunner if device == "cuda" else ExactRunner)
     assert (runner.max_model_len, runner.max_rows) == (64, 69)
 
 
@@ -387,7 +396,7 @@ def test_a_recorded_step_does_what_the_function_does(device: str) -> None:
 
 
 def test_work_inside_a_lane_is_done_before_what_follows_outside(device: str) -> None:
-    lane = Lane(torch.device(device))
+    lane = lane_of(device)
     before = torch.full((1000,), 2.0, device=device)
     with lane.entered():
         inside = before * 3

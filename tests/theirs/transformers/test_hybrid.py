@@ -31,6 +31,7 @@ from card.models.runners import how_it_runs, plain_runner
 from card.theirs.transformers.hybrid import HybridRunner
 from card.theirs.transformers.loading import load_model
 from card.theirs.transformers.row_check import differing_rows
+from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.tree.nodes import Nodes
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
@@ -618,7 +619,7 @@ def test_two_runners_may_share_a_model(name: str) -> None:
 
 def test_a_runner_for_rows_alone_refuses_a_state() -> None:
     with pytest.raises(ModelError, match="keeps a recurrent state"):
-        plain_runner(model_of(DEEP), max_model_len=64)
+        TorchRunner(model_of(DEEP), max_model_len=64)
 
 
 def test_a_kind_of_layer_that_cannot_run_is_named_before_the_weights_are_read(

@@ -99,7 +99,7 @@ def test_a_folder_is_checked_at_its_first_start_only_and_not_if_nobody_wants_it(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
-    monkeypatch.setattr("card.assembly.latencies.check_rows", lambda runner, name: checked.append(name))
+    monkeypatch.setattr("card.theirs.transformers.row_check.check_rows", lambda runner, name: checked.append(name))
     options: dict[str, Any] = {"dtype": "float32", "cache_dir": str(tmp_path / "cache")}
     for more, wanted in [({"check": False}, 0), ({}, 1), ({}, 1), ({"dtype": "float64"}, 2), ({"cache": False}, 3)]:
         with LLM(folder, **{**options, **more}) as llm:
@@ -108,6 +108,6 @@ def test_a_folder_is_checked_at_its_first_start_only_and_not_if_nobody_wants_it(
 
 
 def test_models_with_a_pass_of_our_own_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.assembly.latencies.check_rows", lambda runner, name: pytest.fail("checked"))
+    monkeypatch.setattr("card.theirs.transformers.row_check.check_rows", lambda runner, name: pytest.fail("checked"))
     with LLM(pair.target, cache=False) as llm:
         assert llm.generate("the cat", SamplingParams(max_tokens=2, temperature=0.0))

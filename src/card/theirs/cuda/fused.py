@@ -6,10 +6,12 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.kernels.number_types import dtype_name
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim
 from card.models.draft_vocab import kept_ids
@@ -79,7 +81,7 @@ class FusedDecoder:
         self._centres, self._is_parallel = architecture.centres, architecture.is_parallel
         self._has_wide_norms, self._turns_neighbours = architecture.has_wide_norms, architecture.turns_neighbours
         self._scoring = Scoring(architecture.scale("attention", config), architecture.cap("attention", config))
-        self._embedding_scale = architecture.embedding_scale(config, self._dtype)
+        self._embedding_scale = architecture.embedding_scale(config, np.dtype(dtype_name(self._dtype)))
         self._residual_scale = architecture.scale("residual", config)
         self._logits_scale, self._logits_cap = architecture.scale("logits", config), architecture.cap("logits", config)
         self._num_heads = int(config.num_attention_heads)

@@ -159,9 +159,13 @@ class TorchRunner(RowRunner):
         with torch.inference_mode():
             super().keep(slot, num_prefix_rows, rows)
 
-    def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Any]:
+        """Run the new tokens of several sequences; as `RowRunner.forward`."""
         with torch.inference_mode():
-            return [as_logits(one) for one in super()._forward(extensions)]
+            return super().forward(extensions)
+
+    def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
+        return [as_logits(one) for one in super()._forward(extensions)]
 
     def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:
         if isinstance(self._decoder, GenericDecoder):
