@@ -12,8 +12,6 @@ from card.labs.cascade.examples import PromptLoss, SolvedProblem, draw_example_s
 from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from tests.pair import make_model, make_tokenizer
-from card.models.torch_runner import TorchRunner
 from tests.pair import make_model, own_tokenizer
 
 TOKENIZER = own_tokenizer()
