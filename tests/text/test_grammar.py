@@ -22,7 +22,7 @@ from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.machine.packages import install_command
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
 from card.text.given_tokenizer import as_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
