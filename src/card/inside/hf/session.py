@@ -99,7 +99,7 @@ class Session:
         )
 
     def run(self, requests: Sequence[Request], batch: Batch) -> list[RequestStats]:
-        """Run the requests, one for each row, until the batch has what it wants; return their counters."""
+        """Run the requests, one for each row, until the batch is complete; return their counters."""
         stats = [RequestStats() for _ in requests]
         row_of: dict[int, int] = {}
         try:

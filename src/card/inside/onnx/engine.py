@@ -49,7 +49,7 @@ class _Turn:
 
     @property
     def is_running(self) -> bool:
-        """Also while the proposer has yet to be told of its last tokens."""
+        """Also while the proposer does not have its last tokens."""
         return bool(self.new_ids) if self.is_over else self.wants_drafts
 
 

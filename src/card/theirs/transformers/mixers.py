@@ -108,7 +108,7 @@ def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
 
 
 class _Callers:
-    """Notes which module writes to the states of a cache, and what it was called with."""
+    """Notes which module writes to the states of a cache, and its arguments."""
 
     def __init__(self, cache: Any) -> None:
         self.calls: dict[int, tuple[nn.Module, _Call]] = {}  # by layer
