@@ -145,7 +145,7 @@ def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.
     return model if state_input is None else torch.nn.ModuleList([model, state_input])
 
 
-# ---- the order of training --------------------------------------------------------------------------------------------
+# ---- the order of training -------------------------------------------------------------------------------------------
 
 
 def split(documents: Sequence[Document], seed: int) -> tuple[list[Document], list[Document]]:

@@ -47,7 +47,7 @@ class CardProposer:
 
     @property
     def proposer(self) -> ChainProposer | None:
-        """The proposer; None before `load_model`, on ranks whose candidates nobody reads, and after a failure."""
+        """The proposer; None before `load_model`, on ranks whose candidates are not used, and after a failure."""
         return self._proposer
 
     def load_model(self, *_: Any, **__: Any) -> None:
