@@ -15,7 +15,7 @@ from card.errors import BenchError
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.runners import make_runner
-from card.tools.bench.datasets import Dataset, Question, parse_spec, read_datasets
+from card.tools.bench.datasets import Dataset, DatasetQuestion, parse_spec, read_datasets
 from card.tools.planner.profile import Overheads, Profile
 from card.tools.planner.recording import Recording
 from card.tools.planner.replay import PassSize, ReplayedModel, Role
@@ -126,7 +126,7 @@ class RealPair:
     def _encoded(self, dataset: Dataset, skip: int, limit: int, max_tokens: int) -> Workload:
         def fitting() -> Iterator[tuple[int, ...]]:
             for question in dataset.questions[skip:]:
-                prompt_ids = tuple(Question(question.turns[:1], question.is_raw).encode(self.tokenizer))
+                prompt_ids = tuple(DatasetQuestion(question.turns[:1], question.is_raw).encode(self.tokenizer))
                 if len(prompt_ids) + max_tokens <= self._max_model_len:
                     yield prompt_ids
 

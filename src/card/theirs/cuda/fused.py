@@ -156,7 +156,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        ``states`` takes the hidden states that somebody wishes for.
+        ``states`` takes the hidden states that were asked for.
         """
         assert images is None, "images are read on a CPU"
         rotations = {
