@@ -335,7 +335,7 @@ def test_chat_names_commands_that_it_does_not_know_instead_of_saying_them(run, p
     ran = run("chat", *models, "--max-tokens", "4", stdin=b"/foo bar\n/reset all\n/quit\nnever said\n")
     assert (ran.status, ran.out) == (0, "")
     first, second = ran.err.splitlines()
-    assert first.startswith("card: there is no /foo; /help lists what there is")
+    assert first.startswith("card: there is no /foo; /help lists the commands")
     assert second == "card: /reset takes no text, got 'all'"
 
 
