@@ -49,7 +49,8 @@ TEXTS = (
     "Съешь же ещё этих мягких французских булок, да выпей чаю. Ξεσκεπάζω την ψυχοφθόρα βδελυγμία.",
     "我能吞下玻璃而不傷身體。私はガラスを食べられます。나는 유리를 먹을 수 있어요",
     "أنا قادر على أكل الزجاج אני יכול मैं काँच ฉัน",
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 e\u0301 \u1112\u1161\u11ab \ufb01 \u00bd \u200b\ufeff\u00a0x",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 e\u0301 \u1112\u1161\u11ab \ufb01 \u00bd"
+    "\u200b\ufeff\u00a0x",
     "def f(x: int) -> int:\n    return x**2  # a comment\n\n\nfor i in range(10):\n\tprint(f'{i:>3}')\r\n",
     "<s> </s> <|im_start|>user\nhi<|im_end|> <bos><eos><start_of_turn> <|eot_id|><|endoftext|> [INST] <unk> <0x41> ▁",
     "",
