@@ -187,6 +187,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "with a prefix": {"add_prefix_space": True},
     "without a prefix": {"add_prefix_space": False},
     "older": {"legacy": True, "add_bos_token": False, "add_eos_token": True},
+    "with fewer added tokens": {"added_tokens_decoder": {"2": {"content": "</s>", "special": True}}},
     "named": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": None, "mask_token": "<t>"},
 }
 
@@ -199,7 +200,7 @@ def test_a_class_makes_of_a_file_what_it_makes_in_transformers(
 ) -> None:
     own, theirs = both(write(tmp_path, TRAINED[kind](), {"tokenizer_class": name, **OPTIONS[options]}))
     check_facts(own, theirs)
-    for text in (*CORPUS[:3], "", " ", "<s> the</s>", "a  b", " ' s'", "12345"):
+    for text in (*CORPUS[:3], "", " ", "<s> the</s>cat <pad>a", "a  b", " ' s'", "12345"):
         check_text(own, theirs, text)
 
 
@@ -245,7 +246,8 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "tokenizer_config__json": {
             "eos_token": "</s>",
             "added_tokens_decoder": {
-                "400": {**MARK, "special": False},
+                "401": {**MARK, "special": False},
+                "400": {**MARK, "content": "<u>", "special": False},
                 "2": {**MARK, "content": "</s>", "special": True},
             },
             "additional_special_tokens": ["<extra>"],

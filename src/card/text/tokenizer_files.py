@@ -67,12 +67,10 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
         kind = None  # the classes that set something are all of this model
     stated = _stated(folder, config)
     added = _added_tokens(folder, config, file, stated)
-    special, others = _special_tokens(stated, added, kind)
+    special, others = _special_tokens(stated, kind)
     backend = tokenizers.Tokenizer.from_buffer(data if kind is None else _remade(file, kind, config, special))
     backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
     _add(backend, added, special, others)
-    if kind is not None and kind.adds_named:
-        backend.add_special_tokens([*special.values(), *others])
     return Tokenizer(
         backend,
         special_tokens={name: str(token) for name, token in special.items()},
@@ -154,15 +152,11 @@ def _added_tokens(folder: Path, config: Mapping[str, Any], file: _File, stated: 
     return added
 
 
-def _special_tokens(
-    stated: _Stated, added: Mapping[int, AddedToken], kind: TokenizerClass | None
-) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+def _special_tokens(stated: _Stated, kind: TokenizerClass | None) -> tuple[dict[str, AddedToken], list[AddedToken]]:
     """Return the special tokens by their parts, and those without a part."""
-    known = {str(token): token for token in added.values()}
     parts = {**({} if kind is None else kind.special_tokens), **stated.parts}
     names = [*NAMED_TOKENS, *(name for name in parts if name not in NAMED_TOKENS)]
-    found = {name: _token(parts[name]) for name in names if parts.get(name) is not None}
-    special = {name: known.get(str(token), token) if name in NAMED_TOKENS else token for name, token in found.items()}
+    special = {name: _token(parts[name]) for name in names if parts.get(name) is not None}
     return special, [_token(token) for token in (*stated.others, *stated.late)]
 
 
