@@ -26,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from card.errors import ModelError, SettingsError
-from card.kernels.number_types import Array, zeros
+from card.kernels.number_types import Array, dtype_name, zeros
 from card.models.architectures.architecture import sizes_of
 from card.models.facts import parameter_count
 from card.models.names import model_name
@@ -163,7 +163,8 @@ def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> DecoderModel:
         name: _inflated_weight(name, source.get(name), size, shape.copies, llama, random)
         for name, size in _shapes(config, llama).items()
     }
-    inflated = DecoderModel(llama.architecture, config, copy.deepcopy(llama.generation_config), weights)
+    generation = copy.deepcopy(llama.generation_config)
+    inflated = DecoderModel(llama.architecture, config, generation, weights, angles=llama.angles)
     inflated.computes_int8 = llama.computes_int8
     return inflated
 
@@ -184,8 +185,13 @@ def _shapes(config: Any, model: DecoderModel) -> dict[str, tuple[int, ...]]:
 
 
 def _as_llama(model: LoadedModel) -> DecoderModel:
-    if not isinstance(model, DecoderModel) or model.config.model_type != "llama":
+    if model.config.model_type != "llama":
         raise ModelError(f"only Llama models can be inflated, got {model_name(model)}; leave the inflation out")
+    if not isinstance(model, DecoderModel):
+        raise ModelError(
+            f"only models of our own pass can be inflated, and it does not run {model_name(model)} in "
+            f"{dtype_name(model.dtype)} on {model.device}; choose float32 on a CPU, or leave the inflation out"
+        )
     if model.has_blocks:
         raise ModelError(f"the blocks of {model_name(model)} cannot be inflated; give it a dtype, such as bfloat16")
     return model
