@@ -36,7 +36,7 @@ class MeasuredLatencies:
         settings = plan.settings
         self._settings = settings
         self._is_draft_named = is_draft_named and settings.draft is not None
-        self._finds_threads = settings.threads is None and runner.device.type == "cpu"
+        self._finds_threads = settings.threads is None and str(runner.device) == "cpu"
         self._drafter: Drafter | None = None
         self._in_turns: PassCost | None = None  # of a drafter in this process
         self._store = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None)
