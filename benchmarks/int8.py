@@ -87,7 +87,7 @@ def read_texts(wanted: str, args: argparse.Namespace) -> tuple[str, list[list[in
     tokenizer, texts = load_tokenizer(args.target), []
     for line in Path(file).read_text("utf-8").splitlines()[args.skip : args.skip + args.limit]:
         record = json.loads(line)
-        token_ids = tokenizer("\n".join(record[field] for field in fields.split(",")))["input_ids"]
+        token_ids = tokenizer.encode("\n".join(record[field] for field in fields.split(",")))
         texts.append(token_ids[: args.max_tokens - 1])
     return name, [token_ids for token_ids in texts if len(token_ids) > 1]
 

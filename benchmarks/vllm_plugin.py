@@ -191,7 +191,7 @@ def save_demo(name: str, cost: str | None, folder: Path) -> str:
     if not (place / "tokenizer.json").is_file():
         model = load_model(name)
         (inflate(model, parse_parameter_count(cost)) if cost else model).save_pretrained(place)
-        load_tokenizer(name).save_pretrained(place)
+        load_tokenizer(name).save(place)
     return str(place)
 
 

@@ -144,7 +144,9 @@ def test_a_function_that_is_named_by_no_verb_is_found() -> None:
 
 # Words for people that the code had for pieces of software.
 _DIALECT = re.compile(
-    r"\b(whoever|to whom|for whom|nobody's|be it|overtake him|those who look|dear score)\b", re.IGNORECASE
+    r"\b(whoever|to whom|for whom|nobody's|nobody wants|be it|overtake him|those who look|those who draft|"
+    r"who (proposes?|takes turns)|heard no longer|asks for nothing|named alike|dear score)\b",
+    re.IGNORECASE,
 )
 
 

@@ -117,7 +117,7 @@ def _save_demo(name: str, cost: str | None, place: Path) -> Path:
             model = inflate(model, parse_parameter_count(cost))
         unfinished = _unfinished(place)
         model.save_pretrained(unfinished)
-        load_tokenizer(name).save_pretrained(unfinished)
+        load_tokenizer(name).save(unfinished)
         unfinished.rename(place)
     return place
 

@@ -91,7 +91,7 @@ def read_texts(wanted: str, tokenizer: Any, *, limit: int, max_tokens: int) -> l
     texts = []
     for line in Path(file).read_text("utf-8").splitlines()[:limit]:
         record = json.loads(line)
-        texts.append(tokenizer("\n".join(record[field] for field in fields.split(",")))["input_ids"][:max_tokens])
+        texts.append(tokenizer.encode("\n".join(record[field] for field in fields.split(",")))[:max_tokens])
     return [token_ids for token_ids in texts if len(token_ids) > 1]
 
 

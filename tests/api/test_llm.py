@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from card import LLM as PUBLIC_LLM
 from card.api.llm import LLM, RequestOutput
@@ -137,7 +138,7 @@ def test_results_come_in_the_order_of_the_prompts(make):
 
 def test_prompts_may_be_text_or_token_ids(make, tokenizer):
     llm = make()
-    ids = tokenizer(PROMPT)["input_ids"]
+    ids = tokenizer.encode(PROMPT)
     from_text = llm.generate(PROMPT, GREEDY)[0]
     array = np.array(ids)
     kinds = [ids, list(array), array, [np.array(one) for one in ids], torch.tensor(ids), np.array([ids])[0]]
@@ -156,9 +157,10 @@ def test_the_text_is_that_of_the_token_ids(make, tokenizer):
         assert (output.index, output.finish_reason, len(output.token_ids)) == (0, "length", 64)
 
 
-def test_chat_uses_the_chat_template(make, tokenizer):
+def test_chat_uses_the_chat_template(make, pair):
     messages = [{"role": "user", "content": "hello"}]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    theirs = AutoTokenizer.from_pretrained(pair.target)
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     llm = make()
     answer = llm.chat(messages, GREEDY)[0]
     assert answer.prompt_token_ids == tuple(ids)
@@ -416,7 +418,7 @@ SHAPED = {
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, plain, tokenizer, pair, params, changes):
     unshaped, params = plain(params), params.replace(**changes)
-    wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer(PROMPT)["input_ids"], params)
+    wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer.encode(PROMPT), params)
     assert plain(params.replace(ignore_eos=True)).outputs != unshaped.outputs, "the parameters change something"
     alone = plain(params, PROMPTS[0]).outputs[0]
     tree = {"verify": "tree", "min_verify_prob": 0.0, "writers": ("beam", "suffix")}
@@ -486,7 +488,7 @@ def test_a_request_that_wants_no_speculation_gets_none_beside_others_that_do(mak
     alone, helped = llm.generate([PROMPT, PROMPT], [SAMPLED.replace(speculates=False), SAMPLED])
     assert alone.outputs == helped.outputs == plain(SAMPLED).outputs
     assert (alone.stats.verified_tokens, alone.stats.drafter_passes) == (0, 0)
-    assert alone.stats.speculation == "off: the request wants none"
+    assert alone.stats.speculation == "off: the request turns it off"
     assert helped.stats.accepted_tokens > 0
 
 

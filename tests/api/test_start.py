@@ -9,13 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from card.api import start
+from card.api import host, start
 from card.api.llm import LLM
 from card.assembly.latency import measuring
 from card.assembly.latency.threads import Comparison, FoundThreads
 from card.config import SamplingParams, Schedule
+from card.drafting.local.lookup import LookupWriter
+from card.drafting.local.suffix import SuffixWriter
 from card.engine.policy.rounds import Policy, ScheduleCost
 from card.machine.threads import CoreSet
+from card.text.following import Threads
+from card.text.grammar import GrammarCompiler
 from tests.assembly.latency.kept import kept_names
 from tests.moments import DisturbedMoment, QuietMoment
 from tests.pair import Pair
@@ -75,6 +79,30 @@ def test_a_start_that_fails_leaves_no_drafter_behind(pair: Pair, monkeypatch: py
     with pytest.raises(RuntimeError, match="no engine"):
         LLM(pair.target, pair.draft, method="pearl", cache=False)
     assert not drafters()
+
+
+@pytest.mark.parametrize(
+    ("step", "closed"), [("measure", {"grammars", "masks"}), ("build", {"grammars", "masks", "suffix", "lookup"})]
+)
+def test_a_start_that_fails_closes_what_it_has_opened(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str, closed: set[str]
+) -> None:
+    told: list[str] = []
+
+    def noted(kind: type, name: str) -> None:
+        close = kind.close  # type: ignore[attr-defined]
+        monkeypatch.setattr(kind, "close", lambda self: (told.append(name), close(self)))
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("no engine")
+
+    kinds = {"grammars": GrammarCompiler, "masks": Threads, "suffix": SuffixWriter, "lookup": LookupWriter}
+    for name, kind in kinds.items():
+        noted(kind, name)
+    monkeypatch.setattr(host if step == "measure" else start, step, failing)
+    with pytest.raises(RuntimeError, match="no engine"):
+        LLM(pair.target, writers=("suffix", "lookup"), cache=False)
+    assert sorted(told) == sorted(closed)
 
 
 class Slow(Policy):

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 import card.assembly.build as building
-from card.assembly.build import Models, Parts, build, make_writers, schedule_costs
+from card.assembly.build import Models, Parts, build, schedule_costs
 from card.assembly.plan import Plan, resolve
 from card.config import Schedule
+from card.drafting.local.suffix import SuffixWriter
 from card.engine.policy.rounds import Policy
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
+from card.text.given_tokenizer import as_tokenizer
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
-from tests.gguf_files import demo_tokenizer
 from tests.toy import TableModel
 
 TARGET = TableModel(1)
@@ -67,17 +69,6 @@ def test_only_a_tuned_method_has_a_policy_that_tunes_itself(method: str, setting
         assert (policy.schedule, policy.cores) == (plan.first_schedule, plan.cores_of(plan.first_schedule))
 
 
-def test_a_start_compares_tokens_only_for_writers_that_outlive_it(tmp_path: Path, monkeypatch) -> None:
-    made: list[object] = []
-    monkeypatch.setattr(building, "tokenizer_fingerprint", lambda one: made.append(one) or "its tokens")
-    store = {"suffix_store": str(tmp_path / "texts")}
-    for writers, settings, num_made in ((("suffix", "lookup"), {}, 0), (("store", "suffix"), store, 1)):
-        plan = resolve({"writers": writers, **settings}, TWO_CORES, method="card")
-        for writer in make_writers(plan, TARGET.vocab_size, demo_tokenizer()).values():
-            writer.close()
-        assert len(made) == num_made
-
-
 def test_a_policy_that_is_given_is_taken() -> None:
     policy = Policy("off")
     assert build(TWO_SCHEDULES, Models(target=TARGET), policy=policy).policy is policy
@@ -101,19 +92,43 @@ def test_a_drafter_of_which_nothing_is_known_is_taken_to_be_ten_times_as_fast() 
     assert costs["beside"].drafter.seconds(3) == pytest.approx(0.1 * costs["beside"].target.seconds(3))
 
 
-def test_settings_that_a_writer_cannot_follow_are_refused() -> None:
-    plan = resolve({"writers": ("suffix", "store"), "policy": "fixed"}, replace(TWO_CORES, has_draft=False))
-    with pytest.raises(SettingsError, match="set suffix_store to its path"):
+class Closing(SuffixWriter):
+    """Tells when it is closed; one of them cannot be made."""
+
+    closed: ClassVar[list[str]] = []
+    cannot_be_made = False
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        if self.cannot_be_made:
+            raise SettingsError("no such writer")
+
+    def close(self) -> None:
+        self.closed.append(type(self).__name__)
+
+
+class Unmade(Closing):
+    cannot_be_made = True
+
+
+@pytest.mark.parametrize(("second", "closed"), [(Unmade, ["Closing"]), (Closing, ["Closing", "Closing"])])
+def test_writers_are_closed_if_the_engine_cannot_be_made(
+    second: type[Closing], closed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"suffix": Closing, "lookup": second}
+    monkeypatch.setattr(Closing, "closed", [])
+    monkeypatch.setattr(building, "find_writer", kinds.__getitem__)
+    settings = {"writers": ("suffix", "lookup"), "policy": "fixed", "kv_offload": str(tmp_path / "missing")}
+    plan = resolve(settings, replace(TWO_CORES, row_bytes=8, free_bytes=1 << 30, has_draft=False))
+    with pytest.raises(SettingsError):
         built(plan)
+    assert Closing.closed == closed
 
 
-def test_closing_ends_the_writers_but_not_the_link_which_is_its_makers(tmp_path: Path) -> None:
-    settings = {"writers": ("beam", "store"), "suffix_store": str(tmp_path / "texts"), "policy": "fixed"}
-    parts = built(resolve(settings, TWO_CORES))
-    run_all(parts.engine, {0: [make_request(1)]})
+def test_closing_ends_the_writers_but_not_the_link_which_is_its_makers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closing, "closed", [])
+    monkeypatch.setattr(building, "find_writer", lambda name: Closing)
+    parts = built(resolve({"writers": ("beam", "suffix"), "policy": "fixed"}, TWO_CORES))
     parts.close()
+    assert Closing.closed == ["Closing"]
     assert parts.link is not None and parts.link.status.state != "down"
-    assert list(parts.writers) == ["store"]
-    again = built(parts.plan)
-    assert again.writers["store"].indexes[1].num_tokens > 0, "the text was stored"  # type: ignore[attr-defined]
-    again.close()

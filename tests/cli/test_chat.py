@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from card.api.llm import LLM
-from card.cli.chat import Conversation
+from card.cli.chat import ChatSession
 from card.cli.turns import Turn
 from card.config import SamplingParams
 from tests.cli.terminal import CTRL_C, terminal
@@ -94,7 +94,7 @@ def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got
         LLM(pair.target, pair.draft, dtype="float32", placement="inline") as llm,
         LLM(pair.target, dtype="float32") as plain,
     ):
-        talk = Conversation(llm, params, shows_stats=False)
+        talk = ChatSession(llm, params, shows_stats=False)
         talk.take(Turn("go on"))
         cut = talk.messages[1]["content"]
         whole = plain.chat([{"role": "user", "content": "go on"}], params)[0].outputs[0].text

@@ -129,7 +129,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--logit-bias", "99999=1", "hi"], "logit_bias has token 99999, but the target has"),
         (["generate", *PAIR, "--json-schema", "/no/such/file", "hi"], "No such file"),
         (["generate", *PAIR, "--json-object", "--regex", "a", "hi"], "exclude each other"),
-        (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "ignore_eos does not go with a grammar"),
+        (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "ignore_eos contradicts a grammar"),
         (["generate", *PAIR, "--verify", "bush", "hi"], "verify must be one of chain, tree"),
         (["generate", *PAIR, "--beam-width", "0", "hi"], "beam_width must be 1 or more"),
         (["generate", *PAIR, "--placement", "moon", "hi"], "placement must be one of inline, thread, process"),
@@ -183,7 +183,7 @@ def test_a_folder_of_a_family_that_cannot_run_is_refused_in_one_line(
 ):
     config = getattr(transformers, f"{kind}Config")(vocab_size=320, **sizes)
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
-    load_tokenizer(pair.target).save_pretrained(tmp_path)
+    load_tokenizer(pair.target).save(tmp_path)
     ran = run("generate", "--target", str(tmp_path), "--method", "vanilla", "hi")
     assert_one_line(ran, "models compute attention in code of their own, which cannot be taken over; choose a model")
 
@@ -219,7 +219,7 @@ def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("target", "draft"):
         folder = getattr(pair, name)
         load_model(folder, dtype="bfloat16").save_pretrained(tmp_path / name)
-        load_tokenizer(folder).save_pretrained(tmp_path / name)
+        load_tokenizer(folder).save(tmp_path / name)
     return ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--max-tokens", "8"]
 
 
@@ -338,7 +338,7 @@ def test_chat_names_commands_that_it_does_not_know_instead_of_saying_them(run, p
     assert (ran.status, ran.out) == (0, "")
     first, second = ran.err.splitlines()
     assert first.startswith("card: there is no /foo; /help lists what there is")
-    assert second == "card: /reset takes no words, got 'all'"
+    assert second == "card: /reset takes no text, got 'all'"
 
 
 def test_what_is_piped_in_follows_the_prompt(run, models):

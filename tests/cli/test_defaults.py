@@ -29,7 +29,7 @@ def run(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_without_a_bound_an_answer_ends_with_the_context_and_a_line_says_so(run: Run) -> None:
-    said = "card: the answer is cut off: the context of 300 tokens is full; --max-model-len sets it"
+    said = "card: the answer is cut off: the context of 300 tokens is full; --max-model-len raises it"
     asked = ["--dtype", "float32", "--ignore-eos", "--max-model-len", "300"]
     ran = run("generate", *asked, "--json", PROMPT)
     stats = json.loads(ran.out)["stats"]

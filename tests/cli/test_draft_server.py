@@ -75,7 +75,7 @@ def test_targets_with_keys_draft_on_a_server_and_others_are_told_why_not(pair: P
         ):
             generate_until_accepted(one, expected)
             generate_until_accepted(other, expected)
-        with pytest.raises(WorkerError, match="does not know this client's key"):
+        with pytest.raises(WorkerError, match="does not have this client's key"):
             LLM(pair.target, draft_keys=str(tmp_path / "bob"), **settings)
         with pytest.raises(WorkerError, match="another tokenizer"):
             LLM(pair.foreign_draft, draft_keys=str(tmp_path / "ann"), **settings)

@@ -96,7 +96,7 @@ def test_a_slow_pipe_is_waited_for_and_a_line_says_so_once(
     with standard_input(monkeypatch, pipe.reader):
         assert read_prompt("hi", None) == "hi\n\nlate"
     writer.join()
-    note = "card: reading standard input too, which goes behind the prompt; </dev/null leaves it out\n"
+    note = "card: reading standard input too, to append it to the prompt; </dev/null skips this\n"
     assert capsys.readouterr().err == note
 
 
@@ -108,6 +108,6 @@ def test_a_pipe_that_nobody_ends_holds_up_a_prompt_for_a_while_only(
     pipe.writer.write(b"begun")
     with (
         standard_input(monkeypatch, pipe.reader),
-        pytest.raises(PromptError, match=r"is open, but gave nothing for .* s; end it, or run with </dev/null"),
+        pytest.raises(PromptError, match=r"is open but sent nothing for .* s; end it, or run with </dev/null"),
     ):
         read_prompt("hi", None)

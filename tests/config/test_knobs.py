@@ -44,6 +44,6 @@ def test_a_name_that_is_not_known_is_refused_unless_it_ends_like_a_file() -> Non
         KIND.parse("flies:0.7", {"fly"})
     KIND.check_file(Path("judge.safetensors"))
     with pytest.raises(
-        SettingsError, match=r"the file of a judge must end in \.safetensors, got judge\.bin; name it so"
+        SettingsError, match=r"the file of a judge must end in \.safetensors, got judge\.bin; rename it"
     ):
         KIND.check_file(Path("judge.bin"))

@@ -812,5 +812,5 @@ def test_a_ping_is_answered_and_a_shutdown_frees_everything() -> None:
 
 
 def test_a_message_that_no_target_sends_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="takes the messages of a target"):
+    with pytest.raises(ProtocolError, match="accepts only messages of a target"):
         worker_on(toy()).receive(Pong(1))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.config.registry import methods
 from card.drafting.drafter import DrafterWorker
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.engine.trace import Trace
@@ -37,6 +38,7 @@ from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.toy import TableModel
 
 NUM_LAYERS = LayersWriter.layers_per_pass
+TAKING_TURNS = sorted(name for name, method in methods().items() if method.needs_draft)
 
 
 def worker_of(writer: DraftWriter) -> DrafterWorker:
@@ -147,7 +149,7 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(**drawn: Any) ->
     agreement=agreements,
     params=sampling,
     shape=shapes,
-    method=st.sampled_from(["sps", "card", "specbranch", "ssd"]),
+    method=st.sampled_from(TAKING_TURNS),
 )
 def test_text_is_that_of_plain_decoding_when_taking_turns(**drawn: Any) -> None:
     assert_plain_in_turns(lambda draft: worker_of(LayersWriter(draft)), **drawn)

@@ -294,7 +294,7 @@ def test_a_target_that_fails_at_every_pass_ends_the_engine_cleanly_and_never_han
             engine.add(engine.check(make_request(i, method="vanilla", uses_drafter=False)))
             failed += sum(update.error is not None for update in engine.step())
     assert failed >= 1
-    with pytest.raises(WorkerError, match="start it anew"):
+    with pytest.raises(WorkerError, match="restart it"):
         engine.step()
 
 

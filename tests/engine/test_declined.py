@@ -194,7 +194,7 @@ def test_a_text_too_large_for_a_message_is_declined_on_the_way() -> None:
         link.send(Open(1, text, draft_spec(max_len=len(text) + 1)))
         (declined,) = link.receive()
         assert isinstance(declined, Declined)
-        assert f"a drafter is sent {MAX_REQUEST_BYTES} at most" in declined.reason
+        assert f"a drafter accepts at most {MAX_REQUEST_BYTES}" in declined.reason
         link.send(Close(1))
         harmless_one = harmless(2, "sps", PARAMS)
         assert run(link, "sps", [harmless_one])[2][1].accepted_tokens > 0

@@ -172,7 +172,7 @@ def test_a_policy_that_fails_costs_no_text(name: str, caplog: pytest.LogCaptureF
     found = run(make_engine(toy_target(), policy=Failing(link.own_schedule)), requests)
     assert [found[one.request_id][0] for one in requests] == [alone(one) for one in requests]
     assert [record.message for record in caplog.records].count(
-        f"the policy fails ({name}), decoding goes on: KeyError: 'a bug'"
+        f"the policy failed in {name}; decoding goes on: KeyError: 'a bug'"
     ) == 1
 
 
@@ -233,7 +233,7 @@ def test_requests_that_no_pass_can_run_end_one_after_the_other_and_never_the_eng
     )
     assert len(run(engine, [good])[9][0]) == 1
     target.is_broken = True
-    with pytest.raises(WorkerError, match=r"3 rounds in a row failed, and a token alone fails with IndexError"):
+    with pytest.raises(WorkerError, match=r"3 rounds in a row failed, and a single token fails with IndexError"):
         for i in range(20, 28):
             run(engine, [make_request(i, uses_drafter=False)])
 

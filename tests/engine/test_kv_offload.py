@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from card import LLM
-from card.config import SamplingParams
+from card.config import DraftSettings, SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
 from card.engine.engine import Engine
 from card.engine.queue import Limits
@@ -28,8 +28,9 @@ from tests.pair import Pair
 from tests.reaching_in import pool_of
 from tests.tiny import tiny_llama
 
-METHODS = ("vanilla", "sparsespec", "card")
+METHODS = ("vanilla", "self-drafting", "card")
 NUM_LONG, NUM_SHORT, NUM_PROMPT = 60, 8, 12
+CHAIN = DraftSettings(verify="chain", num_speculative_tokens=6, budget=6, min_verify_prob=0.0)  # of the target's own
 
 
 def runner_of(noise: float = 0.0) -> RowRunner:
@@ -39,7 +40,7 @@ def runner_of(noise: float = 0.0) -> RowRunner:
 def engine_of(method: str, store: RowStore | None, *, num_rows: int = 120) -> Engine:
     """Return an engine whose memory holds so many rows: one long request, or some short ones."""
     runner = runner_of()
-    drafting = SelfDrafting(parse_selection("sparse:0.1:12")) if method == "sparsespec" else None
+    drafting = SelfDrafting(parse_selection("sparse:0.1:12")) if method == "self-drafting" else None
     memory = {"max_kv_bytes": num_rows * runner.row_bytes, "row_store": store}
     worker = TargetWorker(runner, clock=time.perf_counter, self_drafting=drafting, **memory)
     return Engine(worker, inline(runner_of(0.1)) if method == "card" else None, limits=Limits(prefill_chunk=8))
@@ -51,8 +52,8 @@ def requests(method: str) -> dict[int, list[Request]]:
     for idx, (at, length) in enumerate([(0, NUM_LONG), (12, NUM_SHORT), (12, NUM_SHORT), (16, NUM_LONG)]):
         prompt = tuple((7 * j * j + idx) % 61 for j in range(NUM_PROMPT))
         params = SamplingParams(temperature=float(idx % 2), seed=idx, max_tokens=length)
-        uses_drafter = method == "card"
-        one = make_request(idx, method=method, params=params, prompt=prompt, uses_drafter=uses_drafter)
+        shape = {"method": "card", "draft": CHAIN} if method == "self-drafting" else {"method": method}
+        one = make_request(idx, params=params, prompt=prompt, uses_drafter=method == "card", **shape)
         found.setdefault(at, []).append(one)
     return found
 
@@ -118,8 +119,8 @@ def test_a_full_disk_lets_requests_wait_in_line(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    texts, ended, most_bytes = run(engine_of("sparsespec", store), "sparsespec")
-    assert texts == wanted("sparsespec")
+    texts, ended, most_bytes = run(engine_of("self-drafting", store), "self-drafting")
+    assert texts == wanted("self-drafting")
     assert (ended, most_bytes) == ([0, 1, 2, 3], 0)
     told = [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
     assert len(told) == 1, "one line, not one a round"  # the last request is as long as the first
@@ -145,7 +146,7 @@ def test_rows_that_cannot_be_read_back_are_computed_again(
     texts, ended, _ = run(engine_of(method, store), method)
     assert texts == wanted(method)
     assert ended == [1, 2, 0, 3]
-    assert "read once more" in caplog.text
+    assert "read again" in caplog.text
     assert store.used_bytes == 0
 
 

@@ -10,20 +10,17 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.config.registry import methods
-from card.drafting.local import writer_names
-from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.sequence import Work
 from card.engine.target import TargetWorker
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
+from tests.local_writing import WRITERS
 from tests.unreliable_link import Faults
-from tests.watching import Notes, watched
 
 ANY = sorted(name for name, method in methods().items() if not method.needs_head)
 DRAFTING = sorted(name for name, method in methods().items() if method.needs_draft)
 PARALLEL = sorted(name for name, method in methods().items() if method.needs_draft and method.placement != "inline")
 ALONE = sorted(name for name, method in methods().items() if not (method.needs_draft or method.needs_head))
-WRITERS = sorted(name for name in writer_names() if name not in ("store", "ctc", "hivis"))  # those need a file
 
 agreements = st.sampled_from([0.0, 0.6, 0.9, 1.0])
 some_writers = st.lists(st.sampled_from(WRITERS), unique=True, max_size=len(WRITERS)).map(tuple)
@@ -150,32 +147,6 @@ def test_pearl_verifies_the_first_draft_of_a_block_by_the_pass_before_it():
     _, _, stats = decode(target, link, method="pearl", params=params, draft=DraftSettings(num_speculative_tokens=5))
     assert len(stats.offered_per_depth) == 4, "of a block of five one is verified before the block is complete"
     assert stats.accepted_tokens == stats.verified_tokens > 0
-
-
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 99),
-    agreement=agreements,
-    params=sampling,
-    shape=shapes,
-    faults=faults,
-    hints=st.lists(st.sampled_from([0.0, 0.2, 0.6, 0.9, 1.0]), min_size=1, max_size=5),
-)
-def test_wherever_specbranch_is_told_to_branch_the_text_is_that_of_plain_decoding(
-    seed, agreement, params, shape, faults, hints
-):
-    target = toy_target(seed)
-    told: list[float] = []
-
-    def tell() -> float:
-        told.append(hints[len(told) % len(hints)])
-        return told[-1]
-
-    worker = TargetWorker(target, clock=time.perf_counter, watchers=watched(target, Notes("last", tell)))
-    engine = Engine(worker, fake(toy_draft(target, agreement), faults))
-    text = run_all(engine, {0: [make_request(7, method="specbranch", params=params, draft=shape)]})[7]
-    assert text == plain(toy_target(seed), params=params)
-    assert told, "it is asked after each pass"
 
 
 def test_pearl_does_not_wait_for_drafts_after_a_rejection():

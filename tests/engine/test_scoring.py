@@ -73,7 +73,7 @@ def test_texts_are_scored_beside_requests_and_neither_changes_the_other(llm: Asy
 
 
 def test_texts_that_cannot_be_scored_are_refused_at_once(llm: AsyncLLM) -> None:
-    for text, reason in (((), "one at least"), ((10**6,), "token ids must be"), ((5,) * (MAX_POSITIONS + 1), "holds")):
+    for text, reason in (((), "at least one"), ((10**6,), "token ids must be"), ((5,) * (MAX_POSITIONS + 1), "holds")):
         with pytest.raises(PromptError, match=reason):
             run(llm.score(text))
 

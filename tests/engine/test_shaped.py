@@ -17,6 +17,7 @@ from card.engine.request import CORRECTED, PLAIN, Request, Update
 from card.errors import SettingsError
 from tests.decoding import PROMPT, decode, fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
+from tests.local_writing import WRITERS
 from tests.shaping import ToyGrammar, shapings, slow_decode, slowly_shaped
 from tests.toy import TableModel
 
@@ -25,7 +26,7 @@ samplings = st.fixed_dictionaries(
     {"seed": st.integers(0, 2**40), "max_tokens": st.integers(12, 30)},
     optional={"temperature": st.sampled_from([0.0, 0.7, 1.3]), "top_k": st.just(4), "top_p": st.just(0.8)},
 )
-some_writers = st.sampled_from([(), ("suffix",), ("suffix", "recycling")])
+some_writers = st.sampled_from([(), ("suffix",), WRITERS])
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=40)
 TREE = DraftSettings(verify="tree", beam_width=8, budget=8, lead=6, min_verify_prob=0.0)
@@ -125,7 +126,7 @@ def test_requests_of_one_batch_are_shaped_each_by_its_own_rule(params, agreement
         alone = run_to_end(make_engine(target, None, "vanilla"), [replace(request, uses_drafter=False)])
         assert tokens_of(together[request.request_id]) == tokens_of(alone[request.request_id])
     stats = together[6][-1].stats
-    assert (stats.verified_tokens, stats.drafter_passes, stats.speculation) == (0, 0, "off: the request wants none")
+    assert (stats.verified_tokens, stats.drafter_passes, stats.speculation) == (0, 0, "off: the request turns it off")
 
 
 def test_candidates_that_the_grammar_forbids_are_not_verified():

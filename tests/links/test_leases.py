@@ -124,7 +124,7 @@ def test_keys_are_used_with_whatever_drafter_is_leased(tmp_path: Path) -> None:
         with leased(FakePool(lease), keys=tmp_path / "ann") as link:
             keep_text(link)
         with leased(FakePool(lease)) as link:
-            until(lambda: link.receive() == [] and "asks for keys" in link.status.reason)
+            until(lambda: link.receive() == [] and "requires keys" in link.status.reason)
 
 
 @pytest.mark.parametrize("answer", [None, NoLease("it has no drafter yet"), WorkerError("silence")])

@@ -117,7 +117,7 @@ def test_something_that_listens_but_is_no_server_is_a_worker_error() -> None:
         address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
         with (
             connected(address, start=False, start_timeout_s=0.3) as link,
-            pytest.raises(WorkerError, match="does not answer in the way of a draft server"),
+            pytest.raises(WorkerError, match="does not answer like a draft server"),
         ):
             reach(link)
             link.start()
@@ -159,7 +159,7 @@ def answering(*frames: bytes) -> Iterator[str]:
     [
         (b"\x93\x63\x01\x81\xa4type\xa3New", "protocol version 99, this side speaks"),
         (b"hello", "is not a message"),
-        (encode(Ready(12, 128, 0), 7), "does not answer in the way"),  # to another incarnation
+        (encode(Ready(12, 128, 0), 7), "does not answer like"),  # to another incarnation
     ],
     ids=["version", "noise", "incarnation"],
 )
@@ -193,7 +193,7 @@ def test_a_server_that_never_stops_talking_is_left(message: DrafterMessage, monk
     with answering(encode(Ready(12, 128, 0), 1), *[encode(message, 1)] * 2000) as address, connected(address) as link:
         reads: list[int] = []
         until(lambda: [reads.append(len(link.receive())), link.status.state == "down"][1])
-        assert link.status.reason == "it says more than can be heard"
+        assert link.status.reason == "it sends more than can be read"
         assert max(reads) <= (1 if isinstance(message, Resync) else 100)
         assert decode(TARGET, link)[:2] == plain(TARGET)
 
@@ -220,9 +220,9 @@ def test_clients_with_keys_are_let_in(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "reason"),
     [
-        ("bob", "does not know this client's key"),
-        ("elsewhere/client", "has another key than this client was given"),
-        (None, "asks for keys"),
+        ("bob", "does not have this client's key"),
+        ("elsewhere/client", "its key differs from the one that this client has"),
+        (None, "requires keys"),
     ],
 )
 def test_a_client_without_the_right_key_is_refused_and_the_others_are_served(

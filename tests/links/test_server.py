@@ -218,7 +218,7 @@ def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (frame(b"some", MORE), "a message has one frame, and more are announced"),
+        (frame(b"some", MORE), "a message must be one frame, and this one announces more"),
         (bytes([0x08, 1, 0]), "a frame has the flags 0x8"),
         (bytes([2]) + (MAX_REQUEST_BYTES + 65).to_bytes(8, "big"), "at most 4194304 are allowed"),
         (bytes([6]) + (1 << 20).to_bytes(8, "big"), "a command has 1048576 bytes"),
@@ -373,7 +373,7 @@ def test_whatever_a_request_leads_to_costs_it_alone_the_drafter(monkeypatch: pyt
     monkeypatch.setattr(BeamWriter, "open", fail)
     with running(make_server(draft())) as server, RawClient(server.address) as client:
         client.begin(9, 1)
-        assert "it cannot be begun: KeyError" in client.hear(Declined).reason
+        assert "it cannot be started: KeyError" in client.hear(Declined).reason
         until(lambda: client.hear(Layer).request_id == 1)
         assert server.num_sessions == 1
 
@@ -434,7 +434,7 @@ def test_a_full_server_says_so_and_takes_the_next_client_when_one_has_gone() -> 
             first.begin(1)
             first.hear(Ready)
             second.begin(1)
-            assert "the server is full: it takes 1 clients" in second.hear(Fault).reason
+            assert "the server is full: it accepts 1 clients" in second.hear(Fault).reason
             first.say(Shutdown())
             until(lambda: server.num_sessions == 0)
         second.begin(1)
@@ -457,7 +457,7 @@ def test_a_silent_client_is_dropped_and_one_that_pings_is_not(monkeypatch: pytes
 
         until(has_pinged)
         clock.now += 0.6
-        assert "nothing heard for 1 s" in mute.hear(Fault).reason
+        assert "no message for 1 s" in mute.hear(Fault).reason
         assert server.num_sessions == 1
         decode_until_accepted(TARGET, link)
         assert link.status.num_restarts == 0

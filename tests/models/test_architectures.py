@@ -14,7 +14,7 @@ from tests.models.published import CONFIGS
 PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [
     *(PACKAGE / "own" / f"{name}.py" for name in ("decoder_model", "reasons", "exact_decoder")),
-    PACKAGE.parent / "theirs" / "cuda" / "fused.py",
+    *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
 TABLE = PACKAGE / "architectures" / "architecture.py"

@@ -364,7 +364,7 @@ def test_draft_and_target_may_compute_differently(pair: Pair) -> None:
 
 def test_the_demo_target_says_nearly_the_same_in_integers() -> None:
     text = "A farmer has 7 rows of apple trees with 9 trees in each row. How many trees has he? He has 7*9=63 trees."
-    ids = load_tokenizer("demo-target")(text)["input_ids"]
+    ids = load_tokenizer("demo-target").encode(text)
     exact, integers = (
         logits_of(plain_runner(load_decoder("demo-target", dtype=dtype), max_model_len=128), ids)
         for dtype in ("float32", "int8")

@@ -109,7 +109,7 @@ def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(
     assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), make_model().parameters(), strict=True))
-    assert load_tokenizer(str(saved))("w3", add_special_tokens=False)["input_ids"] == [3]
+    assert load_tokenizer(str(saved)).encode("w3", add_special_tokens=False) == [3]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_missing_weights_and_weights_of_another_shape_are_refused(copied: Path) 
     key = "model.layers.0.mlp.up_proj.weight"
     for missing, said in (
         ("model.norm.weight", "are incomplete: 1 tensors are missing, the first is model.norm.weight"),
-        (key, "tensors are missing or have names that nobody knows, the first is layers.0.mlp.up_proj.weight"),
+        (key, "tensors are missing or have unknown names, the first is layers.0.mlp.up_proj.weight"),
     ):
         rest = {name: tensor for name, tensor in tensors.items() if name != missing}
         save_file(rest, weights, metadata={"format": "pt"})
@@ -337,7 +337,7 @@ def test_the_token_that_closes_an_answer_in_the_chat_template_ends_a_text(
     copied: Path, template: str, expected: set[int]
 ) -> None:
     tokenizer = load_tokenizer(copied)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "<over>"]})
+    tokenizer.backend_tokenizer.add_special_tokens(["<turn>", "<over>"])
     tokenizer.chat_template = template
     turn = tokenizer.convert_tokens_to_ids("<turn>")
     model = make_model(V + 8)

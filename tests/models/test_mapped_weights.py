@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -35,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(runner: RowRunner, slot: int) -> torch.Tensor:
     first = runner.num_rows(slot)
-    return runner.forward([Extension(slot, [5, 900], [first - 1, first])])[0]
+    return torch.from_numpy(runner.forward([Extension(slot, [5, 900], [first - 1, first])])[0])
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
@@ -86,8 +87,8 @@ def test_what_a_file_has_lost_is_zeros_and_the_rest_stays(tmp_path: Path) -> Non
     other = MappedWeights(file)
     os.truncate(file, half // 2)
     kept = half // 2 // 4 - 4096
-    assert torch.equal(weights.tensors["weight"][:kept], torch.arange(1, kept + 1, dtype=torch.float32))
-    assert weights.tensors["weight"][kept + 8192 :].sum() == 0
+    assert np.array_equal(weights.arrays["weight"][:kept], np.arange(1, kept + 1, dtype=np.float32))
+    assert weights.arrays["weight"][kept + 8192 :].sum() == 0
     for one in (weights, other):
         with pytest.raises(ModelError, match="changed while its weights were in use"):
             one.check()

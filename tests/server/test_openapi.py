@@ -141,8 +141,8 @@ def test_a_method_that_a_path_does_not_have_is_refused_with_those_that_it_has(se
 def test_liveness_and_readiness_are_described_apart(server: Running) -> None:
     paths = server.client.get("/openapi.json").json()["paths"]
     alive, ready = (paths[path]["get"]["responses"]["503"]["description"] for path in ("/health", "/health/ready"))
-    assert "start the process anew" in alive
-    assert "elsewhere" in ready
+    assert "restart the process" in alive
+    assert "use another server" in ready
 
 
 def _operation(described: dict[str, Any], path: str) -> dict[str, Any]:

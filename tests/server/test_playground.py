@@ -295,7 +295,7 @@ def test_a_key_is_typed_once_and_kept_in_the_tab_only(opened: Opener, demo_llm: 
     with serving(demo_llm, api_keys=("sesame",)) as server, opened(server, is_refused=True) as tab:
         tab.set(max_tokens=4, key="wrong")
         tab.ask(PROMPT)
-        expect(tab.page.locator(".error")).to_contain_text("wants an API key")
+        expect(tab.page.locator(".error")).to_contain_text("needs an API key")
         tab.page.get_by_text("To the key").click()
         expect(tab.page.locator("#key")).to_be_focused()
         tab.set(key="sesame")

@@ -347,7 +347,7 @@ UNKNOWN_KEY = tool("f", a={"not": {"type": "string"}})["function"]["parameters"]
         ({"tool_choice": "always", "tools": TOOLS}, "tool_choice", "must be"),
         ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", "must be"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": TOOLS}, None, "not among the tools"),
-        ({"tools": [ADD, ADD]}, None, "a name of its own"),
+        ({"tools": [ADD, ADD]}, None, "needs a different name"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({"tools": [tool("no good")]}, "tools.0.function.name", "pattern"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "required"),

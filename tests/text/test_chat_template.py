@@ -12,10 +12,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from card.errors import PromptError
 from card.text import work_meter
 from card.text.chat_template import render_chat
+from card.text.given_tokenizer import as_tokenizer
 from card.text.prompts import encode_chat, turn_end_id
 from card.text.work_meter import TemplateCostError, WorkMeter
 from tests.hostile_templates import ENDLESS, HUGE
-from tests.pair import make_tokenizer
+from tests.pair import make_tokenizer, own_tokenizer
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -135,7 +136,7 @@ def test_a_conversation_with_a_template_becomes_the_ids_that_transformers_makes_
     tokenizer = make_tokenizer()
     messages = CONVERSATIONS[1]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert encode_chat(tokenizer, messages) == expected
+    assert encode_chat(as_tokenizer(tokenizer), messages) == expected
 
 
 def test_two_thousand_messages_and_two_hundred_tools_are_far_from_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_costs_are_counted_the_same_each_time() -> None:
 
 
 def test_a_tokenizer_whose_template_has_no_end_is_refused_when_it_is_loaded() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = own_tokenizer()
     tokenizer.chat_template = ENDLESS["loops in loops"]
     with pytest.raises(TemplateCostError, match="the chat template takes more than"):
         turn_end_id(tokenizer)

@@ -7,10 +7,10 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.text.fair_queue import FairQueue, Turn
+from card.text.fair_queue import FairQueue, QueueTurn
 
 
-def _turn(queue: FairQueue[int]) -> Turn[int]:
+def _turn(queue: FairQueue[int]) -> QueueTurn[int]:
     turn = queue.take()
     assert turn is not None
     return turn

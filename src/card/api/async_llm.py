@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the Python API for asyncio; the engine runs in a thread of its own and many requests share its batch."""
+"""`AsyncLLM`: the Python API for asyncio. The engine runs in its own thread, and many requests share its batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Self, Unpack
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Self, Unpack
 
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
@@ -27,7 +25,11 @@ from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.models.own.decoder_model import LoadedModel
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class AsyncLLM(Hosted):
@@ -38,7 +40,7 @@ class AsyncLLM(Hosted):
             async for chunk in llm.generate([{"role": "user", "content": problem}]):
                 print(chunk.text, end="")
 
-    Methods may be called from any event loop, or several; a stream is read in the loop that it was made in. If the
+    Methods may be called from any event loop, or several; a stream must be read in the loop that it was made in. If the
     engine breaks, every open stream and every later call raises WorkerError.
     """
 
@@ -47,7 +49,7 @@ class AsyncLLM(Hosted):
         target: str | LoadedModel = "demo-target",
         draft: str | LoadedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
@@ -55,7 +57,7 @@ class AsyncLLM(Hosted):
         say: Callable[[str], None] = lambda _: None,
         **settings: Unpack[LLMSettings],
     ) -> None:
-        """Load the models and bring drafter and engine up; this takes a while and blocks. Arguments are those of `LLM`.
+        """Load the models and start drafter and engine; this takes a while and blocks. Arguments are those of `LLM`.
 
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
@@ -67,7 +69,7 @@ class AsyncLLM(Hosted):
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the engine last got on, or had nothing to do; grows while it hangs."""
+        """Seconds since the engine last made progress or was idle; grows while it hangs."""
         return time.monotonic() - self._driver.last_progress
 
     def generate(
@@ -119,7 +121,7 @@ class AsyncLLM(Hosted):
         return self._driver.stats()
 
     async def ended(self) -> WorkerError:
-        """Wait until the engine is down, and return why; `__cause__` is what it died of if it was not shut down."""
+        """Wait until the engine is down, and return the reason; `__cause__` is the error unless it was shut down."""
         return await asyncio.wrap_future(self._driver.ended)
 
     async def shutdown(self) -> None:
@@ -128,7 +130,7 @@ class AsyncLLM(Hosted):
         Raises: WorkerError if the engine does not end in time.
         """
         if not await asyncio.to_thread(self._driver.close):
-            raise WorkerError(f"the engine's thread did not end within {JOIN_TIMEOUT_S:.0f} s; it is left behind")
+            raise WorkerError(f"the engine's thread did not end within {JOIN_TIMEOUT_S:.0f} s; it still runs")
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,15 +142,15 @@ class AsyncLLM(Hosted):
 class RequestStream(AsyncIterator[StreamChunk]):
     """The answer to one request as it is decoded; a caller that stops reading it drops the request.
 
-    A chunk holds everything new since the last one that was read, so a slow reader gets fewer and larger chunks. The
-    last one carries the finish_reason. Leaving the loop over it, cancelling the task that reads it, `aclose` and
-    letting go of it all end the request within a round. Raises, while read: TargetError if the model failed for this
-    request; WorkerError if the engine broke or was shut down.
+    A chunk holds everything new since the last chunk read, so a slow reader gets fewer and larger chunks. The last one
+    carries the finish_reason. The request ends within a round when the loop is left, the reading task is cancelled,
+    `aclose` is called or the stream is deleted. Reading raises TargetError if the model failed for this request, and
+    WorkerError if the engine broke or was shut down.
     """
 
     def __init__(self, llm: AsyncLLM, request_id: str, number: int, mailbox: Mailbox) -> None:
         self.request_id = request_id
-        self._llm = llm  # must not end while someone reads
+        self._llm = llm  # must live while the stream is read
         self._number = number
         self._mailbox = mailbox
         self._is_over = False

@@ -16,13 +16,13 @@ from card.engine.scoring import ScoringJob
 from card.errors import SettingsError, WorkerError, in_words
 
 logger = logging.getLogger(__name__)
-IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
+IDLE_LOOK_S = 1.0  # an idle engine still listens so often, so that neither side takes the other for dead
 JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
 
 
 @dataclass(slots=True)
 class _StreamedRequest:
-    """A request in the engine, or on its way there, and the reader of its stream."""
+    """A request in the engine or in the queue, and the reader of its stream."""
 
     name: str
     prepared: PreparedRequest
@@ -39,20 +39,20 @@ Command = _StreamedRequest | _Abort | ScoringJob
 
 
 class Driver:
-    """The engine's thread: obeys commands between rounds, runs rounds while there is work, fills the mailboxes."""
+    """The engine's thread: carries out commands between rounds, runs rounds while there is work, fills mailboxes."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._changed = threading.Condition()  # reentrant: a stream may be collected while its own thread holds it
         self._inbox: list[Command] = []
         self._num_unseen = 0  # requests that the published figures do not count yet
-        self._num_seen = 0  # those that the engine has got since the figures were published last
-        self._obeyed: list[tuple[Future[bool], bool]] = []  # to be resolved once the statistics tell of it
+        self._num_seen = 0  # those that the engine has taken since the figures were last published
+        self._obeyed: list[tuple[Future[bool], bool]] = []  # resolved once the statistics include it
         self._number_of: dict[str, int] = {}  # names in use
         self._is_closing = False
         self._death: WorkerError | None = None
         self.ended: Future[WorkerError] = Future()  # gets the reason
-        self.ended.set_running_or_notify_cancel()  # who waits for it cannot cancel it for the others
+        self.ended.set_running_or_notify_cancel()  # a waiter must not cancel it for the others
         self._latest = host.engine.stats()
         self.last_progress = time.monotonic()
         self._live: dict[int, _StreamedRequest] = {}  # the engine's thread only
@@ -88,13 +88,13 @@ class Driver:
             self._post(job)
 
     def forget(self, number: int) -> None:
-        """Drop a request that nobody reads any more."""
+        """Drop a request whose stream is no longer read."""
         with self._changed:
             if self._death is None:
                 self._post(_Abort(number))
 
     def stats(self) -> EngineStats:
-        """Return the engine's figures, requests included that it has not seen yet. Raises: WorkerError."""
+        """Return the engine's figures, including requests that it has not seen yet. Raises: WorkerError."""
         with self._changed:
             self.check_alive()
             stats = self._latest.copy()
@@ -132,7 +132,7 @@ class Driver:
                     self._host.scorer.step(is_alone=not self._host.engine.has_work)
                     self.last_progress = time.monotonic()
                 self._deliver(self._host.engine.step())
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # after any error, no caller may wait for ever
             logger.exception("the engine's thread ends")
             death = WorkerError(f"the engine's thread has died: {in_words(error)}")
             death.__cause__ = error
@@ -141,17 +141,17 @@ class Driver:
             self._host.close()
 
     def _next_commands(self) -> list[Command] | None:
-        """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
+        """Wait for work or for the next check of the drafter; return the commands, None to end."""
         with self._changed:
             if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
                 self._changed.wait(IDLE_LOOK_S)
             if self._is_closing:
                 return None
-            commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation
+            commands, self._inbox = self._inbox, []  # garbage collection of a stream may append at any allocation
             return commands
 
     def _publish(self) -> None:
-        """Make the engine's figures known, then answer those who wait for what was obeyed."""
+        """Publish the engine's figures, then resolve the commands carried out before."""
         with self._changed:
             target_tokens, self._latest = self._latest.target_tokens, self._host.engine.stats()
             if self._latest.target_tokens != target_tokens or not self._host.engine.has_work:
@@ -197,7 +197,7 @@ class Driver:
         post(letters)
 
     def _forget(self, live: _StreamedRequest) -> None:
-        """End a request whose text cannot be written."""
+        """End a request whose text cannot be decoded."""
         number = live.prepared.request.request_id
         if self._live.pop(number, None) is not None:
             with self._changed:
@@ -205,7 +205,7 @@ class Driver:
             self._host.engine.abort(number)
 
     def _die(self, death: WorkerError) -> None:
-        """Tell everyone who waits, and everyone who calls from now on."""
+        """Raise this error in all waiting and all later calls."""
         with self._changed:
             self._death = death
             commands, self._inbox = self._inbox, []
@@ -230,7 +230,7 @@ def _last_update(request: Request, death: WorkerError) -> Update:
 
 
 def _copy_of(error: WorkerError) -> WorkerError:
-    """Return a copy to raise: an exception that is raised in several places collects all their tracebacks."""
+    """Return a copy to raise: an exception raised in several places collects all their tracebacks."""
     copy = WorkerError(str(error))
     copy.__cause__ = error.__cause__
     return copy

@@ -1,12 +1,13 @@
-"""One pair of models, loaded, with its engine; and prompts made into requests.
+"""One pair of models, loaded, with its engine; and requests made from prompts.
 
-`LLM` and `AsyncLLM` are shells over a `Host`; they differ in who drives the engine. `card.api.start` brings it up.
+`LLM` and `AsyncLLM` wrap a `Host`; they differ in what drives the engine. `card.api.start` starts it.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from card.api.prompts import Prompt
@@ -26,16 +27,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The gain of a request in one round, with its text."""
+    """Result of a request in one round, with its text."""
 
     text: str
     update: Update
-    is_failure: bool = False  # the text cannot be written: the request is to be ended
+    is_failure: bool = False  # the text cannot be decoded: the request must end
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request for the engine, and the text that will come of it."""
+    """A request for the engine, and the stream of its text."""
 
     checked: LiveRequest
     text: TextStream
@@ -46,7 +47,7 @@ class PreparedRequest:
         return self.checked.request
 
     def written(self, update: Update) -> Written:
-        """Return the text that an update made certain. One that cannot be written ends this request alone."""
+        """Return the text that an update made certain. If it cannot be decoded, only this request ends."""
         try:
             text = self.text.take(update.token_ids, is_end=update.finish_reason is not None)
         except Exception as error:
@@ -60,12 +61,15 @@ class Host:
     """The models, the drafter and the engine of one `LLM`; makes requests, runs none."""
 
     def __init__(self, asked: Asked) -> None:
-        """Load the models and bring the drafter up. Raises: SettingsError, ModelError, VocabularyError, WorkerError."""
+        """Load the models and start the drafter. Raises: SettingsError, ModelError, VocabularyError, WorkerError."""
         longest = asked.settings.get("max_model_len") or DEFAULT_MODEL_LEN
-        with telling_shortage(asked.target, asked.draft, max_model_len=longest):
+        with telling_shortage(asked.target, asked.draft, max_model_len=longest), ExitStack() as unfinished:
             loaded = load(asked)
+            unfinished.callback(loaded.grammars.close)
+            unfinished.callback(loaded.lanes.close)
             measured = measure(asked, loaded)
             parts = build_engine(asked, loaded, measured)
+            unfinished.pop_all()  # they stay open until `close`
         self.plan, self.engine, self.policy, self.link = parts.plan, parts.engine, parts.policy, parts.link
         self.method, self.settings, self.draft_settings = parts.plan.method, parts.plan.settings, parts.plan.draft
         self.max_model_len, self.max_kv_bytes = parts.plan.max_model_len, parts.plan.max_kv_bytes or 0
@@ -80,7 +84,7 @@ class Host:
             self._finalizer = weakref.finalize(self, self.link.close)
 
     def close(self) -> None:
-        """End the drafter and the processes that try grammars. May be called twice."""
+        """End the drafter and the processes that test grammars. May be called twice."""
         self.grammars.close()
         self.latencies.mend(self.policy.measured())
         self.latencies.remember_agreement(self.policy.agreement)
@@ -123,16 +127,16 @@ class Host:
         return PreparedRequest(replace(checked, request=watched), text)
 
     def resolved(self, params: SamplingParams, num_prompt_tokens: int) -> ResolvedParams:
-        """Return the parameters of a request with nothing left open: what it says, else the model, else greedy.
+        """Return the complete parameters of a request: its own values, else the model's, else greedy.
 
-        Without a bound of its own, or of the model's, an answer may fill the context.
+        Without a bound of the request or the model, an answer may fill the context.
         """
         return params.resolved(self.sampling_defaults, room=max(1, self.max_model_len - num_prompt_tokens))
 
     def bound_of(self, params: SamplingParams) -> int | None:
-        """Return the most new tokens that a request or the model's generation config states; None: the context's."""
+        """Return the most new tokens by the request or the model's generation config; None: the context's."""
         return params.max_tokens or self.sampling_defaults.get("max_tokens")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises: PromptError if it is none."""
+        """Return the token ids of a prompt. Raises: PromptError if it is not a prompt."""
         return self._prompts.encode(prompt)

@@ -11,13 +11,13 @@ from card.engine.trace import Trace
 
 
 class Hosted:
-    """Facts that `LLM` and `AsyncLLM` tell of their engine."""
+    """Facts that `LLM` and `AsyncLLM` report about their engine."""
 
     _host: Host
 
     @property
     def host(self) -> Host:
-        """The models, the tokenizer and the settings, to look at."""
+        """The models, the tokenizer and the settings, read-only."""
         return self._host
 
     @property
@@ -32,7 +32,7 @@ class Hosted:
 
     @property
     def target_cost(self) -> str | None:
-        """Size and cost of an inflated target, in words; None for a target as it is."""
+        """Size and cost of an inflated target, in words; None for an ordinary target."""
         return self._host.target_cost
 
     @property

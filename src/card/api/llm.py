@@ -7,9 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, Unpack
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Self, Unpack
 
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
@@ -25,14 +23,18 @@ from card.errors import SettingsError
 from card.links.child import DrafterChild
 from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclass(slots=True)
 class _UnreadRequest:
-    """A request in the engine and what has come of it that nobody has taken yet."""
+    """A request in the engine and its results that were not read yet."""
 
     prepared: PreparedRequest
     updates: deque[Update] = field(default_factory=deque)
@@ -45,9 +47,9 @@ class LLM(Hosted):
             problem = "Paul works 4 hours a day and earns $12 per hour. How much does he earn in 3 days?"
             print(llm.chat([{"role": "user", "content": problem}])[0].outputs[0].text)
 
-    Prompts of one call, and streams that are open at once, are answered together in one batch. The engine runs in the
-    thread of the caller that waits for a result; calls from several threads are safe. Close it, or use it as a context
-    manager: the drafter may live in a process of its own.
+    Prompts of one call, and streams that are open at the same time, share one batch. The engine runs in the thread of
+    the caller that waits for a result; calls from several threads are safe. Close it, or use it as a context manager:
+    the drafter may be a separate process.
     """
 
     def __init__(
@@ -55,23 +57,23 @@ class LLM(Hosted):
         target: str | LoadedModel = "demo-target",
         draft: str | LoadedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
         say: Callable[[str], None] = lambda _: None,
         **settings: Unpack[LLMSettings],
     ) -> None:
-        """Load the models and bring the drafter up.
+        """Load the models and start the drafter.
 
         Args:
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
-            draft: the same, or None; a loaded model cannot go into a process of its own.
+            draft: the same, or None; a loaded model cannot run in another process.
             method: a name that `card methods` lists; None takes card if there is a draft model and vanilla if not.
-            verifier: decides which candidates stay, see `card.tree.verify`; one that is not exact needs allows_inexact.
-            spare: a process for the drafter that was started before this one had loaded torch.
-            say: is told what goes on, in words for a user who waits.
-            settings: see `card.LLMSettings`, whose help says what each means and is by default.
+            verifier: decides which candidates to accept, see `card.tree.verify`; an inexact one needs allows_inexact.
+            spare: a process for the drafter that was started before this process loaded torch.
+            say: receives the current step in words, for a user who waits.
+            settings: see `card.LLMSettings` for meanings and defaults.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         asked = Asked(target, draft, settings=settings, method=method, tokenizer=tokenizer, verifier=verifier)
@@ -104,9 +106,9 @@ class LLM(Hosted):
 
         Args:
             sampling_params: for all prompts, or one for each.
-        Raises: PromptError for a prompt that is empty or does not fit, and SettingsError for another number of
-            parameters than of prompts, before anything runs. A request that fails later has finish_reason "error" in
-            its result, and the others go on.
+        Raises: PromptError for a prompt that is empty or does not fit, and SettingsError if the numbers of parameters
+            and prompts differ, before anything runs. A request that fails later has finish_reason "error" in its
+            result, and the others go on.
         """
         is_one = isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable)
         listed: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item]
@@ -122,7 +124,7 @@ class LLM(Hosted):
         Args:
             messages: of one conversation, or a list of conversations.
             sampling_params: for all conversations, or one for each.
-        Raises: PromptError, SettingsError as of `generate`.
+        Raises: PromptError, SettingsError as in `generate`.
         """
         return self._complete(conversations(messages), sampling_params)
 
@@ -140,7 +142,7 @@ class LLM(Hosted):
             return self._engine.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Drop the KV of finished requests that is kept for texts that begin alike."""
+        """Drop the KV of finished requests that is kept for texts with the same beginning."""
         with self._lock:
             self._engine.forget_prefixes()
 
@@ -182,7 +184,7 @@ class LLM(Hosted):
                         self._live[update.request_id].updates.append(update)
 
     def _updates(self, live: _UnreadRequest) -> Iterator[tuple[str, Update]]:
-        """Yield what each round gives a request, to its end, and before it the text that is certain since."""
+        """Yield each round's result for a request until it ends, with the text that became certain."""
         has_ended = False
         while not has_ended:
             update = self._next(live)
@@ -238,7 +240,7 @@ class LLM(Hosted):
 
 
 def _shared_out(given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """Return the parameters of each prompt. Raises: SettingsError unless they are one for all, or one for each."""
+    """Return the parameters of each prompt. Raises: SettingsError unless there is one for all, or one for each."""
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         return [SamplingParams() if given is None else given] * num_prompts
     params = list(given)

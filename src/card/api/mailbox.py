@@ -18,11 +18,11 @@ class Mailbox:
         self.loop = loop
         self._text = ""
         self._updates: list[Update] = []
-        self._error: CardError | None = None  # raised after what there is to read
+        self._error: CardError | None = None  # raised after everything else is read
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, text: str, update: Update) -> None:
-        """Add what a round gave, and the text that is certain since, or why nothing more comes; wake the reader."""
+        """Add a round's result with the text that became certain, or the error that ends it; wake the reader."""
         if update.error is not None:
             self._error = update.error
         else:
@@ -32,11 +32,11 @@ class Mailbox:
             self._waiter.set_result(None)
 
     async def take(self) -> StreamChunk:
-        """Return everything that is new, once there is something. Raises: the request's error."""
+        """Return everything new, once there is something. Raises: the request's error."""
         if asyncio.get_running_loop() is not self.loop:
             raise SettingsError("a stream must be read in the event loop that it was made in")
         if self._waiter is not None:
-            raise SettingsError("a stream is read by one task at a time; another one waits for it")
+            raise SettingsError("a stream is read by one task at a time; another task is already reading it")
         if not self._updates and self._error is None:
             self._waiter = self.loop.create_future()
             try:
@@ -51,7 +51,7 @@ class Mailbox:
 
 
 def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
-    """Put each into its mailbox from another thread, with one call for each event loop."""
+    """Put each letter into its mailbox from another thread, with one call for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, str, Update]]] = {}
     for letter in letters:
         by_loop.setdefault(letter[0].loop, []).append(letter)

@@ -22,7 +22,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]  # the end token included
     finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if `SamplingParams.logprobs` asked for them
-    # How the text came, not what came, so these do not count when outputs are compared; one for each token, see
+    # How the text was made, not the text, so comparisons of outputs ignore these; one for each token, see
     # `card.engine.request.TokenDetails`.
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)  # if shows_tree
@@ -38,7 +38,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     method: str
     exact: bool  # True: the text is that of plain decoding
-    target_cost: str | None  # set if the target was inflated: what it costs and what it is
+    target_cost: str | None  # set if the target was inflated: its cost and its real size
     stats: RequestStats
     error: CardError | None = None  # why the text ends early, with finish_reason "error"
 
@@ -57,7 +57,7 @@ class StreamChunk:
 
     @classmethod
     def of(cls, text: str, updates: Sequence[Update]) -> StreamChunk:
-        """Return what some rounds gave a request, one after the other, and the text that is certain since."""
+        """Return the chunk of some successive rounds of a request, with the text that became certain."""
         told = TokenDetails.joined(update.details for update in updates)
         return cls(
             text,

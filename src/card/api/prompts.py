@@ -1,12 +1,10 @@
-"""Prompts made into token ids: text, a conversation with or without images, or token ids as they are."""
+"""Token ids of prompts: of text, of a conversation with or without images, or given as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-
-from transformers import PreTrainedTokenizerBase
 
 from card.config import EngineSettings
 from card.config.fields import plain
@@ -16,6 +14,7 @@ from card.models.loading import load_vision_tower
 from card.models.runner import RowRunner
 from card.text.pictures import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -26,9 +25,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class PromptReader:
     """Reads prompts for one target."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: Tower | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: EngineSettings, tower: Tower | None = None) -> None:
         """Read prompts with a tokenizer; without a vision tower no images."""
         folder = None if settings.image_dir is None else Path(settings.image_dir)
         self._bounds = PictureBounds(max_images=settings.max_images, folder=folder)
@@ -37,23 +34,23 @@ class PromptReader:
     @classmethod
     def for_target(
         cls,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         settings: EngineSettings,
         target: str | LoadedModel,
         runner: RowRunner,
         dtype: object,
     ) -> PromptReader:
-        """Return the reader of a target, which takes images from now on if the settings allow any.
+        """Return the reader of a target, which accepts images from now on if the settings allow any.
 
         Args:
             dtype: of its vision tower.
-        Raises: SettingsError, ModelError if it cannot see.
+        Raises: SettingsError, ModelError if the model has no vision.
         """
         if not settings.max_images:
             return cls(tokenizer, settings)
         require_pillow()
         if not isinstance(target, str):
-            raise SettingsError("max_images needs a target that is given by name, whose vision tower is loaded with it")
+            raise SettingsError("max_images needs a target given by name, so that its vision tower is loaded too")
         kept_in = settings.weights_dir
         tower = load_vision_tower(target, dtype=dtype, device=runner.device, cache_dir=kept_in)
         runner.see_with(tower)
@@ -62,7 +59,7 @@ class PromptReader:
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt, an `ImagePrompt` if there are images in it.
 
-        Raises: PromptError if it is none.
+        Raises: PromptError if it is not a prompt.
         """
         if isinstance(prompt, str):
             return tuple(encode_prompt(self._tokenizer, prompt))
@@ -95,12 +92,12 @@ class PromptReader:
 
 
 def _as_list(value: Any) -> object:
-    """Return the numbers of an array or a tensor; anything else as it is."""
+    """Return the numbers of an array or a tensor; other values unchanged."""
     return value.tolist() if hasattr(value, "shape") and hasattr(value, "tolist") else value
 
 
 def conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """Return the conversations of a call: one alone, or each of a list. Raises: PromptError for what is neither."""
+    """Return the conversations of a call: one alone, or each of a list. Raises: PromptError for anything else."""
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         is_one = not messages or isinstance(messages[0], Mapping)
         listed: list[Any] = [messages] if is_one else list(messages)

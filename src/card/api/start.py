@@ -1,6 +1,6 @@
-"""The start of an engine: its target is loaded, then measured, then built upon.
+"""The start of an engine: load the target, measure it, build the engine.
 
-Each step takes what the one before has made, so that none comes too early.
+Each step takes the result of the one before, so the order is fixed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
-from card.assembly.build import Models, Parts, build, make_writers
+from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
 from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahead
 from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
@@ -38,6 +36,7 @@ from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
@@ -48,38 +47,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Models and settings as they were given, and who takes part in the start; see `LLM`."""
+    """Models and settings as given, and further objects used during the start; see `LLM`."""
 
     target: str | LoadedModel
     draft: str | LoadedModel | None
     _: KW_ONLY
     settings: Mapping[str, Any]
     method: str | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None  # None: the target's own
+    tokenizer: object = None  # one of ours or of transformers; None: the target's own
     verifier: Verifier = MATCH
-    spare: DrafterChild | None = None  # a process for the drafter that was started ahead of need
-    leases: Leases | None = None  # of a pool of draft servers, which is never waited for; the caller closes it
-    say: Callable[[str], None] = lambda _: None  # is told what goes on, in words for a user who waits
+    spare: DrafterChild | None = None  # a process for the drafter, started in advance
+    leases: Leases | None = None  # of a pool of draft servers; never blocks; the caller closes it
+    say: Callable[[str], None] = lambda _: None  # receives the current step in words, for a user who waits
 
     @property
     def draft_name(self) -> str | None:
-        """Name of the draft model; None for one that is an object, and without one."""
+        """Name of the draft model; None for a loaded model, and without one."""
         return self.draft if isinstance(self.draft, str) else None
 
     def plan(self, facts: Facts) -> Plan:
-        """Return the plan that follows from these settings and what is known. Raises: SettingsError."""
+        """Return the plan that follows from these settings and known facts. Raises: SettingsError."""
         draft = None if self.draft is None else _name(self.draft)
         return resolve({**self.settings, "target": _name(self.target), "draft": draft}, facts, method=self.method)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A target that has run no pass yet, and what it and its tokenizer say about texts."""
+    """A target before its first pass, with the facts that it and its tokenizer give about texts."""
 
     facts: Facts
     plan: Plan
     runner: RowRunner
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     prompts: PromptReader
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed
@@ -91,7 +90,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The costs of a target's passes while no drafter was beside it, and what follows from them."""
+    """The costs of a target's passes without a drafter beside it, and what follows from them."""
 
     facts: Facts
     plan: Plan
@@ -99,7 +98,7 @@ class Measured:
 
 
 def load(asked: Asked) -> Loaded:
-    """Refuse what contradicts itself, then load the target. Raises: SettingsError, ModelError, VocabularyError."""
+    """Refuse contradictory settings, then load the target. Raises: SettingsError, ModelError, VocabularyError."""
     draft = asked.draft
     facts = Facts(
         has_draft=draft is not None,
@@ -113,7 +112,7 @@ def load(asked: Asked) -> Loaded:
     plan = asked.plan(facts)
     verifier, named = choose_verifier(plan.settings, asked.verifier)
     facts = replace(facts, verifier=verifier, verifier_named=named)
-    plan = asked.plan(facts)  # refuses a judge that has nothing to judge
+    plan = asked.plan(facts)  # refuses a judge without candidates to judge
     if asked.spare is not None and plan.has_drafter_process and asked.draft_name is not None:
         tell_ahead(asked.spare, plan.settings)
     asked.say(f"loading {plan.settings.target}")
@@ -126,7 +125,7 @@ def load(asked: Asked) -> Loaded:
 
 
 def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
-    """Make the runner, and read what the model and its tokenizer say about texts."""
+    """Make the runner, and read the facts that model and tokenizer give about texts."""
     plan = asked.plan(facts)
     model, tokenizer, settings = target.model, target.tokenizer, plan.settings
     target_cost, end_ids, has_int8 = price_in_words(model), end_token_ids(model, tokenizer), could_run_int8(model)
@@ -151,8 +150,8 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
 
 
 def measure(asked: Asked, loaded: Loaded) -> Measured:
-    """Measure what no earlier start did: which threads are useful, and which cores the target misses."""
-    asked.say("measuring what passes cost here")
+    """Measure what no earlier start measured: which threads are useful, and how the target slows down without cores."""
+    asked.say("measuring the cost of passes here")
     facts, plan, runner = loaded.facts, loaded.plan, loaded.runner
     names = {"is_target_named": isinstance(asked.target, str), "is_draft_named": asked.draft_name is not None}
     without_misses = asked.plan(replace(facts, spare_cores=num_usable_cores() - 1))
@@ -164,30 +163,37 @@ def measure(asked: Asked, loaded: Loaded) -> Measured:
 
 
 def build_engine(asked: Asked, loaded: Loaded, measured: Measured) -> Parts:
-    """Bring the drafter up and build the engine. Raises: SettingsError, ModelError, WorkerError."""
+    """Start the drafter and build the engine. Raises: SettingsError, ModelError, WorkerError."""
+    writers = make_writers(measured.plan, loaded.runner.vocab_size, loaded.tokenizer)
+    with closed_if_it_fails(writers):
+        for writer in writers.values():
+            writer.attach(loaded.runner)
+        parts = _with_drafter(asked, loaded, measured, writers)
+    measured.latencies.watch_rounds()
+    return parts
+
+
+def _with_drafter(asked: Asked, loaded: Loaded, measured: Measured, writers: Mapping[str, LocalWriter]) -> Parts:
+    """Start the drafter, if there is one, and build the engine; a drafter is closed if that fails."""
     plan, runner, latencies = measured.plan, loaded.runner, measured.latencies
-    writers = make_writers(plan, runner.vocab_size, loaded.tokenizer)
-    for writer in writers.values():
-        writer.attach(runner)
     drafter = _drafter_of(asked, loaded, measured)
     link, shown = (None, ()) if drafter is None else (drafter.link, drafter.consumers)
     try:
-        if link is not None and latencies.waits_for_drafter:  # while it loads it takes a core
+        if link is not None and latencies.waits_for_drafter:  # it takes a core while it loads
             asked.say("waiting for the drafter")
             link.start()
-        give_back_memory()  # what loading a drafter here has left
+        give_back_memory()  # memory left over from loading a drafter here
         watchers = _watchers_of(asked, plan, runner, writers, shown)
         models = Models(
             target=runner, link=link, latencies=latencies, watchers=watchers, writers=writers, lanes=loaded.lanes
         )
         parts = _built(asked, measured, runner, models)
         if link is not None:
-            link.begin()  # not earlier: what is measured beside a drafter that loads is not kept
+            link.begin()  # not earlier: measurements beside a loading drafter are not kept
     except BaseException:
         if link is not None:
             link.close()
         raise
-    latencies.watch_rounds()
     return parts
 
 
@@ -220,7 +226,7 @@ def _watchers_of(
     writers: Mapping[str, LocalWriter],
     shown: Sequence[FeatureConsumer],
 ) -> Watchers | None:
-    """Return what looks at the target's features, if anything does; ``shown`` passes them on to the drafter."""
+    """Return the consumers of the target's features, if any; ``shown`` passes features on to the drafter."""
     consumers = [*feature_consumers(plan, runner), *shown]
     wish = feature_wish(plan.verifier, runner, asked.draft_name or "")
     wanted = {writer.wanted_features for writer in writers.values()} - {None}
@@ -231,7 +237,7 @@ def _watchers_of(
 
 
 def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) -> Parts:
-    """Warm up the passes, whose rows the models around the target decide, and build the engine of the last plan."""
+    """Warm up the passes, whose rows depend on the models around the target, and build the engine of the final plan."""
     plan, latencies = measured.plan, measured.latencies
     with pinned(latencies.with_useful_threads(plan.cores).alone):
         runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
@@ -254,7 +260,7 @@ def _name(model: str | LoadedModel) -> str:
 
 
 def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:
-    """Say that one long text may need more memory than there is: that ends the process, not the text."""
+    """Warn if one long text may need more memory than is free: that would end the process, not the text."""
     if kv_bytes > free_bytes:
         logger.warning(
             "KV may take %.0f MiB, but %.0f MiB are free; lower max_model_len or kv_cache_memory, or give more memory",

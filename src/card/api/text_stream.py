@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from card.text.stops import StopMarks, StopStrings
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import Detokenizer
 
 
 class TextStream:
     """The text of one request as it grows; tells the target when a stop string is complete.
 
-    What is shown waits until no later token can change it. Stop strings do not wait: they are looked for in all that
-    is complete so far, also in characters of byte tokens that a later byte might spoil, and in special tokens.
+    Shown text waits until no later token can change it. Stop strings do not wait: they are searched in everything that
+    is complete so far, including characters of byte tokens that a later byte might spoil, and special tokens.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         stop: tuple[str, ...],
         min_tokens: int = 0,
         shown_token_ids: tuple[int, ...] = (),
@@ -34,17 +33,17 @@ class TextStream:
         """
         self._detokenizer = Detokenizer(tokenizer, shown_token_ids, after=after)
         self._marks = StopMarks(stop, self._detokenizer.silent_tokens)
-        self._placed: list[tuple[int, str]] = []  # marks within the text that waits, each with the characters before
+        self._placed: list[tuple[int, str]] = []  # marks within the waiting text, each with the characters before
         self._num_exempt = min_tokens
-        self._num_passed = 0  # characters of the text that waits whose tokens were exempt
+        self._num_passed = 0  # characters of the waiting text whose tokens were exempt
         self._stops = StopStrings(self._marks.stops)
         self._longest = max(map(len, stop), default=0)
-        self._is_fed = bool(stop)  # by the target, token by token
+        self._is_fed = bool(stop)  # the target feeds it token by token
         self._piece = ""
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The special tokens that are stop strings as they are."""
+        """The special tokens that are stop strings by themselves."""
         return self._marks.end_ids
 
     def feed(self, token_id: int) -> bool:
@@ -56,25 +55,25 @@ class TextStream:
             self._placed.append((len(self._detokenizer.waiting()), mark))
         piece = self._detokenizer.push([token_id])
         if piece or (mark is not None and not self._placed[-1][0]):
-            self._take(piece, may_end=may_end)
+            self._search(piece, may_end=may_end)
         elif may_end and (mark is not None or self._detokenizer.has_new_character) and self._completes_stop():
-            self._take(self._detokenizer.flush(), may_end=True)
+            self._search(self._detokenizer.flush(), may_end=True)
         if self._num_exempt == 0:
             self._num_passed = len(self._waiting())
         return self._stops.found is not None
 
     def take(self, token_ids: Sequence[int], *, is_end: bool) -> str:
-        """Return the text that these committed tokens made certain; all that is left at the end."""
+        """Return the text that these committed tokens made certain; at the end, all remaining text."""
         if not self._is_fed:
             self._piece += self._detokenizer.push(token_ids)
         if is_end:
-            self._take(self._detokenizer.flush(), may_end=self._num_exempt <= 0)
+            self._search(self._detokenizer.flush(), may_end=self._num_exempt <= 0)
             self._piece += self._stops.flush()
         piece, self._piece = self._marks.removed(self._piece), ""
         return piece
 
-    def _take(self, piece: str, *, may_end: bool) -> None:
-        """Let stop strings see certain text, with the marks in it."""
+    def _search(self, piece: str, *, may_end: bool) -> None:
+        """Search certain text, with its marks, for stop strings."""
         piece = self._marked(piece)
         num_passed = self._num_passed if may_end else len(piece)
         self._piece += self._stops.push(piece[:num_passed], may_end=False) + self._stops.push(piece[num_passed:])
@@ -84,7 +83,7 @@ class TextStream:
         return self._stops.completes(self._waiting(self._longest))
 
     def _waiting(self, num_chars: int | None = None) -> str:
-        """Return the text that waits with the marks in it, or the end of it."""
+        """Return the waiting text with its marks, or the end of it."""
         return self._marked(self._detokenizer.waiting(None if self._placed else num_chars))
 
     def _marked(self, text: str) -> str:

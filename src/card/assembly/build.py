@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-
-from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Latencies, Plan
 from card.config import Schedule
@@ -25,6 +24,7 @@ from card.models.rows.pool import sequence_bytes
 from card.models.rows.row_store import RowStore
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes
+from card.text.tokenizer import Tokenizer
 
 _FIRST_DRAFT_SHARE = 0.1  # assumed drafter pass over target pass, until the drafter's is known
 
@@ -70,11 +70,18 @@ def build(
     Raises: SettingsError for settings that a local writer or the target cannot follow.
     """
     policy = policy or make_policy(plan, models.latencies)
-    writers = models.writers
-    if writers is None:
-        writers = make_writers(plan, models.target.vocab_size, None)
-        _refuse_features(writers)
-    worker = TargetWorker(
+    own = make_writers(plan, models.target.vocab_size, None) if models.writers is None else {}
+    with closed_if_it_fails(own):
+        _refuse_features(own)
+        writers = own if models.writers is None else models.writers
+        worker = _worker(plan, models, writers, clock)
+        limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
+        engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)
+    return Parts(plan, engine, worker, policy, models.link, clock, writers)
+
+
+def _worker(plan: Plan, models: Models, writers: Mapping[str, LocalWriter], clock: Callable[[], float]) -> TargetWorker:
+    return TargetWorker(
         models.target,
         clock=clock,
         max_kv_bytes=plan.max_kv_bytes,
@@ -87,9 +94,6 @@ def build(
         may_grow=_is_memory_short(plan, models.target),
         lanes=models.lanes,
     )
-    limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
-    engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)
-    return Parts(plan, engine, worker, policy, models.link, clock, writers)
 
 
 def _row_store(plan: Plan) -> RowStore | None:
@@ -106,7 +110,7 @@ def _is_memory_short(plan: Plan, target: LanguageModel) -> bool:
     return plan.max_kv_bytes < plan.settings.max_num_seqs * longest
 
 
-def make_writers(plan: Plan, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, LocalWriter]:
+def make_writers(plan: Plan, vocab_size: int, tokenizer: Tokenizer | None) -> dict[str, LocalWriter]:
     """Return the local writers. Raises: SettingsError for settings that one of them cannot follow.
 
     Args:
@@ -116,7 +120,22 @@ def make_writers(plan: Plan, vocab_size: int, tokenizer: PreTrainedTokenizerBase
     fingerprint = ""
     if tokenizer is not None and any(kind.outlives_engine for kind in kinds.values()):
         fingerprint = tokenizer_fingerprint(tokenizer)  # half a second for a large vocabulary
-    return {name: kind(plan.settings, vocab_size, fingerprint) for name, kind in kinds.items()}
+    writers: dict[str, LocalWriter] = {}
+    with closed_if_it_fails(writers):
+        for name, kind in kinds.items():
+            writers[name] = kind(plan.settings, vocab_size, fingerprint)
+    return writers
+
+
+@contextmanager
+def closed_if_it_fails(writers: Mapping[str, LocalWriter]) -> Iterator[None]:
+    """Close local writers if the block raises: no engine closes them then."""
+    try:
+        yield
+    except BaseException:
+        for writer in writers.values():
+            writer.close()
+        raise
 
 
 def _refuse_features(writers: Mapping[str, LocalWriter]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from transformers import PreTrainedTokenizerBase
 
 from card.assembly.latency.timing import measure_pass_cost
 from card.assembly.plan import Plan
@@ -45,6 +44,7 @@ from card.models.runners import make_runner, plain_runner
 from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from card.models.others import others
@@ -59,7 +59,7 @@ class DraftSource:
 
     model: str | LoadedModel | None  # None: the draft server has it
     vocab_size: int  # of the target
-    tokenizer: PreTrainedTokenizerBase | None  # the target's; None: compare with a draft server's by size alone
+    tokenizer: Tokenizer | None  # the target's; None: compare with a draft server's by size alone
     find_grammar: FindGrammar | None = None  # for a drafter in this process
     spare: DrafterChild | None = None  # a process that was started ahead of need
     kv_cache_bytes: int | None = None  # for the drafter; None: a few sequences of full length

@@ -153,7 +153,8 @@ def check_once(runner: RowRunner, settings: EngineSettings, *, is_named: bool) -
         return
     store, key = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None), None
     if is_named:
-        more = f"transformers {installed_version('transformers')}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
+        theirs = f"transformers {installed_version('transformers')}"
+        more = f"{theirs}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "core_set": CoreSet()}
         key = LatencyKey.of("check", settings.target, **where, more=more)
     if not store.was_checked(key):

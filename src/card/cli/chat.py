@@ -23,20 +23,20 @@ if TYPE_CHECKING:  # loaded by make_llm
 
 _WORDLESS = frozenset({"/reset", "/stats", "/help", "/quit"})
 _LEAVE = Turn("", command="/quit")
-_NONE = "none"  # behind /system
+_NONE = "none"  # after /system
 _HELP = f"""\
-/system TEXT  set the system prompt from here on; /system shows it, /system {_NONE} leaves it out
+/system TEXT  set the system prompt from now on; /system shows it, /system {_NONE} leaves it out
 /reset        forget the conversation; the system prompt stays
 /stats        show what the last answer cost
 /help         show this
 /quit         leave; so does Ctrl-D
-Ctrl-C        cut an answer short; the conversation goes on with what was said
+Ctrl-C        cut an answer short; the conversation continues with the text so far
 several lines: end each but the last with a backslash, or begin and end with {FENCE}
-in {FENCE}, words that begin with / are said too"""
+in {FENCE}, a / at the beginning is plain text too"""
 
 
 def run(stats: bool, system: str | None, **options: Any) -> None:
-    """Do what `card chat` was asked for."""
+    """Run `card chat`."""
     params = take_sampling_params(options)
     with make_llm(options) as llm:
         if llm.target_cost:
@@ -44,14 +44,14 @@ def run(stats: bool, system: str | None, **options: Any) -> None:
         if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
         let_lines_be_edited()
-        conversation = Conversation(llm, params, shows_stats=stats, system=system or "")
+        conversation = ChatSession(llm, params, shows_stats=stats, system=system or "")
         for turn in read_turns(ask_user):
             if not conversation.take(turn):
                 break
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """The conversation so far."""
 
     llm: LLM
@@ -62,16 +62,16 @@ class Conversation:
     stats: RequestStats | None = None  # of the last answer
 
     def take(self, turn: Turn) -> bool:
-        """Do what the user asks for. Returns: whether the conversation goes on."""
+        """Carry out a turn. Returns: whether the conversation goes on."""
         if not turn.command:
             self._answer(turn.text)
         elif turn.command == "/system":
             self._take_system(turn.text)
         elif turn.command not in _WORDLESS:
-            what = f"there is no {turn.command}; /help lists what there is, and how to say a line that begins so"
+            what = f"there is no {turn.command}; /help lists the commands, and how to send a line that begins like one"
             click.echo(f"card: {what}", err=True)
         elif turn.text:
-            click.echo(f"card: {turn.command} takes no words, got {plain_words(turn.text, 40)!r}", err=True)
+            click.echo(f"card: {turn.command} takes no text, got {plain_words(turn.text, 40)!r}", err=True)
         elif turn.command == "/reset":
             self.messages = []
             click.echo("(forgotten)", err=True)
@@ -89,7 +89,7 @@ class Conversation:
             click.echo(self.system or "(no system prompt)", err=True)
 
     def _answer(self, text: str) -> None:
-        """Stream the answer. The turn is remembered as far as it got, and not at all if nothing came."""
+        """Stream the answer. The turn is remembered as far as it got; without any text it is forgotten."""
         asked = {"role": "user", "content": text}
         answer = ""
         try:

@@ -1,4 +1,4 @@
-"""`card demo`: plain decoding, sequential speculation and CARD on the same problems, side by side and live."""
+"""`card demo`: plain decoding, sequential speculation and CARD on the same problems, side by side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from card.models.loading import load_decoder, load_tokenizer
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method
-_DEFAULT_COST = "90M"  # the demo target alone is too cheap for any drafter to be worth its while
+_DEFAULT_COST = "90M"  # the demo target alone is too cheap for drafting to pay
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Racer:
 
 
 def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: bool, **options: Any) -> None:
-    """Do what `card demo` was asked for."""
+    """Run `card demo`."""
     if not 1 <= problems <= len(DEMO_PROBLEMS):
         raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens).resolved()
@@ -61,9 +61,7 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
             racer.llm.close()
     console.print()
     show(console, closing_table(racers), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
-    console.print(
-        "All have the same cores; card drafts as long as that is faster, and as far as its draft model is sure."
-    )
+    console.print("All have the same cores; card drafts while that is faster, and as far as its draft model is sure.")
     if differing := ", ".join(racer.method for racer in racers if racer.token_ids != racers[0].token_ids):
         console.print(f"Text differs from plain decoding: {differing}. In bfloat16 two tokens may tie; see README.")
     else:
@@ -90,12 +88,12 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
     hint_at_int8(racers[0].llm.host.could_run_int8)
     console.print(f"target {target}, draft {draft}")
     if racers[0].llm.target_cost:
-        console.print(f"target costs {racers[0].llm.target_cost}: so that its price is that of a larger model")
+        console.print(f"target costs {racers[0].llm.target_cost}: inflated to the cost of a larger model")
     return racers
 
 
 def _race(console: Console, racers: list[Racer], prompt: str, params: SamplingParams) -> None:
-    """Let one method after the other answer; each has the machine to itself."""
+    """Let the methods answer one after the other; each has the whole machine."""
     for racer in racers:
         racer.text, racer.note = "", "waiting"
     width = max(20, console.width // len(racers) - 1)
@@ -120,7 +118,7 @@ def _race(console: Console, racers: list[Racer], prompt: str, params: SamplingPa
 
 
 def closing_table(racers: list[Racer]) -> Table:
-    """Return what all problems together took with each method."""
+    """Return a table of the totals of each method over all problems."""
     shown = Table("method", title="over all problems")
     for column in ("tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling"):
         shown.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""`card draft-server`: one draft model for the targets of a whole network."""
+"""`card draft-server`: one draft model for the targets of a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     max_sessions_per_client: int | None,
     **model: Any,
 ) -> None:
-    """Do what `card draft-server` was asked for."""
+    """Run `card draft-server`."""
     kv_cache_bytes = parse_size(kv_cache_memory) if kv_cache_memory else None
     server_keys = load_server_keys(keys) if keys else None
     check_may_listen(listen, has_keys=server_keys is not None)  # before a large model is loaded

@@ -1,4 +1,4 @@
-"""Downloads of GGUF files from the hub, with how far they are, before anything is loaded of them."""
+"""Downloads of GGUF files from the hub, with progress, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE_PERCENT = 10  # between two lines where standard error is no terminal
 
 
 def fetch_models(*names: str | None) -> None:
-    """Fetch those of the models that are single files on the hub. Raises: ModelError, one line."""
+    """Fetch the models that are single files on the hub. Raises: ModelError, one line."""
     for name in filter(None, names):
         place = hub_file(name) if local_model(name) is None else None
         if place is not None:
@@ -27,7 +27,7 @@ def fetch_models(*names: str | None) -> None:
 
 
 def _bar(name: str, draw: Say) -> type[Any]:
-    """Return a class of the hub's bars that tells how far a download is, and draws nothing by itself."""
+    """Return a subclass of the hub's progress bars that reports through ``draw`` and draws nothing itself."""
     is_drawn = sys.stderr is not None and sys.stderr.isatty()
     base: Any = import_module("tqdm").tqdm
 

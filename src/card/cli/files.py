@@ -1,4 +1,4 @@
-"""Files that commands read and write: prompts, and whether an output can be written before long work begins."""
+"""Files that commands read and write: prompts, and a check before long work that an output can be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from card.text.lines import numbered_lines
 
 
 class OutputPath(click.Path):
-    """A file that the command will write. Folders on the way that are missing are no fault."""
+    """A file that the command will write. Missing parent folders are allowed."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -31,13 +31,13 @@ class OutputPath(click.Path):
 
 
 def check_can_write(path: Path) -> None:
-    """Try whether a file can be written; nothing is left behind or changed. Raises: SettingsError if not."""
+    """Test whether a file can be written; nothing is left behind or changed. Raises: SettingsError if not."""
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory", str(path))
         if path.is_file():
             path.open("ab").close()
-        elif not path.exists():  # what else is there is a device: never tried
+        elif not path.exists():  # anything else is a device, which is not tested
             folder = path.absolute().parent
             while not folder.exists() and folder != folder.parent:
                 folder = folder.parent
@@ -53,7 +53,7 @@ def check_can_write(path: Path) -> None:
 
 
 def read_prompts(path: Path, key: str = "question") -> tuple[str, ...]:
-    """Return the prompts of a UTF-8 file; its lines are JSON if it is named so, or its first one begins so.
+    """Return the prompts of a UTF-8 file; its lines are JSON if its name or its first line says so.
 
     Args:
         key: of the text in a line of JSON.
@@ -66,7 +66,7 @@ def read_prompts(path: Path, key: str = "question") -> tuple[str, ...]:
 
 
 def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:
-    """Return the texts under ``keys`` of each line of a UTF-8 file, a JSON object with these.
+    """Return the texts under ``keys`` of each line of a UTF-8 file; each line is a JSON object with these keys.
 
     Raises: PromptError if there are none, or one cannot be read.
     """

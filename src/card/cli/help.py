@@ -1,4 +1,4 @@
-"""Options in sections, the common ones in --help and all of them in --help-all; -v for every command."""
+"""Help in sections, the common options in --help and all of them in --help-all; -v for every command."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from card.config.fields import declared
 from card.config.record import Command, load_place
 from card.config.registry import commands, own_settings
 
-_SHORT = 20  # a command with at most so many options of its own shows them all
+_SHORT = 20  # a command with at most so many options shows them all
 
 
-# By title: names of options, the common ones and those left to --help-all. What is not named stands under "Options".
+# By title: the common options, and those only in --help-all. Options not named here stand under "Options".
 _SECTIONS = {
     "Models": (
         "model target draft pair dtype device",
@@ -58,7 +58,7 @@ TITLE_OF = {name: title for title, names in _SECTIONS.items() for name in " ".jo
     name: rule.section for name, rule in _OWN_RULES.items() if rule.section
 }
 _TITLES = ("Options", *_SECTIONS, "Help")
-_OWN = ("--verbose", "--help-all", "--help")  # of the section "Help"
+_OWN = ("--verbose", "--help-all", "--help")  # in the section "Help"
 
 
 class CardCommand(click.Command):
@@ -69,7 +69,7 @@ class CardCommand(click.Command):
         self.params += [_VERBOSE, _HELP_ALL]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections; without what is rare unless all was asked for."""
+        """Write the sections; rare options only if all are requested."""
         options = [one for one in self.get_params(context) if isinstance(one, click.Option)]
         own = [one for one in options if not set(one.opts).intersection(_OWN)]
         has_more = len(own) > _SHORT and any(one.name in _RARE for one in own)
@@ -94,11 +94,11 @@ class CardCommand(click.Command):
 
 
 class _Imported(MutableMapping[str, click.Command]):
-    """The commands of a table by name, each imported as it is taken."""
+    """The commands of a table by name; each is imported when it is read."""
 
     def __init__(self, table: dict[str, Command]) -> None:
         self._table = table
-        self._added: dict[str, click.Command] = {}  # by click's own ways
+        self._added: dict[str, click.Command] = {}  # added through click
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._added:
@@ -120,26 +120,26 @@ class _Imported(MutableMapping[str, click.Command]):
 
 
 class CardGroup(click.Group):
-    """A group of such commands, each of which is imported when it is asked for."""
+    """A group of such commands; each is imported when it is used."""
 
     def __init__(self, *args: Any, own: Sequence[Command] = (), under: str = "", **settings: Any) -> None:
-        """Take the commands of a group's own, which come first, and those that records have under its name."""
+        """Include the group's own commands, which come first, and those that records have under its name."""
         super().__init__(*args, **settings)
         self.params.append(_VERBOSE)
         self._table = {one.name: one for one in own} | commands(under)
         self.commands = _Imported(self._table)
 
     def list_commands(self, _: click.Context | None = None) -> list[str]:
-        """Return the names in their order: what is used most comes first."""
+        """Return the names in order, the most used first."""
         return list(self.commands)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a line for each command. None is imported for it."""
+        """Write a line for each command, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.summary) for name, one in self._table.items()])
 
     def invoke(self, context: click.Context) -> Any:
-        """Run a command; after Ctrl-C click itself would write an empty line, wherever standard error leads."""
+        """Run a command; Ctrl-C must not reach click, which would write an empty line to standard error."""
         try:
             return super().invoke(context)
         except KeyboardInterrupt as interrupt:
@@ -150,21 +150,21 @@ _ALL = "card.help_all"
 
 
 def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CardCommand]:
-    """Declare a command; settings as of `click.command`."""
+    """Declare a command; settings as in `click.command`."""
     return click.command(name, cls=CardCommand, **settings)
 
 
 def full_help(shown: click.Command, context: click.Context) -> str:
-    """Return what --help-all prints."""
+    """Return the output of --help-all."""
     context.meta[_ALL] = True
     return shown.get_help(context)
 
 
 class StderrHandler(logging.Handler):
-    """Log lines of the command: to standard error as it is at the moment, so that they do not tear a spinner."""
+    """Log lines of the command, to the present standard error, so that they do not tear a spinner."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or the disk is full: no reason to end
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe or a full disk must not end the command
             click.echo(self.format(record), err=True)
 
 
@@ -184,7 +184,7 @@ _VERBOSE = click.Option(
     is_flag=True,
     expose_value=False,
     callback=_set_verbose,
-    help="Log to standard error what happens to the drafter.",
+    help="Log the drafter's events to standard error.",
 )
 _HELP_ALL = click.Option(
     ["--help-all"],

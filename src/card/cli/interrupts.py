@@ -1,7 +1,6 @@
-"""Ctrl-C: at whatever moment, exit status 130 and never a stack.
+"""Ctrl-C: at any moment, exit status 130 and never a traceback.
 
-There are two ways to end: at once while nothing needs closing, as when modules are being imported, and by
-KeyboardInterrupt where something does.
+While nothing needs closing, as during imports, the process ends at once. Otherwise KeyboardInterrupt ends it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from threading import Event
 from types import FrameType
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
-_CLEAN_LINE = b"\r\x1b[2K\x1b[?25h"  # to the line's start, clear it, show the cursor: a spinner may be on it
+_CLEAN_LINE = b"\r\x1b[2K\x1b[?25h"  # clear the line and show the cursor, as a spinner may have used both
 
 _Handler = Callable[[int, FrameType | None], object]
 
 
 def leave(_: int = 0, __: FrameType | None = None) -> None:
-    """End the process now; whatever is being imported hears nothing of it."""
+    """End the process now, without cleaning up after imports."""
     if sys.stderr is not None and sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _CLEAN_LINE)
     os._exit(INTERRUPTED)
@@ -30,14 +29,14 @@ def leave(_: int = 0, __: FrameType | None = None) -> None:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Within the block Ctrl-C ends the process at once: an import that is torn apart may print a stack, or go on."""
+    """Within the block Ctrl-C ends the process at once: an interrupted import may print a traceback, or go on."""
     with _handled_by(leave):
         yield
 
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Within the block Ctrl-C raises KeyboardInterrupt, also where Python would print it and go on (in a callback)."""
+    """Within the block Ctrl-C raises KeyboardInterrupt, even in a callback, where Python would only print it."""
     hook = sys.unraisablehook
 
     def raise_again(caught: sys.UnraisableHookArgs) -> None:
@@ -56,7 +55,7 @@ def raising() -> Iterator[None]:
 
 @contextmanager
 def noting_interrupts() -> Iterator[Event]:
-    """Within the block the first Ctrl-C is only noted, so that a round is finished; another one raises."""
+    """Within the block the first Ctrl-C is only noted, so that a round can finish; the next one raises."""
     note = Event()
 
     def take(number: int, frame: FrameType | None) -> None:
@@ -69,7 +68,7 @@ def noting_interrupts() -> Iterator[Event]:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an error comes of Ctrl-C, whatever a library has made of it."""
+    """Return whether an error comes from Ctrl-C, even if a library has wrapped it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -78,7 +77,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 @contextmanager
 def _handled_by(handler: _Handler) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
-    is_heard = callable(before)  # else the shell had us started with interrupts ignored
+    is_heard = callable(before)  # else the shell started us with interrupts ignored
     if is_heard:
         signal.signal(signal.SIGINT, handler)
     try:

@@ -1,4 +1,4 @@
-"""The command `card` as a whole: every error of ours or of the arguments is one line and exit status 2."""
+"""The command `card`: every error of ours or of the arguments is one line and exit status 2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMMANDS = (
     Command("keys", "Make the keys of a draft server and its clients.", "card.cli.commands.serve:keys"),
     Command(
         "verify-machine",
-        "Check that exact passes compute here what they do elsewhere.",
+        "Check that exact passes give the same results here as elsewhere.",
         "card.cli.commands.machine:verify_machine",
     ),
 )
@@ -43,10 +43,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit; if the reader of the output has gone, quietly with status 1 (click sees to it)."""
+    """Run the command line and exit; if the reader of the output has gone, click exits quietly with status 1."""
     handler = StderrHandler()
     logging.basicConfig(level=logging.ERROR, format="card: %(message)s", handlers=[handler])
-    logging.getLogger("card.models").setLevel(logging.WARNING)  # a model that runs otherwise than one would expect
+    logging.getLogger("card.models").setLevel(logging.WARNING)  # a model that runs in an unexpected way
     try:
         with raising():
             status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)
@@ -73,7 +73,7 @@ def _fail(error: Exception, message: str) -> None:
 
 
 def _end_interrupted() -> None:
-    """End after Ctrl-C, the terminal's cursor at the start of a line."""
+    """End after Ctrl-C, with the terminal's cursor at the start of a line."""
     if sys.stderr is not None and sys.stderr.isatty():
         click.echo(err=True)
     sys.exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""`card methods`: the decoding methods that there are, and where each came from."""
+"""`card methods`: the available decoding methods, and the origin of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from card.config.registry import all_methods, origin_of
 
 
 def run(as_json: bool) -> None:
-    """Do what `card methods` was asked for."""
+    """Run `card methods`."""
     found = [(name, method.summary, origin_of(name)) for name, method in all_methods().items()]
     if as_json:
         rows = [{"method": name, "summary": summary, "from": origin} for name, summary, origin in found]

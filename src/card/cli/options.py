@@ -1,4 +1,4 @@
-"""Options that several commands share, and the objects made of them."""
+"""Options that several commands share, and the objects made from them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
 DRAFTER = "beam"  # the writer that is the draft model
-WITH_DRAFT, ALONE = "card", "suffix"  # the methods taken unless one is named; the latter by docs/methods.md
+WITH_DRAFT, ALONE = "card", "suffix"  # the default methods; docs/methods.md has the reason for the latter
 _OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
-MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, unless the user says
+MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, by default
 _HINTED = "card.cli.options.hinted"  # of a command's run
-LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
+LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no reliable rate
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
 
 def _listed(kind: Callable[[str], Any], words: str) -> _Parse:
-    """Return a callback that makes a tuple of "4,3,2", and raises click's BadParameter for what is none."""
+    """Return a callback that makes a tuple from "4,3,2", and raises click's BadParameter for anything else."""
 
     def parse(_: click.Context, __: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
         try:
@@ -60,7 +60,7 @@ def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tup
 
 
 def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
-    """Return biases by token from "5=-100" and the like; raises click's BadParameter."""
+    """Return biases by token from texts like "5=-100"; raises click's BadParameter."""
     biases: dict[int, float] = {}
     for value in values:
         token_id, bias = value.partition("=")[::2]
@@ -74,13 +74,13 @@ def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...])
 def option_of(
     kind: type, name: str, *flags: str, is_filled: bool = False, shows_default: bool = True, **how: Any
 ) -> Callable[[F], F]:
-    """Return the option of a setting; a value that may not be is refused before anything is loaded.
+    """Return the option of a setting; an invalid value is refused before anything is loaded.
 
     Args:
-        kind: whose setting it is.
-        flags: if they are not the name's own.
-        is_filled: the default is passed on as if it had been given.
-        how: what else click is told, and what it is told otherwise.
+        kind: class of the setting.
+        flags: None: the setting's own name.
+        is_filled: the default is passed on like a given value.
+        how: further arguments for click, which override ours.
     """
     one = declared(kind)[name]
     flag = "--" + name.replace("_", "-")
@@ -115,24 +115,24 @@ def _checked(one: Setting, parse: _Parse | None) -> _Parse:
 
 
 def options_of(kind: type, names: str, **how: Any) -> list[Callable[[F], F]]:
-    """Return the options of settings, named with blanks between."""
+    """Return the options of settings, whose names are separated by blanks."""
     return [option_of(kind, name, **how) for name in names.split()]
 
 
 def counted(*flags: str, default: int | None = None, least: int = 1, words: str) -> Callable[[F], F]:
-    """Return an option that takes a whole number of ``least`` or more; ``words`` are its help."""
+    """Return an option for a whole number of ``least`` or more; ``words`` are its help."""
     shows_default = default is not None
     return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
 
 
 def file_option(*flags: str, words: str, required: bool = False, multiple: bool = False) -> Callable[[F], F]:
-    """Return an option that takes a file which is there, or several; ``words`` are its help."""
+    """Return an option for an existing file, or several; ``words`` are its help."""
     kind = click.Path(exists=True, dir_okay=False, path_type=Path)
     return click.option(*flags, type=kind, required=required, multiple=multiple, help=words)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return what adds the options to a command, in their order."""
+    """Return a decorator that adds the options to a command, in their order."""
 
     def add(command: F) -> F:
         for option in reversed(options):
@@ -143,13 +143,13 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 _WRITERS = (
-    f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
+    f"Sources of candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
     "[default: by method]"
 )
 
 
 def _use_kernels(context: click.Context, _: click.Parameter, kind: str | None) -> None:
-    """Name the kind for this process and the drafter's, which are the ones that compile."""
+    """Set the kind for this process and the drafter's, the only ones that compile."""
     if kind is not None and not context.resilient_parsing:
         os.environ[KERNELS_VARIABLE] = kind
 
@@ -167,7 +167,8 @@ pair_options = with_options(
     option_of(
         EngineSettings,
         "draft",
-        help=f"Draft model, named alike, or {NO_DRAFT}.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
+        help=f"Draft model, named like MODEL, or {NO_DRAFT}.  "
+        f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
     ),
 )
 model_options = with_options(
@@ -199,12 +200,12 @@ def _method_option(*names: str) -> Callable[[F], F]:
 
 
 def own_option(name: str, **how: Any) -> Callable[[F], F]:
-    """Return the option of a setting that a folder beside the core declares; arguments as of `option_of`."""
+    """Return the option of a setting that a folder beside the core declares; arguments as in `option_of`."""
     return option_of(own_settings()[name], name, **how)
 
 
 def options_of_methods(command: F) -> F:
-    """Add the options of methods that `card generate` alone runs."""
+    """Add the options of methods that only `card generate` runs."""
     kinds = [method.settings for method in all_methods().values() if method.settings is not None]
     return with_options(*(option_of(kind, name) for kind in kinds for name in declared(kind)))(command)
 
@@ -232,7 +233,7 @@ sampling_options = with_options(
     option_of(SamplingParams, "stop", multiple=True),
     option_of(SamplingParams, "ignore_eos", is_filled=True),
 )
-neutral_options = with_options(  # of commands that measure: whatever the model's generation config says
+neutral_options = with_options(  # of commands that measure: they ignore the model's generation config
     option_of(SamplingParams, "temperature", default=NEUTRAL["temperature"]),
     *(
         option_of(SamplingParams, name, default=NEUTRAL[name], show_default=False)
@@ -252,7 +253,7 @@ shaping_options = with_options(
     ),
     click.option("--json-object", is_flag=True, help="Answer with a JSON object."),
     click.option("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
-    click.option("--regex", help="Answer with a text that this expression matches whole."),
+    click.option("--regex", help="Answer with a text that this whole expression matches."),
     option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
 
@@ -261,7 +262,7 @@ wide_option = click.option("--wide", is_flag=True, help="Show all columns of the
 
 
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Take the sampling options out of ``options``. Raises: SettingsError for a value out of range."""
+    """Remove the sampling options from ``options`` and return them. Raises: SettingsError for a value out of range."""
     grammar = _take_grammar(options)
     return SamplingParams(
         **{name: options.pop(name) for name in declared(SamplingParams) if name in options}, grammar=grammar
@@ -269,10 +270,10 @@ def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
 
 
 def _take_grammar(options: dict[str, Any]) -> Grammar | None:
-    """Take the options that say what the text must look like. Raises: SettingsError for more than one."""
+    """Remove the options for the form of the text. Raises: SettingsError for more than one."""
     is_object, schema, regex = (options.pop(name, None) for name in ("json_object", "json_schema", "regex"))
     if bool(is_object) + (schema is not None) + (regex is not None) > 1:
-        raise SettingsError("--json-object, --json-schema and --regex exclude each other; give one of them")
+        raise SettingsError("--json-object, --json-schema and --regex exclude each other; give only one")
     if schema is not None:
         return Grammar("json_schema", text_of(schema.read(), schema.name, SettingsError))
     if regex is not None:
@@ -281,9 +282,9 @@ def _take_grammar(options: dict[str, Any]) -> Grammar | None:
 
 
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
-    """Take target and draft out of ``options``; built-in and known targets have a draft of their own.
+    """Remove target and draft from ``options``; built-in and known targets have a default draft.
 
-    Raises: ModelError for a path that is no model, the target's first; SettingsError if the draft is missing.
+    Raises: ModelError for a path that is not a model, the target's first; SettingsError if the draft is missing.
     """
     target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
     local_model(target)
@@ -299,13 +300,13 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
 
 
 def _pair_of(target: str) -> KnownPair | None:
-    """Return the known pair of a target that is on the hub; a folder here of that name is no such target."""
+    """Return the known pair of a target on the hub; a local folder of that name is not such a target."""
     pair = known_pair(target)
     return pair if pair is not None and local_model(target) is None else None
 
 
 def _known_draft(target: str) -> str | None:
-    """Return the draft model of a target of the known pairs, and tell the user of it."""
+    """Return the draft model of a known target, and tell the user about it."""
     pair = _pair_of(target)
     if pair is None:
         return None
@@ -324,14 +325,14 @@ class ChosenModels:
 
     method: str
     target: str
-    draft: str | None  # None too for a draft model that is elsewhere
-    note: str  # what the user must be told of the choice; may be empty
+    draft: str | None  # None also for a remote draft model
+    note: str  # a note about the choice for the user; may be empty
 
 
 def choose_models(options: dict[str, Any]) -> ChosenModels:
-    """Take method, target and draft out of ``options``. A target alone takes a method that needs no draft model.
+    """Remove method, target and draft from ``options``. A target alone gets a method without a draft model.
 
-    Raises: ModelError and SettingsError as `resolve_models`.
+    Raises: ModelError and SettingsError as in `resolve_models`.
     """
     asked = options.pop("method")
     has_sibling = options["target"] in (None, DEMO_TARGET) or _pair_of(options["target"]) is not None
@@ -344,19 +345,19 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     method = asked or (ALONE if goes_alone else WITH_DRAFT)
     needs_draft = find_method(method).needs_draft and not has_server
     if find_method(method).needs_parallel_draft and options["draft"] is None:
-        options["draft"] = NO_DRAFT  # a sibling is none
+        options["draft"] = NO_DRAFT  # a sibling of the target is not a draft model
     target, draft = resolve_models(options, needs_draft=needs_draft)
     note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
     return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
 
 
 def demo_note(target: str) -> str:
-    """Return what must be known of the answers of the demo target; nothing of other models."""
+    """Return a note about the answers of the demo target; empty for other models."""
     return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
 
 
 def take_alias(options: dict[str, Any], alias: str, name: str) -> None:
-    """Move another spelling of an option to its own. Raises: SettingsError if both are given and differ."""
+    """Move an alias of an option to its own name. Raises: SettingsError if both are given and differ."""
     value = options.pop(alias)
     if value is None:
         return
@@ -371,10 +372,10 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> None:
-    """Say once what would make weights that run as they are stored faster, unless --dtype is given.
+    """Say once how weights that run as stored could be faster, unless --dtype is given.
 
     Args:
-        could_run_int8: that of the target.
+        could_run_int8: of the target.
     """
     context = click.get_current_context(silent=True)
     if not could_run_int8 or context is None or _HINTED in context.meta:
@@ -388,10 +389,10 @@ def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> Non
 
 
 def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | None) -> None:
-    """Say, after an answer, which bound has cut it off if one has, and once what would be faster."""
+    """Say, after an answer, which bound cut it off, if any, and once what would be faster."""
     if reason == "length":
         most = llm.host.bound_of(params)
-        told = f"the context of {llm.max_model_len} tokens is full; --max-model-len sets it, as far as the model allows"
+        told = f"the context of {llm.max_model_len} tokens is full; --max-model-len raises it if the model allows"
         if most is not None and num_new_tokens >= most:
             told = f"{most} tokens are the most{'' if params.max_tokens else ' by the model'}; --max-tokens allows more"
         tell(f"the answer is cut off: {told}")
@@ -399,13 +400,13 @@ def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | 
 
 
 def make_llm(options: dict[str, Any]) -> LLM:
-    """Load what the options ask for; spin meanwhile. Raises: CardError of any kind."""
+    """Load the models that the options name, with a spinner. Raises: CardError of any kind."""
     chosen = choose_models(options)
     spare = start_drafter_child(chosen.method, chosen.draft, options)
     make: type[LLM] = load("card.api.llm").LLM
     fetch_models(chosen.target, chosen.draft)
     with spinner(f"loading {chosen.target}") as say:
         llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
-    if chosen.note:  # once it is loaded: what cannot be loaded is one line
+    if chosen.note:  # after loading, so that a failed load prints one line
         tell(chosen.note)
     return llm

@@ -1,4 +1,4 @@
-"""`card pairs`: targets on the hub that bring their own draft model."""
+"""`card pairs`: targets on the hub with a known draft model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPARE = ("quantisation", "licence")
 
 
 def run(as_json: bool, wide: bool) -> None:
-    """Do what `card pairs` was asked for."""
+    """Run `card pairs`."""
     if as_json:
         click.echo(json.dumps([asdict(pair) for pair in KNOWN_PAIRS], ensure_ascii=False))
         return

@@ -1,4 +1,4 @@
-"""The prompt of `card generate`: an argument, a file, what is piped in, or an argument and what is piped in."""
+"""The prompt of `card generate`: an argument, a file, piped text, or an argument and piped text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import click
 from card.errors import PromptError, SettingsError
 from card.text.lines import read_text, text_of
 
-NOTICE_S = 1.0  # seconds without input until the user is told what is waited for
-MOST_IDLE_S = 600.0  # a pipe that nobody ends, inherited by chance, must not hold up a prompt for ever
+NOTICE_S = 1.0  # seconds without input until the user is told what the command waits for
+MOST_IDLE_S = 600.0  # a pipe that never ends, inherited by chance, must not block a prompt for ever
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt. What is piped in stands behind an argument and a blank line.
+    """Return the prompt. Piped text follows an argument after a blank line.
 
-    Raises: SettingsError for an argument and a file; PromptError if there is none, or it cannot be read.
+    Raises: SettingsError for an argument together with a file; PromptError if there is none, or it cannot be read.
     """
     if file is not None and prompt is not None:
         raise SettingsError("the prompt is given twice, as an argument and as --prompt-file; leave one out")
@@ -32,19 +32,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         if sys.stdin is None or sys.stdin.isatty():  # None: closed by the caller
             raise PromptError("no prompt: give it as an argument or on standard input")
         return _piped_text("to its end", math.inf)
-    piped = (
-        _piped_text("too, which goes behind the prompt; </dev/null leaves it out", MOST_IDLE_S) if _is_piped() else ""
-    )
+    piped = _piped_text("too, to append it to the prompt; </dev/null skips this", MOST_IDLE_S) if _is_piped() else ""
     return "\n\n".join(part for part in (prompt, piped) if part)
 
 
 def _is_piped() -> bool:
-    """Return whether standard input is a file, a pipe or a socket: no terminal, and nothing like /dev/null."""
+    """Return whether standard input is a file, a pipe or a socket: not a terminal, nor a device like /dev/null."""
     if sys.stdin is None:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except OSError:  # it is closed, or an object of this process stands in for it
+    except OSError:  # it is closed, or replaced by an object of this process
         return False
     return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
@@ -57,7 +55,7 @@ def _piped_text(what: str, most_idle_s: float) -> str:
 
 
 def _read_to_end(what: str, most_idle_s: float) -> bytes:
-    """Return all of standard input; say on standard error that it is waited for.
+    """Return all of standard input; while waiting, say so on standard error.
 
     Raises: PromptError if nothing comes for so many seconds.
     """
@@ -77,7 +75,7 @@ def _read_to_end(what: str, most_idle_s: float) -> bytes:
         idle_s += NOTICE_S
         if idle_s >= most_idle_s:
             raise PromptError(
-                f"standard input is open, but gave nothing for {idle_s:g} s; end it, or run with </dev/null"
+                f"standard input is open but sent nothing for {idle_s:g} s; end it, or run with </dev/null"
             )
         if not is_told:
             click.echo(f"card: reading standard input {what}", err=True)

@@ -1,4 +1,4 @@
-"""The time until a command can work: spinner, imports, and the drafter's process that imports meanwhile."""
+"""The time until a command can work: spinner, imports, and the drafter's process, which imports meanwhile."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from card.machine.container import cpu_quota, num_usable_cores
 from card.machine.pulse import Pulse, write_line
 
 T = TypeVar("T")
-Say = Callable[[str], None]  # takes what is being done now, such as "loading demo-target"
+Say = Callable[[str], None]  # shows the current step, such as "loading demo-target"
 
 
 @contextmanager
 def spinner(words: str, *, in_pipes: bool = False, write: Say = write_line) -> Iterator[Say]:
-    """Spin until the block ends; yields what changes the words.
+    """Spin until the block ends; yields a function that changes the words.
 
-    Where standard error is no terminal, a line tells the words now and then (`Pulse`).
+    If standard error is no terminal, a line with the words is written now and then (`Pulse`).
 
     Args:
-        in_pipes: write the words there as a line each time, too.
-        write: takes these lines.
+        in_pipes: without a terminal, also write each change as a line.
+        write: writes these lines.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         now = words
@@ -44,14 +44,14 @@ def spinner(words: str, *, in_pipes: bool = False, write: Say = write_line) -> I
         with Pulse(lambda: now, write):
             yield say
         return
-    console = import_module("rich.console").Console(stderr=True)  # rich only where it draws: importing it takes a while
+    console = import_module("rich.console").Console(stderr=True)  # only if it draws, as importing it takes a while
     escape = import_module("rich.markup").escape
     with console.status(escape(words)) as status:
         yield lambda words: status.update(escape(words))
 
 
 def tell(words: str) -> None:
-    """Write a line of ours to standard error, if there is anybody to read it."""
+    """Write a line of ours to standard error; a closed one is ignored."""
     write_line(f"card: {words}")
 
 
@@ -70,11 +70,11 @@ _WORDS = "importing torch and transformers"
 
 
 def load(name: str, words: str = _WORDS, write: Say = write_line) -> Any:
-    """Return a module, imported now if it was not yet. Ctrl-C meanwhile ends the process at once.
+    """Return a module, imported now if needed. Ctrl-C meanwhile ends the process at once.
 
     Args:
-        words: for the spinner; empty for a module that is there at once.
-        write: as of `spinner`.
+        words: for the spinner; empty: no spinner.
+        write: as in `spinner`.
     """
     if name in sys.modules:
         return import_module(name)
@@ -84,14 +84,14 @@ def load(name: str, words: str = _WORDS, write: Say = write_line) -> Any:
 
 
 def _limit_threads() -> None:
-    """Let libraries start no more threads than the container has time for: by themselves they take all cores."""
+    """Let libraries start no more threads than the container allows; by default they take all cores."""
     if (quota := cpu_quota()) is not None and quota < (os.cpu_count() or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(num_usable_cores()))
 
 
 @contextmanager
 def _garbage_left_alone() -> Iterator[None]:
-    """Import without looking for garbage, and never look through what was imported: that is a tenth of a start."""
+    """Import without garbage collection, and never scan the imported objects: this saves a tenth of a start."""
     gc.disable()
     try:
         yield
@@ -101,7 +101,7 @@ def _garbage_left_alone() -> Iterator[None]:
 
 
 def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
-    """Do the work of a command: call this function of a module with the options; return the exit status."""
+    """Run a command: call this function of a module with the options; return the exit status."""
     module, _, function = name.rpartition(".")
     status = getattr(load(module, words), function)(**options)
     return status if isinstance(status, int) else 0
@@ -111,17 +111,17 @@ def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
 
 
 def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
-    """Start a process for the drafter if these options ask for one; the loading of the models takes it over."""
+    """Start a process for the drafter if these options need one; loading the models takes it over."""
     if draft is None or not _asks_for_a_process(method, options):
         return None
     try:
         return DrafterChild(options.get("draft_threads") or 1)
     except OSError:
-        return None  # the drafter's link says what is wrong
+        return None  # the drafter's link reports what is wrong
 
 
 def _asks_for_a_process(method: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the drafter has a process whatever is measured: one that takes turns has none."""
+    """Return whether the drafter is surely a process, before any measurement; a drafter in turns is none."""
     chosen = find_method(method)
     is_beside = not chosen.is_tuned or options.get("schedule") == "beside" or options.get("policy") == "fixed"
     placement = options.get("placement") or (None if chosen.is_tuned else chosen.placement)

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: fewer columns on a narrow one, all of them with --wide. Bars of trainings."""
+"""Tables that fit the terminal, with fewer columns on a narrow one or all with --wide; progress bars of trainings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WIDEST = 10_000
 
 
 def show(console: Console, table: Table, *, spare: Sequence[str] = (), is_wide: bool = False) -> None:
-    """Print a table; without columns that it can spare if it is too wide, and then with a line that says so.
+    """Print a table. If it is too wide, leave out spare columns and print a line that says so.
 
     Args:
-        spare: heads of the columns that may be left out, the last one first.
-        is_wide: print all, however wide it gets.
+        spare: heads of columns that may be left out, the last one first.
+        is_wide: print all columns at any width.
     """
     if is_wide:
         Console(file=console.file, width=max(console.width, _natural_width(console, table))).print(table)
@@ -39,7 +39,7 @@ def show(console: Console, table: Table, *, spare: Sequence[str] = (), is_wide: 
 
 
 def table(*words: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
-    """Return a plain table with these columns: words stand to the left, numbers to the right."""
+    """Return a plain table with these columns: words are left-aligned, numbers right-aligned."""
     made = Table(*words, box=None, padding=(0, 2, 0, 0), title=title)
     for number in numbers:
         made.add_column(number, justify="right")
@@ -48,7 +48,7 @@ def table(*words: str, numbers: Iterable[str] = (), title: str | None = None) ->
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show a bar on standard error until the block ends; where that is no terminal, a line now and then."""
+    """Show a bar on standard error until the block ends; without a terminal, a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     is_drawn = console.is_terminal
@@ -58,7 +58,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def progress_in_words(progress: Progress) -> str:
-    """Return how far the newest task is."""
+    """Return the progress of the newest task in words."""
     if not progress.tasks:
         return "preparing"
     task = progress.tasks[-1]

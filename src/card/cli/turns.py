@@ -1,4 +1,4 @@
-"""Turns of `card chat`, put together of the lines that a user types: one line or several, or a command."""
+"""Turns of `card chat`, made of the lines that a user types: one line or several, or a command."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from card.errors import PromptError
 from card.text.lines import text_of
 
 FENCE = '"""'  # opens and closes a block of lines
-_FIRST, _NEXT = "> ", "... "  # what stands before the lines of a turn
+_FIRST, _NEXT = "> ", "... "  # prompts before the lines of a turn
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
 _TAKES_BLOCKS = "/system"
 
-Ask = Callable[[str], str | None]  # takes what stands before the line; None: there are no more lines
+Ask = Callable[[str], str | None]  # shows this prompt and returns a line; None: end of input
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Something to say, or a command with what follows it."""
+    """A message to the model, or a command with its text."""
 
     text: str
-    command: str = ""  # such as /system; empty for something to say
+    command: str = ""  # such as /system; empty for a message
 
 
 def read_turns(ask: Ask) -> Iterator[Turn]:
-    """Yield turn by turn; lines without a character are none."""
+    """Yield turn by turn; empty lines are skipped."""
     while (line := ask(_FIRST)) is not None:
         turn = _whole_turn(line.strip("\n"), ask)
         if turn.command or turn.text:
@@ -36,7 +36,7 @@ def read_turns(ask: Ask) -> Iterator[Turn]:
 
 
 def _whole_turn(line: str, ask: Ask) -> Turn:
-    if "\n" in line:  # pasted at once: all of it is said, whatever it looks like
+    if "\n" in line:  # pasted at once: all of it is a message, even if it looks like a command
         return Turn(line.strip())
     head, fence, rest = line.partition(FENCE)
     if fence and head.strip() in ("", _TAKES_BLOCKS):
@@ -47,7 +47,7 @@ def _whole_turn(line: str, ask: Ask) -> Turn:
 
 
 def _block(first: str, ask: Ask) -> str:
-    """Return what stands between two fences; the end of the input is one too."""
+    """Return the text between two fences; the end of the input closes one too."""
     lines = [first]
     while not lines[-1].rstrip().endswith(FENCE):
         if (line := ask(_NEXT)) is None:
@@ -57,7 +57,7 @@ def _block(first: str, ask: Ask) -> str:
 
 
 def _continued(line: str, ask: Ask) -> str:
-    """Return a line with those that follow it, as long as each one ends with a backslash."""
+    """Return a line together with the following lines, as long as each one ends with a backslash."""
     lines = [line]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
@@ -85,12 +85,12 @@ def ask_user(before: str) -> str | None:
 
 
 def let_lines_be_edited() -> None:
-    """Give the terminal arrow keys and earlier lines, and let a paste of several lines come as one, by readline."""
+    """Enable arrow keys, earlier lines and multi-line pastes on the terminal, by readline."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return
     try:
         readline = import_module("readline")
-    except ImportError:  # some Pythons are built without it
+    except ImportError:  # some builds of Python lack it
         return
-    if "libedit" not in (readline.__doc__ or ""):  # which knows no such setting
+    if "libedit" not in (readline.__doc__ or ""):  # libedit has no such setting
         readline.parse_and_bind("set enable-bracketed-paste on")

@@ -1,4 +1,4 @@
-"""`card verify-machine`: whether this computer gives the bits that every other one gives."""
+"""`card verify-machine`: whether this computer gives the same bits as every other one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIFFERENT = "[bold]Different:[/bold] exact passes may write other texts here th
 
 
 def run(*, as_json: bool) -> int:
-    """Print what was computed and whether it is expected; return 0 if it is, 1 if not."""
+    """Print the digest and whether it is the expected one; return 0 if it is, 1 if not."""
     found = digest_machine()
     if as_json:
         print(json.dumps({**asdict(found), "expected": EXPECTED}))

@@ -1,4 +1,4 @@
-"""Frozen settings: what a request asks for and how the engine is set up."""
+"""Frozen settings: parameters of a request and set-up of an engine."""
 
 from card.config.drafting import DraftSettings, Growth, TreeShape, VerifyShape
 from card.config.engine import (

@@ -36,7 +36,7 @@ class TreeShape:
 
     @classmethod
     def of(cls, draft: DraftSettings) -> TreeShape:
-        """Return the shape alone, without what only the target needs to know."""
+        """Return the shape alone, without settings that only the target needs."""
         return cls(**{one.name: getattr(draft, one.name) for one in fields(cls)})
 
 
@@ -48,7 +48,7 @@ class DraftSettings(TreeShape, Replaceable):
     budget: int = setting(16, "Most candidates verified in one target pass.", least=1)
     min_verify_prob: float = setting(0.2, "Less likely candidates are not verified.", least=0, below=1)
     max_wait_s: float = setting(0.0, "Longest wait for --min-depth candidates.", least=0, unit="seconds")
-    min_depth: int = setting(1, "Least path for which the target waits no longer.", least=1)
+    min_depth: int = setting(1, "Least path at which the target stops waiting.", least=1)
     waits_after_miss: bool = setting(True, "Wait after a miss, too.")
     hide_images: bool = setting(True, "Hide images from drafters.", shown="--hide-images")
 

@@ -16,9 +16,9 @@ ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 GenerationConfigSource = Literal["auto", "none"]
 
-# Instructions for integer passes, on each kind of processor the fastest first.
+# Instructions for integer passes, the fastest first on each kind of processor.
 KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2", "arm-i8mm", "arm-dotprod")
-KERNELS_VARIABLE = "CARD_KERNELS"  # names one of them for this process and those that it starts
+KERNELS_VARIABLE = "CARD_KERNELS"  # sets one for this process and its children
 INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -29,13 +29,13 @@ class EngineSettings(Replaceable):
     """Settings of an engine: which models run where and how."""
 
     target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
-    draft: str | None = setting(None, "Draft model, named alike; demo-draft beside demo-target.")
-    method: str = setting("card", "Who drafts, and how.")
+    draft: str | None = setting(None, "Draft model, named like the target; demo-draft for demo-target.")
+    method: str = setting("card", "Decoding method: how tokens are drafted.")
     placement: PlacementSetting | None = setting(
         None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
     )
-    schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or what is faster (auto).")
-    policy: PolicyName = setting("auto", "Tune the rest (auto) or nothing (fixed).")
+    schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or the faster one (auto).")
+    policy: PolicyName = setting("auto", "Tune all unset options (auto) or nothing (fixed).")
     draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.")
     draft_keys: str | None = setting(None, "Folder of card keys for a draft server.")
     dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
@@ -51,7 +51,7 @@ class EngineSettings(Replaceable):
     )
     max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1)
     max_images: int = setting(0, "Most images in a prompt.", least=0)
-    image_dir: str | None = setting(None, "Folder whose images prompts may name.")
+    image_dir: str | None = setting(None, "Folder of images that prompts may name.")
     kv_cache_memory: str | None = setting(
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
@@ -59,29 +59,29 @@ class EngineSettings(Replaceable):
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
     threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="the fastest")
     draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)
-    cores: tuple[int, ...] | None = setting(  # None shares out what the process may use
+    cores: tuple[int, ...] | None = setting(  # None divides the cores of this process
         None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
     )
     draft_cores: tuple[int, ...] | None = setting(
         None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers"
     )
     wait_for_drafter: bool | None = setting(
-        None, "Begin once the drafter is up, or at once.", shown="at once under --policy auto"
+        None, "Wait for the drafter before the first answer.", shown="not under --policy auto"
     )
     draft_optional: bool = setting(False, "Decode plainly while no draft server answers, or end.", shown="required")
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
     check: bool = setting(True, "Compare passes once with transformers' own.", shown="--check")
-    cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
+    cache_dir: str | None = setting(None, "Folder for files kept between starts.", shown="~/.cache/card")
     start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
     drafter_timeout_s: float = setting(3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds")
     grammar_timeout_s: float = setting(10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds")
     generation_config: GenerationConfigSource = setting("auto", "Default sampling: the model's, or greedy.")
     allows_inexact: bool = setting(
-        False, "Take a verifier whose text is not that of plain decoding; every result then says so."
+        False, "Allow a verifier whose text differs from plain decoding; every result then says so."
     )
     writers: tuple[str, ...] | None = setting(
         None,
-        "Who proposes candidates, such as beam,suffix; beam is the draft model.",
+        "Sources of candidates, such as beam,suffix; beam is the draft model.",
         num_items=(1, 64),
         allowed="a list of names",
         shown="by method",
@@ -92,13 +92,13 @@ class EngineSettings(Replaceable):
         """Return the settings of a folder, as its class declares them. Raises: SettingsError for a value out of range.
 
         Args:
-            kind: a dataclass; what was not set is as it says.
+            kind: a dataclass, whose defaults hold for what was not set.
         """
         return kind(**{name: value for name, value in self.own.items() if name in declared(kind)})
 
     @property
     def weights_dir(self) -> str | None:
-        """Folder of converted weights, as the loaders take it: empty for nowhere, None by the system's custom."""
+        """Folder of converted weights for the loaders: empty keeps none, None uses the system's usual folder."""
         return self.cache_dir if self.cache else ""
 
     @property
@@ -114,7 +114,7 @@ class EngineSettings(Replaceable):
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
         if self.draft_address is None:
-            allowed = "given with draft_address only, which it is about"
+            allowed = "set only together with draft_address"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
             return
         for name, why in (
@@ -126,7 +126,7 @@ class EngineSettings(Replaceable):
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that "512M", "2GiB" or "1000000" means; units are powers of 1,024. Raises: SettingsError."""
+    """Return the bytes meant by "512M", "2GiB" or "1000000"; units are powers of 1,024. Raises: SettingsError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
     size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
     require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)

@@ -1,4 +1,4 @@
-"""Settings are declared once: default, meaning and bounds. Checks, options and request fields are made from that."""
+"""Settings are declared once: default, meaning and bounds. Checks, options and request fields derive from that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "True or False", Mappi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The values that a number may have, an item of a list too; of a text they bound the length."""
+    """The values that a number, or an item of a list, may have; for a text they bound the length."""
 
     least: float | None = None
     above: float | None = None
@@ -27,7 +27,7 @@ class Bounds:
     below: float | None = None
 
     def hold(self, value: Any) -> bool:
-        """Return whether ``value`` lies within; what is no number never does."""
+        """Return whether ``value`` lies within the bounds; False for anything but a number."""
         size = len(value) if isinstance(value, str) else value
         return (
             (self.least is None or size >= self.least)
@@ -56,7 +56,7 @@ class _Rule:
     allowed: str = ""
     shown: str = ""
     section: str = ""  # of the help, for a setting of a folder beside the core
-    is_common: bool = False  # such a one is shown by --help too, not by --help-all alone
+    is_common: bool = False  # shown by --help too, not only by --help-all
 
 
 def setting(
@@ -73,14 +73,14 @@ def setting(
     """Declare a field of a dataclass.
 
     Args:
-        meaning: a sentence, which is the help of its option too.
-        least, above, most, below: bounds; an infinite one rules out infinity, and is not spoken of.
+        meaning: a sentence, also used as the help of its option.
+        least, above, most, below: bounds; an infinite bound rules out infinity and is not mentioned.
         factory: makes the default, if it is a mapping.
         num_items: fewest and most items of a list.
         unit: of the bounds, in words.
-        allowed: what may be given, where bounds and type do not say it well.
-        shown: the default in words, where the value does not say it.
-        section, is_common: where the help of a command shows it.
+        allowed: the allowed values in words, where bounds and type do not suffice.
+        shown: the default in words, where the value itself is not clear.
+        section, is_common: place in the help of a command.
     """
     bounds = Bounds(least=least, above=above, most=most, below=below)
     metadata = {"rule": _Rule(meaning=meaning, bounds=bounds, **rule)}
@@ -91,7 +91,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field as it was declared."""
+    """A declared field."""
 
     name: str
     kind: Any  # of the value, or of the items of a list
@@ -103,16 +103,16 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """The default in words; empty where there is nothing to say."""
+        """The default in words; empty if there is none to show."""
         is_nothing = self.default is None or self.default is False or self.default == ()
         told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
         return self.rule.shown or ("" if is_nothing else told)
 
     def fault(self, value: object, bounds: Bounds | None = None) -> str:
-        """Return what is allowed instead of ``value``; empty if it may stand.
+        """Return what is allowed instead of ``value``; empty if ``value`` is valid.
 
         Args:
-            bounds: further ones, which hold where the value is used.
+            bounds: further bounds, which hold where the value is used.
         """
         if value is None and self.is_optional:
             return ""
@@ -123,7 +123,7 @@ class Setting:
             return self.rule.allowed
         for item in value if isinstance(value, tuple) else (value,):
             if not self._is_of_kind(item):
-                is_told = self.rule.allowed and (self.is_list or self.is_optional)  # these need more than a kind
+                is_told = self.rule.allowed and (self.is_list or self.is_optional)  # their type says too little
                 return self.rule.allowed if is_told else _KINDS[self.kind] + (" or None" if self.is_optional else "")
             if not self.rule.bounds.hold(item):
                 return self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
@@ -133,7 +133,7 @@ class Setting:
 
     def _is_of_kind(self, item: object) -> bool:
         if self.kind is str and not self.is_list:
-            return True  # or a path, which serves as well
+            return True  # a path is accepted too
         if self.kind in _KINDS:
             accepted = (int, float) if self.kind is float else self.kind
             return isinstance(item, accepted) and isinstance(item, bool) == (self.kind is bool)
@@ -144,7 +144,7 @@ class Replaceable:
     """Lets a frozen settings object be copied with some values changed; unknown names raise SettingsError."""
 
     def __new__(cls, *_: Any, **values: Any) -> Self:
-        """Refuse unknown names before the dataclass does: its TypeError says neither what is known nor what is near."""
+        """Refuse unknown names before the dataclass does, whose TypeError lists neither known nor similar names."""
         refuse_unknown(values, declared(cls))
         return super().__new__(cls)
 
@@ -154,7 +154,7 @@ class Replaceable:
 
 
 class Checked(Replaceable):
-    """Settings that are made plain and checked as they are made. Raises: SettingsError for a value that may not be."""
+    """Settings that are made plain and checked on creation. Raises: SettingsError for an invalid value."""
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -162,7 +162,7 @@ class Checked(Replaceable):
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    """Raise SettingsError for the first of the names that is not known."""
+    """Raise SettingsError for the first unknown name."""
     for name in names:
         if name not in known:
             raise SettingsError(f"unknown setting {name!r}; {known_instead(name, known)}")
@@ -209,12 +209,12 @@ def check(
     bounds: Mapping[str, Bounds] | None = None,
     error: type[CardError] = SettingsError,
 ) -> None:
-    """Refuse an object of which a field has a value that it must not have.
+    """Refuse an object with an invalid field.
 
     Args:
-        of: what it belongs to, for the message.
-        by: the class that declares its fields; None: its own.
-        bounds: further ones by name.
+        of: the object, for the message.
+        by: the class that declares its fields; None: its own class.
+        bounds: further bounds by name.
     Raises: ``error`` with the name, what is allowed and the value.
     """
     for name in declared(values.__class__):
@@ -224,15 +224,15 @@ def check(
 
 
 def require(holds: bool, name: str, allowed: str, value: object, error: type[CardError] = SettingsError) -> None:
-    """Raise ``error`` with what is allowed unless it ``holds``."""
+    """Raise ``error`` with the allowed values unless ``holds``."""
     if not holds:
         raise error(f"{name} must be {allowed}, got {value!r}")
 
 
 def make_plain(values: Any) -> None:
-    """Make plain Python of what a frozen dataclass was given: `plain` numbers, and tuples for its lists.
+    """Convert a frozen dataclass's values to plain Python: `plain` numbers, and tuples for its lists.
 
-    A list may be given as one value alone, or as any run of them.
+    A list may be given as a single value, or as any sequence.
     """
     for name, one in declared(values.__class__).items():
         given = plain(getattr(values, name))
@@ -242,7 +242,7 @@ def make_plain(values: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy's, an array or tensor of no dimensions too, as Python's own; all else as it is."""
+    """Return a number of NumPy's, or an array or tensor without dimensions, as Python's; other values unchanged."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, Integral) and not isinstance(value, int):
@@ -253,7 +253,7 @@ def plain(value: Any) -> Any:
 
 
 def _as_tuple(given: Any, kind: type) -> Any:
-    """Return a tuple of what was given for a list; what is none as it is, to be refused."""
+    """Return a list's value as a tuple; an unsuitable value is returned unchanged, to be refused later."""
     if given is None:
         return ()
     if isinstance(given, kind):

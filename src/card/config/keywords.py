@@ -1,4 +1,4 @@
-"""The settings of an engine as keyword arguments, so that editors complete them and type checkers know them."""
+"""The settings of an engine as keyword arguments, for completion in editors and for type checkers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from card.config.engine import GenerationConfigSource, PlacementSetting, PolicyN
 from card.config.fields import Setting, declared
 from card.config.splitting import engine_settings
 
-NAMED_ARGUMENTS = frozenset({"target", "draft", "method"})  # fields that `LLM` takes as arguments of their own
+NAMED_ARGUMENTS = frozenset({"target", "draft", "method"})  # fields that are separate arguments of `LLM`
 
 
 class DraftKeywords(TypedDict, total=False):
@@ -82,7 +82,7 @@ class LLMSettings(DraftKeywords, total=False):
 
 
 def _told(settings: Mapping[str, Setting]) -> str:
-    """Return a line for each setting: its default, and what it means."""
+    """Return a line for each setting: its default and its meaning."""
     lines = []
     for name, one in settings.items():
         if name not in NAMED_ARGUMENTS:

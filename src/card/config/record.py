@@ -1,9 +1,8 @@
-"""Records: what a folder beside the core gives to it.
+"""Records: the contributions of a folder beside the core.
 
 Each folder of `card.family`, `card.inside`, `card.theirs`, `card.tools` and `card.labs` may have a module ``record``
-with a `Record` named RECORD. Packages of others name such a record as an entry point of the group ``card.methods`` or
-``card.commands``. A record costs next to nothing to read: what computes is named as "module:name", and imported when it
-is used.
+with a `Record` named RECORD. Other packages name such a record as an entry point of the group ``card.methods`` or
+``card.commands``. Reading a record is cheap: code is named as "module:name", and imported when it is used.
 """
 
 from __future__ import annotations
@@ -21,26 +20,27 @@ from card.errors import SettingsError
 class Command:
     """A command of `card`."""
 
-    name: str  # as it is typed; "train ctc" is a command of the group train
+    name: str  # as typed; "train ctc" is a command of the group train
     summary: str  # a line for the list of commands
     place: str  # of the click command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The gifts of one folder, all optional."""
+    """The contributions of one folder, all optional."""
 
     methods: tuple[Method, ...] = ()
     commands: tuple[Command, ...] = ()
-    settings: type[Any] | None = None  # dataclass of what its parts read; its fields are settings like any other
+    settings: type[Any] | None = None  # dataclass of its settings, which users set like any other
     writers: Mapping[str, str] = field(default_factory=dict)  # places of local writers, by name
     draft_writer: str = ""  # place of a `card.drafting.draft_writers.MakeWriter`
     verifier: str = ""  # place of a `card.engine.gifts.ChooseVerifier`
     consumers: str = ""  # place of a `card.engine.gifts.MakeConsumers`
+    tokenizer: str = ""  # place of a `card.models.loading.ReadTokenizer`
 
 
 def load_place(place: str) -> Any:
-    """Return what "module:name" names. Raises: SettingsError if it is not written so; ImportError, AttributeError."""
+    """Return the object named "module:name". Raises: SettingsError for another form; ImportError, AttributeError."""
     module, colon, name = place.partition(":")
     if not colon:
         raise SettingsError(f"a place must be written module:name, got {place!r}")

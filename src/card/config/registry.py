@@ -1,4 +1,4 @@
-"""The methods, commands, writers and settings that there are: those of the folders beside the core, and of packages."""
+"""The available methods, commands, writers and settings: those of folders beside the core, and of other packages."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ _ENTRY_POINTS = ("card.methods", "card.commands")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A record, and where it came from: a folder of this package, or the name of another one."""
+class FoundRecord:
+    """A record, and its origin: a folder of this package, or the name of another package."""
 
     record: Record
     origin: str
 
 
 @cache
-def records() -> tuple[Found, ...]:
-    """Return all records. One that cannot be read is left out with a line in the log.
+def records() -> tuple[FoundRecord, ...]:
+    """Return all records. An unreadable one is left out, with a line in the log.
 
     Tests that add a folder call ``records.cache_clear()``, and that of `methods`.
     """
     return (*_of_folders(), *_of_packages())
 
 
-def _of_folders() -> Iterable[Found]:
+def _of_folders() -> Iterable[FoundRecord]:
     for group in _GROUPS:
         if find_spec(f"card.{group}") is None:
             continue
         for folder in pkgutil.iter_modules(import_module(f"card.{group}").__path__):
             place = Path(getattr(folder.module_finder, "path", "")) / folder.name / "record.py"
-            if place.is_file():  # asked of the disk, as importing a folder without a record may take long
+            if place.is_file():  # checked on disk, as importing a folder without a record may take long
                 record = import_module(f"card.{group}.{folder.name}.record").RECORD
-                yield Found(record, f"{group}/{folder.name}")
+                yield FoundRecord(record, f"{group}/{folder.name}")
 
 
-def _of_packages() -> Iterable[Found]:
+def _of_packages() -> Iterable[FoundRecord]:
     for group in _ENTRY_POINTS:
         for point in metadata.entry_points(group=group):
             origin = point.dist.name if point.dist is not None else point.value
             try:
                 found = point.load()
-            except Exception as error:  # it is not ours: anything may happen
+            except Exception as error:  # foreign code may raise anything
                 logger.warning("%s of %s cannot be loaded, and is left out: %r", point.name, origin, error)
                 continue
             if isinstance(found, Record):
-                yield Found(found, origin)
+                yield FoundRecord(found, origin)
             else:
-                logger.warning("%s of %s is no record, and is left out", point.name, origin)
+                logger.warning("%s of %s is not a record, and is left out", point.name, origin)
 
 
 @cache
@@ -72,35 +72,35 @@ def methods() -> Mapping[str, Method]:
 
 
 def all_methods() -> Mapping[str, Method]:
-    """Return all methods by name, those of several engines too."""
+    """Return all methods by name, including those of several engines."""
     return dict(sorted((method.name, method) for found in records() for method in found.record.methods))
 
 
 def origin_of(method: str) -> str:
-    """Return where a method came from."""
+    """Return the origin of a method."""
     return next(found.origin for found in records() if any(one.name == method for one in found.record.methods))
 
 
 def find_method(name: str) -> Method:
-    """Return the method of this name. Raises: SettingsError for an unknown one, and for one of several engines."""
+    """Return the method of this name. Raises: SettingsError for an unknown one, or one of several engines."""
     if name in methods():
         return methods()[name]
     if name in all_methods():
         raise SettingsError(
-            f"method {name} shares an answer between several engines; take card generate --method {name}, or "
+            f"method {name} uses several engines for an answer; use card generate --method {name}, or "
             f"{all_methods()[name].in_python} in Python"
         )
     raise SettingsError(f"unknown method {name!r}; {known_instead(name, methods())}")
 
 
 def commands(group: str = "") -> dict[str, Command]:
-    """Return the commands of folders and packages by the last word of their names: those of a group, or of none."""
+    """Return the commands of folders and packages by the last word of their names: of a group, or without a group."""
     found = (command for one in records() for command in one.record.commands)
     return {one.name.rpartition(" ")[2]: one for one in found if one.name.rpartition(" ")[0] == group}
 
 
 def writer_places() -> Mapping[str, str]:
-    """Return the places of the local writers that folders give, by name."""
+    """Return the places of the local writers of folders, by name."""
     return {name: place for found in records() for name, place in found.record.writers.items()}
 
 
@@ -120,5 +120,5 @@ def own_settings() -> Mapping[str, type[Any]]:
 
 
 def gifts(name: str) -> list[str]:
-    """Return the places that records give under a field of this name, such as "verifier"."""
+    """Return the places that records give in a field of this name, such as "verifier"."""
     return [place for found in records() if (place := getattr(found.record, name))]

@@ -14,16 +14,16 @@ from card.errors import SettingsError
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
 
-MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
-_LEAST = 1e-6  # float32 rounds much smaller factors to 0, or what is divided by them to infinity
-NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values of what neither a request nor its model states
+MAX_LOGPROBS = 20  # most alternatives that a request may list for each token
+_LEAST = 1e-6  # with much smaller factors float32 rounds results to 0 or infinity
+NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values that neither a request nor its model states
     {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A form that a text must have from its first new token to its end."""
+    """A required form of a text from its first new token to its end."""
 
     kind: GrammarKind
     source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in one of two notations
@@ -39,7 +39,7 @@ class Grammar:
 
 
 class LogitBias(Mapping[int, float]):
-    """Amounts added to the logits of some tokens: a mapping that cannot be changed, so that it can be hashed."""
+    """Amounts added to the logits of some tokens: an immutable, hashable mapping."""
 
     __slots__ = ("_values",)
 
@@ -66,7 +66,7 @@ class LogitBias(Mapping[int, float]):
 class SamplingParams(Replaceable):
     """Rule by which the target's logits become tokens, and when a request ends. Same names as in vLLM.
 
-    What is None, and named in `NEUTRAL`, is as the model's generation config states it, else neutral: greedy.
+    A None that is named in `NEUTRAL` takes the model's generation config, else the neutral value: greedy.
     """
 
     temperature: float | None = setting(
@@ -88,15 +88,15 @@ class SamplingParams(Replaceable):
         (), "End tokens besides the model's own.", least=0, allowed="a list of ids of 0 or more"
     )
     ignore_eos: bool = setting(False, "Go on past the model's end tokens.")
-    presence_penalty: float = setting(0.0, "Off tokens that the answer has, -2 to 2.", least=-2, most=2)
-    frequency_penalty: float = setting(0.0, "The same, as often as it has them.", least=-2, most=2)
+    presence_penalty: float = setting(0.0, "Subtract from tokens that the answer has, -2 to 2.", least=-2, most=2)
+    frequency_penalty: float = setting(0.0, "The same for each occurrence.", least=-2, most=2)
     repetition_penalty: float | None = setting(
         None, "Above 1: fewer repetitions.", above=0, below=math.inf, allowed="above 0, 1 changes nothing"
     )
     logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
     min_tokens: int = setting(0, "Fewest new tokens.")
     grammar: Grammar | None = setting(
-        None, "The text keeps to it, and ends where nothing can follow.", allowed="a card.config.Grammar or None"
+        None, "Form of the text, which ends where nothing can follow.", allowed="a card.config.Grammar or None"
     )
     logprobs: int | None = setting(
         None,
@@ -119,18 +119,16 @@ class SamplingParams(Replaceable):
         allowed = "0 or more" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
         require(0 <= self.min_tokens <= most, "min_tokens", allowed, self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
-            raise SettingsError(
-                "ignore_eos does not go with a grammar, whose end is the end of the text; leave one out"
-            )
+            raise SettingsError("ignore_eos contradicts a grammar, whose end is the end of the text; leave one out")
 
     def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:
-        """Return these parameters with nothing left open: what is None is as ``defaults`` say, else as `NEUTRAL`.
+        """Return complete parameters: a None takes the value of ``defaults``, else that of `NEUTRAL`.
 
         A seed is drawn if there is none, and factors below a millionth become one.
 
         Args:
-            defaults: those of `card.models.facts.sampling_defaults`.
-            room: tokens that the context has left for the answer, its bound if nobody states another.
+            defaults: from `card.models.facts.sampling_defaults`.
+            room: tokens left in the context, the default of max_tokens.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         open_ones = {"max_tokens": room, **NEUTRAL, **defaults}
@@ -145,7 +143,7 @@ class SamplingParams(Replaceable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedParams(SamplingParams):
-    """Sampling parameters with nothing left open, as they decide about tokens. See `SamplingParams.resolved`."""
+    """Complete sampling parameters, which decide about tokens. See `SamplingParams.resolved`."""
 
     temperature: float
     top_k: int
@@ -157,7 +155,7 @@ class ResolvedParams(SamplingParams):
 
 
 def _checked_bias(given: object) -> LogitBias:
-    """Return a bias that cannot be changed. Raises: SettingsError."""
+    """Return an immutable bias. Raises: SettingsError."""
     given = {} if given is None else given
     require(isinstance(given, Mapping), "logit_bias", "a mapping of token ids to numbers", given)
     assert isinstance(given, Mapping)
@@ -182,19 +180,19 @@ class SamplingRule:
 
     @classmethod
     def of(cls, params: ResolvedParams) -> SamplingRule:
-        """Return the rule of a request's parameters. Raises: SettingsError if something is left open in them."""
+        """Return the rule of a request's parameters. Raises: SettingsError if they are not complete."""
         require(isinstance(params, ResolvedParams), "params", "resolved: call resolved() first", params)
         return cls(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is taken and no noise is used."""
+        """True if the most likely token is always taken, without noise."""
         return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapingRule:
-    """The part of the sampling parameters that looks at the text before a position."""
+    """The part of the sampling parameters that depends on the text before a position."""
 
     num_prompt_tokens: int
     end_ids: tuple[int, ...] = ()  # tokens that end the text, held back until there are min_tokens new ones
@@ -207,7 +205,7 @@ class ShapingRule:
 
     @classmethod
     def of(cls, params: ResolvedParams, *, num_prompt_tokens: int, end_ids: frozenset[int]) -> ShapingRule | None:
-        """Return the rule of these parameters; None if they leave the logits as they are."""
+        """Return the rule of these parameters; None if they leave the logits unchanged."""
         rule = cls(
             num_prompt_tokens=num_prompt_tokens,
             end_ids=tuple(sorted(end_ids)) if params.min_tokens else (),
@@ -222,5 +220,5 @@ class ShapingRule:
 
     @property
     def has_penalties(self) -> bool:
-        """True if it matters which tokens the text has."""
+        """True if it depends on the tokens in the text."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0

@@ -1,4 +1,4 @@
-"""The ways that a drafter works for a target, and its states: words that policies, links and statistics share."""
+"""Schedules of a drafter and its states: words shared by policies, links and statistics."""
 
 from __future__ import annotations
 

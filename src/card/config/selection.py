@@ -1,4 +1,4 @@
-"""Choice of the KV rows that a model reads when it drafts for itself: how many, and by which scores."""
+"""Choice of the KV rows that a self-drafting model reads: how many, and by which scores."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from card.errors import SettingsError
 
 ScoreKind = Literal["weights", "logits", "bounds"]
 """Attention weights (after the softmax), logits (before it), or bounds that no logit of a block of rows exceeds."""
-BLOCK_ROWS = 16  # of a block that is chosen as a whole, by bounds
+BLOCK_ROWS = 16  # rows of a block; bounds choose whole blocks
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """The KV rows that a drafting pass reads: the best by the attention of the last verification, and the newest."""
+    """The KV rows that a drafting pass reads: the best by the last verification's attention, and the newest."""
 
     scores: ScoreKind  # whose mean over the rows of a verification and the query heads of a KV head ranks them
     share: float  # of a text's rows that are read, in [0, 1]
-    least: int  # rows that are read at least, the newest included
-    num_first: int = 0  # rows at the beginning of a text that are read besides, whatever their scores
-    num_last: int = 0  # and before the newest ones
+    least: int  # fewest rows read, including the newest
+    num_first: int = 0  # rows at the beginning of a text that are always read too
+    num_last: int = 0  # rows before the newest ones, also always read
 
     def num_read(self, num_rows: int) -> int:
         """Return how many of ``num_rows`` rows are read; the newest are among them unless blocks are chosen."""
@@ -37,7 +37,7 @@ class SelfDrafting:
     """Settings of a target that drafts for itself."""
 
     rule: SelectionRule
-    num_looked_up: int = 0  # candidates that a drafting pass verifies, from earlier in the text; 0: in turns, by phases
+    num_looked_up: int = 0  # candidates that a drafting pass verifies, from earlier in the text; 0: none, and phases
 
 
 PUBLISHED: Mapping[str, SelectionRule] = MappingProxyType(
@@ -50,7 +50,7 @@ PUBLISHED: Mapping[str, SelectionRule] = MappingProxyType(
 
 
 def parse_selection(text: str) -> SelectionRule:
-    """Return the rule that ``sparse``, ``vegas``, ``quest`` or ``sparse:0.1:64`` (share, least number of rows) means.
+    """Return the rule named ``sparse``, ``vegas``, ``quest`` or ``sparse:0.1:64`` (share, least number of rows).
 
     Raises: SettingsError for an unknown rule, or numbers out of range.
     """

@@ -1,4 +1,4 @@
-"""Settings given by name, shared out to the engine, to drafting and to the folders beside the core."""
+"""Settings given by name, divided among the engine, drafting and the folders beside the core."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from card.config.engine import EngineSettings
 from card.config.fields import Setting, declared, refuse_unknown
 from card.config.registry import own_settings
 
-_OWN = "own"  # of `EngineSettings`: no name of a setting
+_OWN = "own"  # a field of `EngineSettings`, not a setting
 
 
 def engine_settings() -> dict[str, Setting]:
-    """Return all settings of an engine by name, those that folders declare last."""
+    """Return all settings of an engine by name, those of folders last."""
     own = own_settings()
     core = {name: one for name, one in declared(EngineSettings).items() if name != _OWN}
     return core | {name: declared(kind)[name] for name, kind in own.items()}
@@ -26,7 +26,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     refuse_unknown(settings, engine_settings().keys() | drafting.keys())
     given = {name: value for name, value in settings.items() if name in own}
     for kind in dict.fromkeys(own[name] for name in given):
-        kind(**{name: value for name, value in given.items() if own[name] is kind})  # refuses what may not be
+        kind(**{name: value for name, value in given.items() if own[name] is kind})  # refuses invalid values
     rest = {name: value for name, value in settings.items() if name not in own}
     engine = {name: value for name, value in rest.items() if name not in drafting} | ({_OWN: given} if given else {})
     return engine, {name: value for name, value in rest.items() if name in drafting}

@@ -1,4 +1,4 @@
-"""Draft with a whole language model: one layer of candidates a pass for several requests, on its KV cache."""
+"""Draft with a whole language model on its KV cache: each pass adds one layer to the trees of several requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from card.protocol.messages import DraftSpec
 from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 
-_DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes by default
+_DEFAULT_NUM_SEQUENCES = 16  # of full length, in a writer's default memory
 
 
 class BeamSequence(DraftSequence):
@@ -27,34 +27,34 @@ class BeamSequence(DraftSequence):
     """
 
     def __init__(self, writer: BeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
-        """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
+        """Allocate a sequence in the writer's pool. Raises: CapacityError if there is no room."""
         super().__init__(writer, token_ids, writer.fitting(spec), epoch=epoch)
         self._fitting = writer.fitting
         self._pool = writer.pool
         self._model = writer.model
         self.num_rows = writer.rows_of(spec)
-        # A draft need not be exact: its rows are computed for the text's final length from the beginning.
+        # A draft need not be exact: from the start its rows suit the text's final length.
         opened = self._pool.open(self.token_ids, self.num_rows, text_len=self._text_limit)
         self.slot, self.num_reused = opened.slot, opened.num_reused
         self.num_committed_rows = opened.num_reused
-        self._is_shared = False  # whether others can copy the rows of the text
+        self._is_shared = False  # other texts can copy the rows of this text
         self.row_of: dict[int, int] = {}  # expanded nodes below the root
 
     def close(self) -> None:
-        """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
+        """Free the sequence; the rows of the text stay in the pool for a text that begins with it."""
         self._pool.close(self.slot, self.token_ids[: self.num_committed_rows])
 
     def discard(self) -> None:
-        """Give the sequence back after a failed pass; no other text may reuse its rows."""
+        """Free the sequence after a failed pass; no other text may reuse its rows."""
         self._pool.close(self.slot)
 
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
-        """Change the shape as far as the model can run it; arguments as of `DraftSequence.reshape`."""
+        """Change the shape as far as the model supports it; arguments as in `DraftSequence.reshape`."""
         super().reshape(beam_width=beam_width, branch_below=branch_below)
         self.spec = self._fitting(self.spec)
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
-        """Take committed tokens as `DraftSequence.commit` does, and keep the rows of what is left."""
+        """Commit tokens as `DraftSequence.commit` does, and keep the rows of the remaining nodes."""
         path = self.cache.walk(token_ids)
         made = super().commit(token_ids)
         path_rows = [self.row_of[node] for node in path if node in self.row_of]
@@ -69,7 +69,7 @@ class BeamSequence(DraftSequence):
         return made
 
     def frontier(self) -> list[int]:
-        """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
+        """Return the nodes that the next pass would expand; empty if none is worth it or there is no room."""
         if self._frontier is None:
             nodes = self._growth.frontier(self.growing)
             room = self._model.capacity(self.slot) - self._model.num_rows(self.slot)
@@ -87,12 +87,12 @@ class BeamSequence(DraftSequence):
         return len(self.token_ids) - self.num_committed_rows if self.cache.root_id in frontier else len(frontier)
 
     def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
-        """Return at most ``max_tokens`` tokens to run: of text that was not run yet, else the first of ``frontier``.
+        """Return at most ``max_tokens`` tokens to run: unread text first, else the first nodes of ``frontier``.
 
-        Logits are those that `grow` takes.
+        The rows with logits are those that `grow` expects.
         """
         start = self.num_committed_rows
-        if self.cache.root_id in frontier:  # a root that was not run yet has no nodes below it
+        if self.cache.root_id in frontier:  # a root that was not run has no nodes below it
             chain = self.token_ids[start : start + max_tokens]
             parents = [start + i - 1 if start + i else NO_PARENT for i in range(len(chain))]
             return Extension(self.slot, chain, parents, len(chain) - 1)
@@ -102,10 +102,10 @@ class BeamSequence(DraftSequence):
         return Extension(self.slot, [self.cache.token(node) for node in nodes], parent_rows)
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
-        """Take the logits of one pass over the first nodes of ``frontier``, and its rows.
+        """Add the logits and rows of one pass over the first nodes of ``frontier``.
 
-        Returns: the new nodes; none if text is left to be run.
-        Raises: ProtocolError if the logits are no numbers under this spec.
+        Returns: the new nodes; none if part of the text is still unread.
+        Raises: ProtocolError if the logits are not numbers under this spec.
         """
         self._frontier = None
         num_rows = self._model.num_rows(self.slot)
@@ -124,15 +124,15 @@ class BeamSequence(DraftSequence):
 
 
 class BeamWriter(DraftWriter):
-    """Runs one pass of the draft model for the beams of several requests: one layer for each."""
+    """Adds one layer to the beams of several requests in each pass of the draft model."""
 
     def __init__(
         self, model: LanguageModel, kv_cache_bytes: int | None = None, *, find_grammar: FindGrammar | None = None
     ) -> None:
-        """Take ``model``; its KV rows get at most ``kv_cache_bytes``, None: what a few sequences of full length take.
+        """Use ``model``; its KV rows get at most ``kv_cache_bytes``; None: enough for a few sequences of full length.
 
         Args:
-            find_grammar: None drafts without regard to grammars.
+            find_grammar: None ignores grammars.
         Raises: SettingsError if the memory is too small for any sequence.
         """
         super().__init__(model.vocab_size, model.max_model_len, find_grammar=find_grammar)
@@ -142,7 +142,7 @@ class BeamWriter(DraftWriter):
         self.pool = SequencePool(model, kv_cache_bytes or usual_bytes)
 
     def fitting(self, spec: DraftSpec) -> DraftSpec:
-        """Return a spec whose tree the model can run: one that runs chains only drafts the likeliest one."""
+        """Return a spec that the model can run: a model that runs only chains drafts the likeliest chain."""
         if not self._drafts_chains_only:
             return spec
         return msgspec.structs.replace(spec, shape=replace(spec.shape, growth="layer", beam_width=1, branch=1))
@@ -152,15 +152,15 @@ class BeamWriter(DraftWriter):
         return self.pool.has_room(self.rows_of(spec))
 
     def rows_of(self, spec: DraftSpec) -> int:
-        """Return the KV rows that a beam of this spec takes."""
+        """Return the KV rows of a beam of this spec."""
         return self.text_limit(spec) + self.model.max_rows - self.model.max_model_len
 
     def can_ever_hold(self, spec: DraftSpec) -> bool:
-        """Return whether a request of this spec fits into the memory if it is alone."""
+        """Return whether a request of this spec fits into the memory on its own."""
         return self.pool.can_ever_hold(self.rows_of(spec))
 
     def check(self) -> None:
-        """Run one token. Raises: what the model raises; nothing where there is no memory to try it."""
+        """Run one token. Raises: any error of the model; nothing if there is no memory to try it."""
         try:
             slot = self.model.open(1)
         except CapacityError:
@@ -171,11 +171,11 @@ class BeamWriter(DraftWriter):
             self.model.close(slot)
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
-        """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
+        """Start the beam of a request after its text. Raises: CapacityError if there is no room."""
         return BeamSequence(self, token_ids, spec, epoch=epoch)
 
     def step(self, work: Sequence[tuple[BeamSequence, int]]) -> list[NewNodes | CardError]:
-        """Grow each beam below its frontier, in one pass; arguments and result as of `DraftWriter.step`."""
+        """Expand each beam's frontier, in one pass; arguments and result as in `DraftWriter.step`."""
         frontiers = [beam.frontier() for beam, _ in work]
         extensions = [beam.extension(frontier, share) for (beam, share), frontier in zip(work, frontiers, strict=True)]
         all_logits = self.model.forward(extensions)
@@ -185,6 +185,6 @@ class BeamWriter(DraftWriter):
                 grown.append(beam.grow(frontier, logits))
             except CardError as error:
                 grown.append(error)
-            except Exception as error:  # of torch or a growth rule: the other beams have grown already
+            except Exception as error:  # in torch or a growth rule: other beams have grown already
                 grown.append(ModelError(in_words(error)))
         return grown

@@ -1,4 +1,4 @@
-"""Apply to a draft what shapes a request's text beside the model: penalties, biases, a grammar."""
+"""Shape a draft as the request's text is shaped: by penalties, biases and a grammar."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from card.tree.shaping import Shaping
 
 logger = logging.getLogger(__name__)
 
-_LIMIT_S, _STEP_LIMIT_S = 1.0, 0.1  # of all steps of a text's grammar, and of one; a slower grammar is left out
+_LIMIT_S, _STEP_LIMIT_S = 1.0, 0.1  # of all steps of a text's grammar, and of one step; a slower grammar is dropped
 
 FindGrammar = Callable[[Grammar], GrammarState | None]
-"""Returns the beginning of a grammar; None if there is none here, or not yet."""
+"""Returns the initial state of a grammar; None if there is none here, or not yet."""
 
 
 class DraftShaping:
-    """Follows one text. Shaping a draft is optional: a grammar that is missing, or fails, is left out."""
+    """Follows one text. Shaping a draft is optional: a missing or failing grammar is ignored."""
 
     def __init__(self, rule: ShapingRule, token_ids: Sequence[int], vocab_size: int, find: FindGrammar | None) -> None:
         """Begin with a text.
 
         Args:
-            find: returns the grammar once it is there, and is called until then; None: there is none.
+            find: returns the grammar once it is there, and is called until then; None: there is no grammar.
         """
         self._rule = rule
         self._vocab_size = vocab_size
@@ -37,12 +37,12 @@ class DraftShaping:
         self._token_ids = list(token_ids)
 
     def commit(self, new_ids: Sequence[int]) -> None:
-        """Take committed tokens."""
+        """Append committed tokens."""
         self._token_ids += new_ids
         self._shaping.commit(new_ids)
 
     def apply(self, logits: Logits, paths: Sequence[Path]) -> Logits:
-        """Return the shaped logits, see `Shaping.apply`; a row in which nothing would be left stays as it is."""
+        """Return the shaped logits, see `Shaping.apply`; a row that would lose all its tokens stays as it is."""
         self._look_for_the_grammar()
         try:
             shaped = self._shaping.apply(logits, paths)

@@ -14,8 +14,8 @@ from card.tree.nodes import NewNodes, check_rows
 class DraftTree(CandidateCache):
     """A candidate cache that grows.
 
-    Expanded is a node that was run through the draft model. The secondary tier of a node holds those of its children
-    that did not become nodes; `refill` makes nodes of them later.
+    A node is expanded if it was run through the draft model. The secondary tier of a node holds the children that did
+    not become nodes; `refill` makes nodes of them later.
 
     Source: CARD, arXiv:2508.04462 (two tiers); ranking refills by the whole path is our change.
     """
@@ -37,7 +37,7 @@ class DraftTree(CandidateCache):
             int, list[tuple[float, int]]
         ] = {}  # secondary tier of alive nodes: (logprob, token), best last
 
-    # ---- to look at -------------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------------
 
     def walk(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of the nodes that `advance` would move the root along; nothing changes."""
@@ -46,8 +46,7 @@ class DraftTree(CandidateCache):
     def num_rolled_back(self, tokens: Sequence[int]) -> int:
         """Return how many nodes of the most probable path these committed tokens rule out; nothing changes.
 
-        They were drafted in vain on the path that seemed right. Nodes beside that path do not count: they are kept for
-        the case that it is wrong.
+        Nodes beside that path do not count: they are kept for the case that the path is wrong.
         """
         best = self.best_path(self.root_id, self.depth)
         pairs = enumerate(zip(best, tokens, strict=False))
@@ -59,7 +58,7 @@ class DraftTree(CandidateCache):
         return self._nodes[node_id].id in self._expanded
 
     def likeliest(self, node_id: int) -> float:
-        """Return the log-probability of an alive node's likeliest continuation in either tier; -inf if there is none.
+        """Return the log-probability of the likeliest continuation of an alive node in either tier; -inf without one.
 
         Raises: KeyError if the node is not alive.
         """
@@ -85,8 +84,8 @@ class DraftTree(CandidateCache):
         Args:
             width: most ids returned.
             min_path_logprob: nodes with a lower path score are left out. `grow` and `refill` never make such nodes, so
-                it only matters if the floor has risen since.
-            num_layers: nodes so deep below the root, or deeper, are left out; None: only those as deep as the lead.
+                it only matters if the limit has risen since.
+            num_layers: nodes at this depth below the root or deeper are left out; None: nodes as deep as the lead.
         """
         end = self._root.depth + (self.lead if num_layers is None else min(self.lead, num_layers))
         expanded = self._expanded
@@ -98,7 +97,7 @@ class DraftTree(CandidateCache):
         ranked.sort()
         return [node_id for _, node_id in ranked[: max(width, 0)]]
 
-    # ---- to change --------------------------------------------------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------------------------------------
 
     def grow(
         self,
@@ -111,8 +110,8 @@ class DraftTree(CandidateCache):
     ) -> NewNodes:
         """Do one beam step: the best children over all parents become nodes, the rest secondary-tier entries.
 
-        Parents that died meanwhile or are expanded already are skipped; the others are expanded from now on. Children
-        of probability 0 and tokens that the parent has as a child already are dropped.
+        Parents that were dropped or are expanded already are skipped; the others count as expanded from now on.
+        Children of probability 0 are dropped, and tokens that the parent already has as a child.
 
         Args:
             parent_ids: [F] the nodes that were run through the draft model.
@@ -142,7 +141,7 @@ class DraftTree(CandidateCache):
         """Make nodes of the best secondary-tier entries, ranked by parent's path score + own log-probability.
 
         Args:
-            count: most nodes made; less are made at `max_nodes`, and none deeper than `lead`.
+            count: most nodes made; fewer are made at `max_nodes`, and none deeper than `lead`.
             min_path_logprob: entries with a lower path score stay where they are.
         Returns: the new nodes, best path score first.
         """
@@ -153,7 +152,7 @@ class DraftTree(CandidateCache):
             if nodes[node_id].depth < end
         ]
         heapify(heap)
-        most = min(count, 1) if self.pending else count  # the node that settles a pending token has no entries yet
+        most = min(count, 1) if self.pending else count  # the node of a pending token has no entries yet
         made: list[Node] = []
         while heap and len(made) < most and len(self._nodes) <= self.max_nodes:
             cost, parent_id = heap[0]
@@ -169,7 +168,7 @@ class DraftTree(CandidateCache):
         return new_nodes(made)
 
     def refill_below(self, parent_id: int, count: int, min_path_logprob: float) -> NewNodes:
-        """Make nodes of the best secondary-tier entries of one alive node; bounds as of `refill`.
+        """Make nodes of the best secondary-tier entries of one alive node; bounds as in `refill`.
 
         Returns: the new nodes, most probable first.
         Raises: KeyError if the node is not alive.
@@ -193,14 +192,14 @@ class DraftTree(CandidateCache):
         self._spare = {node_id: spare for node_id, spare in self._spare.items() if node_id in alive}
 
     def _pop_spare(self, parent_id: int) -> tuple[float, int]:
-        """Take the best entry of a node that has some."""
+        """Remove and return the best entry of a node that has some."""
         entry = self._spare[parent_id].pop()
         if not self._spare[parent_id]:
             del self._spare[parent_id]
         return entry
 
     def _make(self, made: list[Node], parent: Node, token: int, logprob: float) -> None:
-        """Add a node of our own under the next id and note it in ``made``."""
+        """Add a node under the next id and append it to ``made``."""
         if self._attach(self._next_id, parent.id, token, logprob):
             made.append(self._nodes[self._next_id])
             self._next_id += 1
@@ -218,6 +217,6 @@ class DraftTree(CandidateCache):
             else:
                 rest.append(entry)
         for _, parent, logprob, token in reversed(rest):  # best last: `refill` pops from the end
-            if parent.id in self._nodes:  # a child that settled a pending token has ended its parent
+            if parent.id in self._nodes:  # a child that matches a pending token drops its parent
                 self._spare.setdefault(parent.id, []).append((logprob, token))
         return new_nodes(made)

@@ -1,4 +1,4 @@
-"""Choose the writer that a draft model is given."""
+"""Choose the writer for a draft model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def make_writer(
     parallel: ParallelDraft | None = None,
     target: RowRunner | None = None,
 ) -> DraftWriter:
-    """Return the writer that suits ``model``: the first that a folder beside the core gives for it, else a beam.
+    """Return the writer for ``model``: the first that a folder beside the core makes for it, else a beam.
 
     Args:
-        kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
-        takes_turns: the drafter works while the target waits, so that it must not work ahead.
-        find_grammar: as of `DraftWriter`.
-        parallel: of a model that guesses several tokens in a pass; None: as a runner says of its own.
-        target: shows its hidden states to a writer that wants them; None: none does.
-    Raises: ModelError if the model reads the hidden states of another target, or of one that does not show them.
+        kv_cache_bytes: most memory for its KV rows; None: from the length of a sequence.
+        takes_turns: the drafter works while the target waits, so it must not draft ahead.
+        find_grammar: as in `DraftWriter`.
+        parallel: settings of a model that guesses several tokens in a pass; None: from the runner.
+        target: provides its hidden states to a writer that reads them; None: no target does.
+    Raises: ModelError if the model reads hidden states of another target, or of a target that does not provide them.
     """
     parallel = parallel or (model.parallel_draft if isinstance(model, RowRunner) else None)
     for place in gifts("draft_writer"):

@@ -1,4 +1,4 @@
-"""Requests of a drafter: which are open, which found no room or were declined, and which one gives up its place."""
+"""Requests of a drafter: open, turned away or declined ones, and which open one must make room for another."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from card.tree.nodes import NewNodes
 
 V = TypeVar("V")
 NEVER = (-math.inf, 0)
-_MAX_REMEMBERED = 1024  # closed requests, and as many turned away or declined: a late message revives none of them
-_STALE_ROUNDS = 32  # a request is stale after so many messages about each other one, and none about itself
+_MAX_REMEMBERED = 1024  # closed requests, and as many turned away or declined; late messages must not reopen them
+_STALE_ROUNDS = 32  # a request is stale after so many messages about each other request and none about itself
 
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers of one request that the target was sent. They go on when its sequence is closed and opened again."""
+    """Numbers of one request reported to the target. They continue when its sequence is closed and opened again."""
 
     spec: DraftSpec
     next_seq: int = 0
@@ -38,10 +38,10 @@ class Drafting:
         self.sequence = sequence
         self.counters = counters
         self.heard_at = 0  # number of the last message about it
-        self.served_at = NEVER  # when its last pass began, and its place in it
+        self.served_at = NEVER  # start of its last pass, and its place in that pass
 
     def close(self) -> Counters:
-        """Give the rows back and return what a later sequence of this request goes on from."""
+        """Free the rows. Returns: the counters, from which a later sequence of this request continues."""
         self.sequence.close()
         self.counters.next_epoch = self.sequence.cache.epoch + 1
         self.counters.spec = self.sequence.spec
@@ -74,11 +74,11 @@ class Drafting:
 
 
 class DraftedRequests:
-    """Requests of one target that a drafter knows of.
+    """The requests of one target that a drafter knows.
 
-    A request that finds no room is turned away. It may take the place of a request that the target seems to have
-    forgotten, or of one of a worker that holds more memory, as long as that one still holds no less afterwards. So no
-    worker starves, and no two turn each other out for ever.
+    A request that finds no room is turned away. It may replace a request that the target seems to have forgotten. It
+    may also replace a request of a worker that holds more memory, if that worker still holds no less afterwards. So no
+    worker starves, and no two workers keep replacing each other's requests.
     """
 
     def __init__(self, writer: DraftWriter, max_requests: int, peers: Callable[[], Iterable[DraftedRequests]]) -> None:
@@ -86,16 +86,16 @@ class DraftedRequests:
 
         Args:
             max_requests: most requests open at once.
-            peers: returns those of all workers that share the writer's memory.
+            peers: returns the requests of all workers that share the writer's memory.
         """
         self._writer = writer
         self._max_requests = max_requests
         self._peers = peers
         self._num_messages = 0  # about open requests
         self.open: dict[int, Drafting] = {}  # least recently corrected first
-        self._closed: dict[int, None] = {}  # a late message does not revive them
+        self._closed: dict[int, None] = {}  # a late message must not reopen them
         self._turned_away: dict[int, Counters] = {}
-        self._declined: dict[int, str] = {}  # why; said again to a target that did not hear it
+        self._declined: dict[int, str] = {}  # reason; repeated to a target that missed it
 
     @property
     def num_rows(self) -> int:
@@ -103,17 +103,17 @@ class DraftedRequests:
         return sum(drafting.sequence.num_rows for drafting in self.open.values())
 
     def is_closed(self, request_id: int) -> bool:
-        """Return whether a request is over."""
+        """Return whether a request was closed."""
         return request_id in self._closed
 
     def why_declined(self, request_id: int) -> str | None:
-        """Return why nothing is drafted for a request; None if it was not declined."""
+        """Return why a request was declined; None if it was not."""
         return self._declined.get(request_id)
 
     def begin(self, message: Open) -> Drafting | None:
-        """Open a request, if need be in the place of another; one that is open begins anew.
+        """Open a request, if needed in place of another; an open one starts over.
 
-        Returns: None if there is no room. The request is turned away then.
+        Returns: the request; None if there is no room, and the request is then turned away.
         """
         request_id, known = message.request_id, self.open.pop(message.request_id, None)
         counters = known.close() if known else self._turned_away.pop(request_id, None)
@@ -136,7 +136,7 @@ class DraftedRequests:
         return drafting
 
     def close(self, request_id: int) -> None:
-        """End a request for good."""
+        """Close a request for good."""
         drafting = self.open.pop(request_id, None)
         if drafting:
             drafting.sequence.close()
@@ -145,7 +145,7 @@ class DraftedRequests:
         _remember(self._closed, request_id, None)
 
     def decline(self, request_id: int, reason: str, *, has_failed: bool) -> None:
-        """Draft no more for a request. ``has_failed``: its rows are in doubt."""
+        """Stop drafting for a request. ``has_failed``: its rows may be wrong."""
         drafting = self.open.pop(request_id, None)
         if drafting and has_failed:
             drafting.sequence.discard()
@@ -155,7 +155,7 @@ class DraftedRequests:
         _remember(self._declined, request_id, reason)
 
     def may_find_room(self, request_id: int) -> bool:
-        """Return whether a request that is not open may find room now; true if it was never turned away."""
+        """Return whether a request that is not open may find room now; True if it was never turned away."""
         counters = self._turned_away.get(request_id)
         if counters is None or self._can_make_room(counters.spec):
             return True
@@ -167,7 +167,7 @@ class DraftedRequests:
         self.open[request_id] = drafting
 
     def _make_sequence(self, message: Open, epoch: int) -> DraftSequence | None:
-        """Return a sequence, if need be in the place of forgotten requests; None if there is no room."""
+        """Return a sequence, if needed in place of forgotten requests; None if there is no room."""
         while True:
             if len(self.open) < self._max_requests:
                 try:
@@ -182,7 +182,7 @@ class DraftedRequests:
         return self._stale() is not None or self._richer_peer(spec) is not None
 
     def _make_room(self, spec: DraftSpec) -> None:
-        """Close one request that has less right to its place than a new one of this spec."""
+        """Close one request whose place a new one of this spec may take."""
         stale, peer = self._stale(), self._richer_peer(spec)
         if stale is not None:
             self._turn_out(stale)
@@ -193,7 +193,7 @@ class DraftedRequests:
         _remember(self._turned_away, request_id, self.open.pop(request_id).close())
 
     def _richer_peer(self, spec: DraftSpec) -> DraftedRequests | None:
-        """Return the peer that could close its oldest request for this one and still hold no less than this one."""
+        """Return a peer that could close its oldest request for this one and still hold no less than this worker."""
         if len(self.open) >= self._max_requests:
             return None
         richest = max(self._peers(), key=lambda peer: peer.num_rows, default=self)
@@ -203,7 +203,7 @@ class DraftedRequests:
         return richest
 
     def _stale(self) -> int | None:
-        """Return the open request with the oldest last message, if that is suspiciously old."""
+        """Return the open request that the target has not mentioned for longest, if that is long enough to be stale."""
         for request_id, drafting in self.open.items():
             silence = self._num_messages - drafting.heard_at
             return request_id if silence > _STALE_ROUNDS * len(self.open) else None

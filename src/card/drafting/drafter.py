@@ -1,7 +1,7 @@
 """The drafting side: a state machine that turns the target's messages into layers of candidates.
 
-No thread, socket, sleep or clock in here: `receive` takes a message, `step` makes one drafter pass; both return what
-is to be sent. The caller decides when.
+It has no thread, socket, sleep or clock. `receive` takes a message, `step` makes one drafter pass; both return the
+messages to send. The caller decides when to call them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from card.protocol.messages import (
 from card.tree.nodes import NewNodes
 
 MAX_REQUESTS = 64  # open at once, of one target
-MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others, and pings, are not kept waiting
-_MIN_REPEATED_TOKENS = 64  # a correction of so many tokens is answered: the target does not know what has arrived
+MAX_TOKENS_PER_PASS = 256  # longer texts take several passes, so that other requests and pings need not wait
+_MIN_REPEATED_TOKENS = 64  # reply to so long a correction: the target does not know what arrived
 
 
 class DrafterWorker:
-    """Drafts for any number of requests of one target; owns the truth about each candidate tree.
+    """Drafts for any number of requests of one target, and keeps the authoritative tree of each.
 
-    A request that finds no room is turned away, and asked for again when there is room (`DraftedRequests`).
+    A request that finds no room is turned away, and requested again when there is room (`DraftedRequests`).
 
-    A text that the draft model cannot follow is declined: it has tokens that the model lacks, or more than the model or
-    the memory takes, or a pass over it fails. That request goes on without the drafter; others are not affected.
+    A text that the draft model cannot follow is declined: the model lacks one of its tokens, it is too long for the
+    model or the memory, or a pass over it fails. The target continues that request without the drafter.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class DrafterWorker:
         """Make a worker without requests.
 
         Args:
-            clock: seconds; only to report how long passes took and to take turns.
+            clock: seconds; used only to report the time of passes and to order requests fairly.
             max_requests: most requests open at once.
             max_tokens_per_pass: a longer text is run in several passes.
             peers: returns the workers that share the writer's memory.
         """
         self.is_shut_down = False
-        self.is_idle = True  # a step would do nothing: every tree is as deep as its lead, or cannot grow
+        self.is_idle = True  # a step would do nothing: each tree has its full lead, or cannot grow
         self.writer = writer
         self.clock = clock
-        self.served_at = NEVER  # when the last pass for this worker began, and its place in it
+        self.served_at = NEVER  # start of this worker's last pass, and its place in it
         self._max_tokens_per_pass = max_tokens_per_pass
         self._requests = DraftedRequests(writer, max_requests, lambda: [peer._requests for peer in peers()])
         self._turn_end = NO_END
@@ -77,13 +77,13 @@ class DrafterWorker:
 
     @property
     def drafting(self) -> Mapping[int, Drafting]:
-        """Requests that are open, by number; the least recently corrected first."""
+        """The open requests by number, the least recently corrected first."""
         return self._requests.open
 
     def receive(self, message: TargetMessage | TargetStates) -> list[DrafterMessage]:
         """Take one message of the target and return the replies.
 
-        Raises: ProtocolError if the message is none that a target sends, or holds a spec that cannot be followed.
+        Raises: ProtocolError if no target sends such a message, or its spec cannot be followed.
         """
         self.is_idle = False
         match message:
@@ -105,17 +105,17 @@ class DrafterWorker:
                     self._requests.close(request_id)
                 self.is_shut_down = True
                 return []
-        raise ProtocolError("a drafter takes the messages of a target, and this is another one")
+        raise ProtocolError("a drafter accepts only messages of a target, and this is not one")
 
     def begin_turn(self, end: TurnEnd) -> None:
-        """Let the next steps draft as far as that, and look at every request once more."""
+        """Let the next steps draft up to this end, and check every request again."""
         self._turn_end = end
         self.is_idle = False
 
     def step(self) -> list[DrafterMessage]:
         """Make one drafter pass for the open requests that have something to expand.
 
-        Raises: what the draft model raises, if it cannot run any text.
+        Raises: any error of the draft model if it cannot run any text.
         """
         (messages,) = step_together([self], max_tokens=self._max_tokens_per_pass)
         return messages
@@ -124,7 +124,7 @@ class DrafterWorker:
         """Return the tasks of the next pass, least recently served first.
 
         Args:
-            said: gets the messages of requests whose candidates cannot be found.
+            said: receives the messages about requests whose candidates cannot be found.
         """
         tasks, end, spare = list[Task](), self._turn_end, 0.0
         for request_id, drafting in list(self.drafting.items()):
@@ -133,7 +133,7 @@ class DrafterWorker:
             try:
                 num_tokens = drafting.sequence.num_tokens_to_run()
                 own_spare = end.spare(*drafting.sequence.best_end)
-            except Exception as error:  # of this request alone
+            except Exception as error:  # affects only this request
                 said += self.decline(request_id, f"its candidates cannot be found: {in_words(error)}", has_failed=True)
                 continue
             if num_tokens and own_spare >= 0.0:
@@ -150,7 +150,7 @@ class DrafterWorker:
         if self._requests.is_closed(request_id) or (known and len(known.sequence.token_ids) >= len(message.token_ids)):
             return []  # a repeated or late message
         if not message.token_ids or len(message.token_ids) >= message.spec.max_len:
-            self._requests.close(request_id)  # nothing to draft from, or the text is at its end
+            self._requests.close(request_id)  # nothing to draft from, or the text is complete
             return []
         reason = self._requests.why_declined(request_id) or self._fault(message.token_ids, len(message.token_ids))
         if not reason and not self.writer.can_ever_hold(message.spec):
@@ -160,8 +160,8 @@ class DrafterWorker:
             return self.decline(request_id, reason)
         try:
             drafting = self._requests.begin(message)
-        except Exception as error:  # of this request alone: its grammar or its rule of growth
-            return self.decline(request_id, f"it cannot be begun: {in_words(error)}", has_failed=True)
+        except Exception as error:  # affects only this request: its grammar or growth rule
+            return self.decline(request_id, f"it cannot be started: {in_words(error)}", has_failed=True)
         return [] if drafting is None else [drafting.layer(request_id, NewNodes.none(), is_reset=True)]
 
     def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
@@ -176,7 +176,7 @@ class DrafterWorker:
         reason = self._fault(new_ids, known_len + len(new_ids))
         if reason:
             return self.decline(request_id, reason)
-        if message.start + len(message.token_ids) >= known_len:  # the newest correction: its wishes hold
+        if message.start + len(message.token_ids) >= known_len:  # the newest correction: its shape holds
             known.sequence.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
         if known_len + len(new_ids) > known.sequence.spec.max_len:
             raise ProtocolError(
@@ -185,11 +185,11 @@ class DrafterWorker:
             )
         try:
             return self._replies(message, known, new_ids)
-        except Exception as error:  # of this request alone
+        except Exception as error:  # affects only this request
             return self.decline(request_id, f"its text cannot be followed: {in_words(error)}", has_failed=True)
 
     def _replies(self, message: Correction, known: Drafting, new_ids: Sequence[int]) -> list[DrafterMessage]:
-        """Take the new part of a text and return the messages about it."""
+        """Append the new part of a text and return the messages about it."""
         request_id = message.request_id
         replies: list[DrafterMessage] = []
         if new_ids:
@@ -205,7 +205,7 @@ class DrafterWorker:
         return replies
 
     def _ask_for(self, request_id: int) -> list[DrafterMessage]:
-        """Ask for a request that is not open, unless it is over or there is still no room for it."""
+        """Ask for a request that is not open, unless it was closed or there is still no room for it."""
         if (reason := self._requests.why_declined(request_id)) is not None:
             return [Declined(request_id, reason)]
         is_hopeless = self._requests.is_closed(request_id) or not self._requests.may_find_room(request_id)
@@ -215,7 +215,7 @@ class DrafterWorker:
         """Return why the draft model cannot follow a text; empty if it can.
 
         Args:
-            new_ids: those of its tokens that were not looked at yet.
+            new_ids: tokens of it that were not checked yet.
             length: tokens of the whole text.
         """
         vocab_size, longest = self.writer.vocab_size, min(self.writer.max_model_len, MAX_LEN)
@@ -227,6 +227,6 @@ class DrafterWorker:
         return ""
 
     def decline(self, request_id: int, reason: str, *, has_failed: bool = False) -> list[DrafterMessage]:
-        """Draft no more for a request, and say so to its target. ``has_failed``: its rows are in doubt."""
+        """Stop drafting for a request, and tell its target. ``has_failed``: its rows may be wrong."""
         self._requests.decline(request_id, reason, has_failed=has_failed)
         return [Declined(request_id, reason)]

@@ -1,4 +1,4 @@
-"""One pass of a draft model for the requests of several drafter workers, each of which gets a fair part of it."""
+"""One pass of a draft model for the requests of several drafter workers, shared fairly."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 class TurnEnd:
     """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
 
-    floors: tuple[float, ...] = (0.0,)  # by depth: chance below which a request is not drafted any further; the last
+    floors: tuple[float, ...] = (0.0,)  # by depth: least chance at which a request is drafted further; the last
     # one holds for all that is deeper
-    layer: float = 0.0  # least sum, over all requests, of chances above their floors for which a layer is made
-    trust: float = 1.0  # chance of a path over what its score says, by layer
-    resting: frozenset[int] = frozenset()  # numbers of requests that are not drafted for at all
+    layer: float = 0.0  # least sum, over all requests, of chance minus floor for which a layer is made
+    trust: float = 1.0  # acceptance chance of a path over its score, per layer
+    resting: frozenset[int] = frozenset()  # numbers of requests that get no drafts
 
     def chance(self, depth: int, path_logprob: float) -> float:
         """Return the chance that a path of this score is accepted."""
         return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
 
     def spare(self, depth: int, path_logprob: float) -> float:
-        """Return how far the chance of a path is above its floor; below 0 it is not drafted any further."""
+        """Return the chance of a path minus its floor; below 0 it is not drafted further."""
         return self.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
 
 
@@ -53,15 +53,15 @@ class Task:
 
 
 def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
-    """Make one drafter pass for all workers, which share one writer; each gets a fair part of its tokens.
+    """Make one drafter pass for all workers, which share one writer; each gets a fair share of its tokens.
 
-    A worker that wants less than its part leaves the rest to the others. Within a worker the requests that have waited
-    longest come first; the same holds among workers if there are more of them than tokens.
+    A worker that needs less than its share leaves the rest to the others. Within a worker the requests that have waited
+    longest come first. If there are more workers than tokens, the same holds among workers.
 
     Args:
         max_tokens: most tokens of the pass, 1 or more; None sets no limit.
     Returns: the messages of each worker.
-    Raises: what the draft model raises, if it cannot run any text.
+    Raises: any error of the draft model if it cannot run any text.
     """
     clock = workers[0].clock
     started = clock()
@@ -92,15 +92,15 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
 
 @dataclass(frozen=True, slots=True)
 class _ModelFailure:
-    """A request that the pass failed for, and at that moment every other text too."""
+    """A request whose pass failed while every other text failed too."""
 
     error: Exception
 
 
 def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardError | _ModelFailure]:
-    """Make a pass; if it fails, find the requests that it fails for and run the others without them.
+    """Make a pass; if it fails, find the requests that cause the failure and run the others without them.
 
-    Returns: the new nodes of each task; the error of one that fails alone.
+    Returns: the new nodes of each task; an error for a task that fails on its own.
     """
     try:
         return list(writer.step([(task.drafting.sequence, task.num_tokens) for task in tasks]))
@@ -110,7 +110,7 @@ def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardEr
                 writer.check()
             except Exception as failure:
                 return [_ModelFailure(failure)]
-            logger.warning("a drafter pass failed for one request, which goes on without drafts: %s", in_words(error))
+            logger.warning("a drafter pass failed for one request, which continues without drafts: %s", in_words(error))
             return [error if isinstance(error, CardError) else ModelError(in_words(error))]
         logger.info("a drafter pass for %d requests failed: %s", len(tasks), in_words(error))
     middle = len(tasks) // 2
@@ -118,7 +118,7 @@ def _grown(writer: DraftWriter, tasks: Sequence[Task]) -> list[NewNodes | CardEr
 
 
 def _fair_part(wanted: Sequence[list[Task]], max_tokens: int) -> list[Task]:
-    """Return the tasks of each worker that fit into its part of ``max_tokens``, the last one cut to fit."""
+    """Return the tasks that fit into each worker's share of ``max_tokens``, the last one cut to fit."""
     taking_part = sorted(wanted[:max_tokens], key=lambda tasks: sum(task.num_tokens for task in tasks))
     left = max_tokens
     chosen: list[Task] = []

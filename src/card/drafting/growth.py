@@ -1,7 +1,7 @@
-"""The rules by which a candidate tree grows: what a drafter pass expands, and which children become nodes.
+"""The rules by which a candidate tree grows: which nodes a drafter pass expands, and which children become nodes.
 
-A rule has no state of its own. What it wants next follows from the tree, whose secondary tier remembers every child
-that the draft model has named, so that a rule takes up its work again behind any correction.
+A rule has no state of its own. Its next step follows from the tree, whose secondary tier keeps every child that the
+draft model has named. So a rule can continue after any correction.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Demands = Generator[tuple[int, int], None, None]  # (node, children that it shou
 
 @dataclass(frozen=True, slots=True)
 class GrowingTree:
-    """A tree, the shape that it is to get, and how deep it may become now."""
+    """A tree, its target shape, and how deep it may become now."""
 
     cache: DraftTree
     shape: TreeShape
-    num_layers: int  # nodes so deep below the root, or deeper, are not to be expanded
+    num_layers: int  # nodes at this depth below the root, or deeper, are not expanded
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Findings of a pass over F nodes, b children of each; as `DraftTree.grow` takes them."""
+    """Results of a pass over F nodes, b children of each; in the form that `DraftTree.grow` expects."""
 
     parents: Sequence[int]  # [F]
     tokens: Sequence[Sequence[int]]  # [F][b]
@@ -40,18 +40,18 @@ class GrowthRule:
     """One way to grow a tree."""
 
     is_run_whole: ClassVar[bool] = False
-    """A frontier that finds no room is not run in part."""
+    """True if a frontier must be run as a whole or not at all."""
 
     def frontier(self, tree: GrowingTree) -> list[int]:
-        """Return the nodes to expand next, best path score first; empty if there is nothing worth doing."""
+        """Return the nodes to expand next, best path score first; empty if none is worth it."""
         raise NotImplementedError
 
     def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
-        """Make nodes of what a pass found. Raises: ProtocolError if that is malformed, see `DraftTree.grow`."""
+        """Make nodes of the results of a pass. Raises: ProtocolError if they are malformed, see `DraftTree.grow`."""
         raise NotImplementedError
 
     def widen(self, tree: GrowingTree) -> NewNodes:
-        """Make the nodes that a tree with a new root lacks, from the secondary tier."""
+        """After the root has moved, make the missing nodes from the secondary tier."""
         raise NotImplementedError
 
 
@@ -73,7 +73,7 @@ class LayerRule(GrowthRule):
         return _grow(tree, found, width=tree.shape.beam_width)
 
     def widen(self, tree: GrowingTree) -> NewNodes:
-        """Make up for nodes that a full beam lacks."""
+        """Fill a beam that is not full."""
         missing = tree.shape.beam_width - len(tree.cache.frontier(tree.shape.beam_width))
         return tree.cache.refill(missing, tree.shape.min_path_logprob) if missing > 0 else NewNodes.none()
 
@@ -81,7 +81,7 @@ class LayerRule(GrowthRule):
 class BestFirstRule(GrowthRule):
     """Each pass expands the best nodes and makes all their children: likely branches grow deeper than unlikely ones.
 
-    Nothing grows as long as the tree is full.
+    The tree does not grow while it is full.
 
     Source: SwiftSpec, arXiv:2506.11309.
     """
@@ -96,14 +96,14 @@ class BestFirstRule(GrowthRule):
         return _grow(tree, found, width=tree.cache.max_nodes)
 
     def widen(self, tree: GrowingTree) -> NewNodes:
-        """Make the children that were too unlikely from the old root, or found no room."""
+        """Make the children that were too unlikely below the old root, or found no room."""
         return tree.cache.refill(tree.cache.max_nodes, tree.shape.min_path_logprob)
 
 
 class _PathRule(GrowthRule):
-    """A rule that draws paths of likeliest tokens and says how many children each node on them should have.
+    """A rule that follows the likeliest tokens and says how many children each node on these paths should have.
 
-    `_demands` walks along while the demands are met, so that a path goes on over a node made just now.
+    `_demands` continues while its demands are met, so that a path goes on over a node made just now.
     """
 
     def frontier(self, tree: GrowingTree) -> list[int]:
@@ -113,12 +113,12 @@ class _PathRule(GrowthRule):
         return sorted(ends, key=lambda node: (-cache.path_logprob(node), node))
 
     def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
-        """Put all children into the secondary tier, then make those that are wanted now."""
+        """Put all children into the secondary tier, then make the ones that are due now."""
         _grow(tree, found, width=0)
         return self.widen(tree)
 
     def widen(self, tree: GrowingTree) -> NewNodes:
-        """Make all children that are wanted and known."""
+        """Make all children that are due and known."""
         cache, floor = tree.cache, tree.shape.min_path_logprob
         made = [
             cache.refill_below(node, count - len(cache.children(node)), floor)
@@ -133,10 +133,10 @@ class _PathRule(GrowthRule):
 
 
 class BranchRule(_PathRule):
-    """A trunk of likeliest tokens up to the first unsure one; there several branches, each of likeliest tokens.
+    """A trunk of likeliest tokens up to the first uncertain one; there several branches, each of likeliest tokens.
 
-    Unsure is a token less likely than ``branch_below``. The less likely it is the more branches there are, up to
-    ``beam_width`` and to the ``branch`` children that are known. Each gets ``num_speculative_tokens`` tokens beyond its
+    A token less likely than ``branch_below`` is uncertain. The less likely it is, the more branches there are, up to
+    ``beam_width`` and to the ``branch`` known children. Each branch gets ``num_speculative_tokens`` tokens beyond its
     first.
 
     Source: SpecBranch, arXiv:2506.01979.
@@ -161,13 +161,13 @@ class BranchRule(_PathRule):
 
 
 class FanOutRule(_PathRule):
-    """First a chain of ``num_speculative_tokens`` likeliest tokens, then branches of equal length off all of it.
+    """First a chain of ``num_speculative_tokens`` likeliest tokens, then branches of equal length at each position.
 
-    So each outcome of a verification has a branch: so many tokens accepted, then this one. At the i-th
-    position there are ``fan_out[i]`` branches beside the chain, as far as ``branch`` children are known. What was hit
-    becomes the next chain.
+    So each outcome of a verification (how many tokens are accepted, and which one follows) has a branch. Position i has
+    ``fan_out[i]`` branches beside the chain, as far as ``branch`` children are known. The branch that was hit becomes
+    the next chain.
 
-    Source: SSD (Saguaro), arXiv:2603.03251; that the branch hit is kept and not drafted anew is our change.
+    Source: SSD (Saguaro), arXiv:2603.03251; reusing the hit branch instead of drafting it anew is our change.
     """
 
     def _demands(self, tree: GrowingTree) -> Demands:
@@ -188,10 +188,10 @@ class FanOutRule(_PathRule):
 
 
 def num_branches(prob: float, most: int) -> int:
-    """Return how many alternatives to an unsure token of this probability are prepared, itself counted: 1 to ``most``.
+    """Return how many alternatives to an uncertain token of this probability to draft, itself counted: 1 to ``most``.
 
-    Source: SpecBranch, arXiv:2506.01979; that an unsure token has another one beside it, unless it is certain, is our
-    change: a branch point of one branch ends the trunk for nothing.
+    Source: SpecBranch, arXiv:2506.01979. An uncertain token always gets an alternative, except at probability 1: this
+    is our change, since a branch point with one branch would end the trunk for nothing.
     """
     least = 2 if prob < 1.0 else 1
     return min(most, max(least, math.floor(most * (1.0 - prob))))

@@ -1,4 +1,4 @@
-"""A policy's calls. One that fails costs speed and not a text: the round then verifies nothing."""
+"""Calls to a policy. A failing policy costs speed but changes no text: the round then verifies nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CarefulCalls:
         self._told: set[str] = set()
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
-        """Start a round; a policy that fails keeps its schedule."""
+        """Start a round; after a failure the policy keeps its schedule."""
         self._try("begin", lambda: self._policy.begin(num_requests, available), None)
 
     def beam_width(self) -> int | None:
@@ -48,5 +48,5 @@ class CarefulCalls:
         except Exception as error:
             if name not in self._told:
                 self._told.add(name)
-                logger.error("the policy fails (%s), decoding goes on: %s", name, in_words(error), exc_info=error)
+                logger.error("the policy failed in %s; decoding goes on: %s", name, in_words(error), exc_info=error)
             return default

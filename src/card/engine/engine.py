@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave at any round; each round is one target pass for all that run.
 
-The engine owns the order of things: listen to the drafter, admit, ask the policy, run the pass, tell the
-drafter. It is driven by `step` from one thread at a time and never blocks longer than the policy lets it wait.
+The engine sets the order of a round: listen to the drafter, admit, ask the policy, run the pass, tell the drafter.
+One thread at a time drives it with `step`, which never blocks longer than the policy lets it wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from card.links.link import DrafterLink, NoDrafter
 from card.machine.threads import pinned
 from card.tree.nodes import NO_NODES, Nodes
 
-_LONG_PROMPT = 256  # tokens from which prompts are read on `Policy.reading_cores`: there shorter ones are slower
+_LONG_PROMPT = 256  # prompts with so many tokens run on `Policy.reading_cores`; shorter ones are slower there
 
 
 class Engine:
@@ -46,7 +46,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace | None = None,
     ) -> None:
-        """Make an engine without requests. ``clock`` gives seconds; all times in the statistics are its own."""
+        """Make an engine without requests. ``clock`` gives seconds; all times in the statistics use it."""
         self._worker = worker
         self._passes = TargetPasses(worker)
         link = NoDrafter() if link is None else link
@@ -62,7 +62,7 @@ class Engine:
 
     @property
     def trace(self) -> Trace | None:
-        """Is told what happens from now on; may be set and taken away at any time."""
+        """Record of what happens from now on; may be set and removed at any time."""
         return self._drafter.tracing.trace
 
     @trace.setter
@@ -75,11 +75,11 @@ class Engine:
         return bool(self._queue)
 
     def check(self, request: Request) -> LiveRequest:
-        """Return the request as `add` takes it. Raises: PromptError if it can never run; see `TargetWorker.check`."""
+        """Check a request for `add`. Raises: PromptError if it can never run; see `TargetWorker.check`."""
         return self._worker.check(request)
 
     def add(self, one: LiveRequest) -> None:
-        """Queue a request. Its id must be new: drafters remember those that were closed.
+        """Queue a request. Its id must be new: drafters remember the ids of closed requests.
 
         Raises: WorkerError if the target is broken.
         """
@@ -97,7 +97,7 @@ class Engine:
         return self._end(request_id, "abort") if self._queue.find(request_id) else None
 
     def step(self) -> list[Update]:
-        """Run one round. Returns: what it gave each request that got tokens or ended; nothing if there is no work.
+        """Run one round. Returns: an update for each request that got tokens or ended; empty if there is no work.
 
         Raises: WorkerError if the target is broken; `add` raises it too from then on.
         """
@@ -110,7 +110,7 @@ class Engine:
         started = self._clock()
         refused: list[Update] = []
         if self._queue.num_waiting or self._worker.moves is not None:
-            with pinned(self._policy.cores):  # rows that are reused are copied, by as many threads as a pass may have
+            with pinned(self._policy.cores):  # reused rows are copied with as many threads as a pass has
                 refused = self._admit(started)
         with pinned(self._policy.reading_cores if self._queue.only_reads(_LONG_PROMPT) else self._policy.cores):
             return self._round(started, refused)
@@ -135,7 +135,7 @@ class Engine:
         return totals.copy()
 
     def forget_prefixes(self) -> None:
-        """Drop the KV that is kept for reuse."""
+        """Drop the KV rows that are kept for reuse."""
         self._worker.pool.clear()
 
     # ---- one round --------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Engine:
         return updates
 
     def _outcome(self, view: RoundView, result: StepResult, seconds: float, decoding: list[LiveRequest]) -> Outcome:
-        """Return what a policy learns from."""
+        """Return the outcome for the policy to learn from."""
         decoding_ids = {request.request_id for request in view.requests}
         num_committed = sum(len(u.token_ids) for u in result.updates if u.request_id in decoding_ids)
         busy_s, num_passes = 0.0, 0
@@ -178,13 +178,13 @@ class Engine:
         return Outcome(view, result, seconds, num_committed, num_passes, busy_s)
 
     def _wait_for_masks(self) -> None:
-        """Wait for a moment: all that run sit out until it is known what their grammars permit."""
+        """Wait for a moment: the grammars of all running requests still compute what they permit."""
         held_up = next((one.sequence for one in self._queue.running.values() if one.sequence.is_held_up), None)
         if held_up is not None and held_up.masks is not None:
             held_up.masks.settle([()], MASK_WAIT_S)
 
     def _finish(self, updates: list[Update], failures: Failures) -> list[Update]:
-        """Bring the counters up to date that these updates tell, and let go of requests that are over."""
+        """Add these updates to the counters, and remove requests that have ended."""
         now = self._clock()
         for update in updates:
             with failures.of(update.request_id):
@@ -195,7 +195,7 @@ class Engine:
         return updates
 
     def _admit(self, now: float) -> list[Update]:
-        """Let the queue take up requests, and tell the drafter. Returns: the failure of those that can never run."""
+        """Let the queue admit requests, and tell the drafter. Returns: the failures of those that can never run."""
         self._queue.make_room_to_grow()
         taken_up, failed = self._queue.admit(now, self._drafter.status.num_restarts)
         self._totals.num_failed += len(failed)
@@ -206,11 +206,11 @@ class Engine:
                 self._drafter.send(one.sequence.opening())
         stranded_id = self._queue.stranded_id
         if stranded_id is not None and not failed:
-            failed.append(self._end(stranded_id, "error", TargetError("a paused request has no memory to go on in")))
+            failed.append(self._end(stranded_id, "error", TargetError("a paused request finds no memory to continue")))
         return failed
 
     def _in_phases(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
-        """Return the decoding requests that draft a token for themselves in this round, and those that verify."""
+        """Return the decoding requests that draft for themselves in this round, and those that verify."""
         drafting, verifying = list[LiveRequest](), list[LiveRequest]()
         self._phases.begin_round()
         for request_id, one in self._queue.running.items():
@@ -223,7 +223,7 @@ class Engine:
         return drafting, verifying
 
     def _view(self, decoding: list[LiveRequest], num_prompt_tokens: int, failures: Failures) -> RoundView:
-        """Return what the policy sees of a round before anybody drafts in it."""
+        """Return the policy's view of a round before any drafting."""
         takes_turns, is_off = self._drafter.takes_turns, self._policy.schedule == "off"
         undrafted, num_unread = list[Nodes](), 0
         if takes_turns and not is_off:
@@ -243,7 +243,7 @@ class Engine:
         )
 
     def _after_turn(self, view: RoundView, decoding: list[LiveRequest]) -> RoundView:
-        """Let the drafter draft, or wait for it, as the policy says. Returns: what is known of the round then."""
+        """Let the drafter draft, or wait for it, as the policy says. Returns: the view afterwards."""
         self._totals.drafter_lead = 0.0
         if self._policy.schedule == "off":
             return view
@@ -255,7 +255,7 @@ class Engine:
         return turn.view
 
     def _offers(self, view: RoundView, decoding: list[LiveRequest], failures: Failures) -> Iterable[Nodes]:
-        """Return what each decoding request verifies; where nobody proposes anything, as plain decoding does it."""
+        """Return what each decoding request verifies; without any candidates, what plain decoding runs."""
         asks_drafter = view.has_drafted or self._policy.schedule == "beside"
         if view.undrafted and not asks_drafter:
             offers = list(view.undrafted)

@@ -1,4 +1,4 @@
-"""Errors in one request's part of a round, which end that request and nothing else."""
+"""Errors in one request's part of a round, which end only that request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Failures:
     """The requests that failed in a round, each with its first error.
 
     with failures.of(request_id):
-        ...  # an error in here is noted, and the round goes on behind it
+        ...  # an error in here is noted, and the round goes on after the block
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Failures:
         return len(self.errors)
 
     def of(self, request_id: int) -> _Part:
-        """Return the block in which errors are this request's."""
+        """Return a block; an error inside counts for this request."""
         return _Part(self, request_id)
 
     def add(self, request_id: int, error: Exception) -> None:
-        """Note an error; one that nobody raised on purpose is logged with its place in the code."""
+        """Note an error; an unexpected one is logged with its traceback."""
         if request_id in self.errors:
             return
         what = in_words(error)
@@ -38,12 +38,12 @@ class Failures:
         self.errors[request_id] = GrammarError(what) if isinstance(error, GrammarError) else TargetError(what)
 
     def take_in(self, other: Failures) -> None:
-        """Note the errors of another part of the same round."""
+        """Add the errors of another part of the same round."""
         self.errors = {**other.errors, **self.errors}
 
 
 class _Part:
-    """A block in which errors are one request's; by hand, since a generator would cost several times as much."""
+    """A block in which errors belong to one request; a class, since a generator would cost several times as much."""
 
     __slots__ = ("_failures", "_request_id")
 

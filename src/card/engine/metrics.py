@@ -29,39 +29,39 @@ class DrafterHealth:
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats(DrafterHealth):
-    """Costs of one request, and what speculation earned it. Times are wall-clock seconds."""
+    """Costs and gains of one request. Times are wall-clock seconds."""
 
     num_prompt_tokens: int = 0
-    hidden_prompt_tokens: int = 0  # of these, places of images that those who draft do not see
+    hidden_prompt_tokens: int = 0  # of these, positions of images, which drafters do not see
     num_new_tokens: int = 0
-    queued_s: float = 0.0  # from the arrival until the engine took the request up
-    reused_prompt_tokens: int = 0  # whose KV rows the target had from another request
+    queued_s: float = 0.0  # from arrival to admission
+    reused_prompt_tokens: int = 0  # their KV rows came from another request
     drafter_reused_tokens: int = 0  # the same in the drafter
-    prefill_s: float = 0.0  # from when it was taken up to the first token
-    wall_s: float = 0.0  # from when it was taken up to the last token
-    target_passes: int = 0  # verifications; the prefill pass is not one
+    prefill_s: float = 0.0  # from admission to the first token
+    wall_s: float = 0.0  # from admission to the last token
+    target_passes: int = 0  # verifications, without the prefill pass
     target_busy_s: float = 0.0  # inside the target's forward, prefill left out
-    waited_s: float = 0.0  # target waiting for candidates: as the wait policy allows, or while its turn is over
+    waited_s: float = 0.0  # target waiting for candidates, or for the drafter's turn to end
     verified_tokens: int = 0  # candidates that went through the target
     accepted_tokens: int = 0  # candidates kept
     accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1
     offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
-    verified_by_writer: dict[str, int] = field(default_factory=dict)  # who proposed alike joined by "+"
+    verified_by_writer: dict[str, int] = field(default_factory=dict)  # several writers of one candidate: joined by "+"
     accepted_by_writer: dict[str, int] = field(default_factory=dict)
     is_exact: bool = True  # the text is that of plain decoding
-    lenient_tokens: int = 0  # candidates kept that the target itself would not have chosen
-    hits: int = 0  # rounds whose next token was in the target's replica at once
-    late_hits: int = 0  # rounds whose next token turned up in the replica afterwards
-    misses: int = 0  # epochs that the drafter had to begin anew
+    lenient_tokens: int = 0  # kept candidates that were not the target's own choice
+    hits: int = 0  # rounds whose next token was already in the target's replica
+    late_hits: int = 0  # rounds whose next token reached the replica afterwards
+    misses: int = 0  # times that the drafter had to restart its tree
     drafter_passes: int = 0
     drafter_busy_s: float = 0.0
-    drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
-    rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
+    drafter_dropped_nodes: int = 0  # drafted nodes that the committed text ruled out
+    rolled_back_tokens: int = 0  # of these, nodes on the likeliest path, without side branches
     self_draft_passes: int = 0  # in which the target drafted a token for itself
     draft_kv_bytes: int = 0  # of KV that these passes read
-    verify_kv_bytes: int = 0  # that the verifications of a target that drafts for itself read
-    declined: str = ""  # why the drafter leaves this text alone; empty: it does not
-    schedule: str = "off"  # beside, turns or off: that of the last round
+    verify_kv_bytes: int = 0  # KV that the verifications of a self-drafting target read
+    declined: str = ""  # why the drafter does not draft for this text; empty: it does
+    schedule: str = "off"  # of the last round: beside, turns or off
     schedule_reason: str = "no drafter"
     seed: int = 0
 
@@ -136,7 +136,7 @@ class RequestStats(DrafterHealth):
         return 1e3 * (self.decode_s - self.target_busy_s - self.waited_s) / self.target_passes
 
     def count_verification(self, offer: Nodes, accepted: Sequence[int], names: Sequence[str]) -> None:
-        """Add one verification of these candidates, of which the ``accepted`` ones were kept; names as of `Offers`."""
+        """Add one verification of these candidates, of which the ``accepted`` ones were kept; names as in `Offers`."""
         self.target_passes += 1
         if not offer:
             return
@@ -187,7 +187,7 @@ class EngineStats(DrafterHealth):
     prefix_reused_tokens: int = 0
     drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
     tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
-    chains_only: bool = False  # the target has a state that cannot be cut: what it verifies are chains, never trees
+    chains_only: bool = False  # the target keeps a recurrent state, so it verifies chains, never trees
     schedule: str = "off"
     schedule_reason: str = ""
 

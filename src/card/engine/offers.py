@@ -1,10 +1,10 @@
 """Candidates of one request for verification: the drafter's, merged with those of the local writers.
 
-Candidates with equal tokens below equal parents are one, whichever writers proposed them; it is marked with all of
-them, since a token that two writers agree on is accepted more often than one of either alone.
+Candidates with equal tokens below equal parents are merged, whichever writers proposed them. The merged candidate is
+marked with all its writers: a token that two writers agree on is accepted more often than a token of one of them.
 
-Candidates are a help and no more: a writer that fails or proposes nonsense is heard no longer in that request, and
-nothing else happens.
+Candidates are optional. A writer that fails or proposes nonsense is not asked again in that request, and the request
+goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
 DRAFTER_BIT = 1  # among the bits of `Nodes.writers`
-# A candidate whose path is likelier fills the budget: candidates of later writers would be verified after it. Chosen,
+# A candidate whose path is likelier fills the budget: candidates of later writers rank behind it. Chosen,
 # not measured.
 LIKELY_PATH_LOGPROB = math.log(0.5)
 
@@ -38,10 +38,10 @@ class Offers:
         """
         self._vocab_size = vocab_size
         self._begun: dict[str, WriterSequence] = {}
-        self._heard: dict[str, WriterSequence] = {}  # those that have not failed
+        self._heard: dict[str, WriterSequence] = {}  # the writers that have not failed
         self.names = (DRAFTER, *openers)  # of the writers, in the order of their bits
-        self._asked: tuple[Nodes, int, int] | None = None  # the arguments of the last merge since a pass
-        self._merged = NO_NODES  # and its result
+        self._asked: tuple[Nodes, int, int] | None = None  # arguments of the last merge, cleared by a pass
+        self._merged = NO_NODES  # result of that merge
         for name, begin in openers.items():
             try:
                 self._begun[name] = self._heard[name] = begin()
@@ -51,10 +51,10 @@ class Offers:
     def merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
 
-        Asked for the same once more before the next pass it returns the same object.
+        Asked again with the same arguments before the next pass, it returns the same object.
 
         Args:
-            budget: most candidates of each writer, less those likely ones that the writers before it propose.
+            budget: most candidates of each writer, less the likely ones of earlier writers.
             max_depth: deepest layer below the last committed token that is offered.
         """
         if not self._heard or budget < 1:
@@ -84,11 +84,11 @@ class Offers:
         return tree.offer(max_depth)
 
     def read(self, first: int, features: FloatArray) -> None:
-        """Show every writer what a pass has read; as `WriterSequence.read`."""
+        """Show every writer what a pass has read; see `WriterSequence.read`."""
         self._tell(lambda writer: writer.read(first, features))
 
     def observe(self, seen: Observation) -> None:
-        """Tell every writer what a pass told."""
+        """Tell every writer what a pass observed."""
         self._asked = None
         self._tell(lambda writer: writer.observe(seen))
 
@@ -100,7 +100,7 @@ class Offers:
                 self._silence(name, error)
 
     def close(self) -> None:
-        """The request is over, for those that failed too."""
+        """End the request for all writers, failed ones included."""
         for name, writer in self._begun.items():
             try:
                 writer.close()
@@ -108,29 +108,29 @@ class Offers:
                 self._silence(name, error)
 
     def _silence(self, name: str, error: Exception) -> None:
-        """Leave out a writer that raised, until the request ends. The text does not depend on it."""
+        """Stop asking a writer that raised until the request ends. The text does not depend on it."""
         self._heard.pop(name, None)
         what = in_words(error)
         logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
 
 
 def writer_label(writers: int, names: Sequence[str]) -> str:
-    """Return who proposed a candidate, several joined by "+"; ``names`` as of `Offers`."""
+    """Return the writers of a candidate, several joined by "+"; ``names`` as in `Offers`."""
     return "+".join([name for bit, name in enumerate(names) if writers >> bit & 1])
 
 
 class _Tree(MergedNodes):
-    """Candidates of several writers below one root, each with the best score that any of them gave it."""
+    """Candidates of several writers below one root, each with its best score."""
 
     def __init__(self) -> None:
         super().__init__()
         self._probes: set[int] = set()
 
     def add_all(self, proposal: Nodes, writer: int, *, path_end: int = ROOT) -> None:
-        """Add what a writer proposes, which may lengthen the path to ``path_end``."""
+        """Add a writer's proposal, which may extend the path to ``path_end``."""
         end_logprob = 0.0 if path_end == ROOT else self.path_logprobs[path_end]
-        idx_of: list[int] = []  # of each of the proposal's candidates in the tree
-        top_logprobs: list[float] = []  # of what each of them hangs below: that of the best path's end, or of the root
+        idx_of: list[int] = []  # tree index of each candidate of the proposal
+        top_logprobs: list[float] = []  # score of the node above its chain: the best path's end or the root
         rows = zip(proposal.tokens, proposal.parents, proposal.path_logprobs, strict=True)
         for token, parent, logprob in rows:
             if parent >= 0:
@@ -142,7 +142,7 @@ class _Tree(MergedNodes):
         self._probes.update(idx_of[: proposal.num_probes])
 
     def best_path(self) -> list[int]:
-        """Return the candidates from below the root down, following the best child."""
+        """Return the candidates of the best path, from below the root down."""
         best: dict[int, int] = {}  # by parent
         for idx, parent in enumerate(self.parents):
             other = best.get(parent)
@@ -156,7 +156,7 @@ class _Tree(MergedNodes):
         return path
 
     def num_likely(self) -> int:
-        """Return how many candidates are so likely that hardly any of further writers will be verified before them."""
+        """Return how many candidates are so likely that further writers' candidates will rank behind them."""
         return sum(path_logprob > LIKELY_PATH_LOGPROB for path_logprob in self.path_logprobs)
 
     def offer(self, max_depth: int) -> Nodes:

@@ -1,4 +1,4 @@
-"""The target's pass of a round, and what to do when it fails: the requests that it fails for are found and given up."""
+"""The target's pass of a round. If it fails, the requests that cause the failure are found and ended."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from card.engine.target import TargetWorker
 from card.errors import CapacityError, TargetError, WorkerError, in_words
 
 logger = logging.getLogger(__name__)
-_MOST_FAILED_ROUNDS = 3  # rounds in a row in which the pass of every request failed; then the target is tried alone
+_MOST_FAILED_ROUNDS = 3  # failed rounds in a row, for all requests, before the target is tested with one token
 
 
 class TargetPasses:
-    """Runs passes of a worker; one that fails ends no other request's work."""
+    """Runs passes of a worker; a failing pass ends only the requests that cause the failure."""
 
     def __init__(self, worker: TargetWorker) -> None:
         self._worker = worker
         self._num_failed_rounds = 0
-        self._death: str | None = None  # why the target counts as broken; None while it does not
+        self._death: str | None = None  # why the target is broken; None: it is not
 
     def check_alive(self) -> None:
         """Raise WorkerError if the target is broken."""
         if self._death is not None:
-            raise WorkerError(f"the engine is down: {self._death}; start it anew")
+            raise WorkerError(f"the engine is down: {self._death}; restart it")
 
     def run(self, work: Sequence[Work], *, is_heard: bool = True) -> tuple[StepResult, dict[int, TargetError]]:
-        """Run a pass; ``is_heard`` as of `TargetWorker.step`.
+        """Run a pass; ``is_heard`` as in `TargetWorker.step`.
 
-        Returns: what came of it, and the error of each request that it failed for.
+        Returns: the result, and the error of each request that the pass failed for.
         """
         if not work:
             return StepResult(), {}
@@ -47,20 +47,20 @@ class TargetPasses:
         return result, errors
 
     def _why_broken(self) -> str | None:
-        """Return why not even one token alone can be run; None if it can: then the requests were to blame."""
+        """Return why not even a single token can be run; None if it can: then the requests caused the failure."""
         try:
             self._worker.run_one_token()
-        except CapacityError:  # the requests that failed still hold all the room
+        except CapacityError:  # the failed requests still hold all the memory
             return None
         except Exception as error:
             logger.exception("the target is broken")
-            return f"{_MOST_FAILED_ROUNDS} rounds in a row failed, and a token alone fails with {in_words(error)}"
+            return f"{_MOST_FAILED_ROUNDS} rounds in a row failed, and a single token fails with {in_words(error)}"
         return None
 
     def _run_halves(
         self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError], *, is_heard: bool
     ) -> StepResult:
-        """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
+        """Run each half on its own, down to single requests; a request that fails even without candidates is ended."""
         if len(work) == 1 and not work[0].offer and not work[0].drafts:
             errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
             return StepResult()

@@ -1,7 +1,7 @@
 """Phases of requests that draft for themselves: in each round about one in K + 1 of them verifies, the others draft.
 
-Drafts and verifications of a model that drafts for itself run the same weights, so that one pass holds both. A pass
-takes the longer the more of its requests verify; placed evenly, they load all passes alike. Source: SparseSpec,
+Drafts and verifications of a self-drafting model run the same weights, so one pass holds both. The more of its requests
+verify, the longer a pass takes; phases spread the verifications evenly over the passes. Source: SparseSpec,
 arXiv:2512.01278, the unified batch scheduler.
 """
 
@@ -17,7 +17,7 @@ class _Phase:
 
 
 class Phases:
-    """The phase of each such request, given to it in its first round and kept until it leaves."""
+    """The phases of all self-drafting requests. A request gets its phase in its first round and keeps it."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -28,21 +28,21 @@ class Phases:
         self._round += 1
 
     def is_due(self, request_id: int, length: int) -> bool:
-        """Return whether a request verifies in this round; ``length``: tokens that it drafts in between."""
+        """Return whether a request verifies in this round; ``length``: tokens drafted between two verifications."""
         if request_id not in self._phases:
             self._phases[request_id] = _Phase(length + 1, self._least_loaded(length + 1))
         phase = self._phases[request_id]
         return self._round % phase.period == phase.place
 
     def leave(self, request_id: int) -> None:
-        """Free the phase of a request that is over, if it had one."""
+        """Free the phase of a finished request, if it had one."""
         self._phases.pop(request_id, None)
 
     def _least_loaded(self, period: int) -> int:
-        """Return the place with the fewest requests: at a tie the one that leaves the longest time for drafts."""
+        """Return the place with the fewest requests; at a tie, the one that leaves most time for drafts."""
         loads = [0] * period
         for phase in self._phases.values():
             if phase.period == period:
                 loads[phase.place] += 1
-        now = self._round % period  # a request verifies in its first round anyway, since no rows have been chosen yet
+        now = self._round % period  # a request verifies in its first round anyway, since no rows are chosen yet
         return min(range(period), key=lambda place: (loads[place], -((place - now - 1) % period)))

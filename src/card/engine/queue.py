@@ -1,10 +1,10 @@
-"""Requests of an engine: who waits, who runs, and who is paused so that others have room.
+"""Requests of an engine: waiting, running, and paused ones that have made room for others.
 
-A request that says how long its answer may be is taken up once there is room for that. Where memory is short, one that
-does not, and with a store for rows any, gets room for as long a text as others had. What outgrows its room gets more;
-if memory is full the youngest request gives its rows away, and comes back before anybody new is taken up. Requests keep
-the order in which they were taken up: the oldest takes the room of all others if it must, so it comes to its end, and
-then the next one does.
+A request that states the length of its answer is admitted once there is room for that length. Without a stated length
+where memory is short, or always with a store for rows, it gets room for the length that other answers had. A text that
+outgrows its room gets more. If memory is full, the youngest request gives its rows away; it resumes before any new
+request is admitted. Requests keep the order of their admission: the oldest may take the room of all others, so it
+always finishes, and then the next one does.
 Source of the idea: SparseSpec, arXiv:2512.01278, its dynamic management of KV memory.
 """
 
@@ -22,10 +22,10 @@ from card.engine.target import TargetWorker
 from card.errors import CapacityError, TargetError, in_words
 
 logger = logging.getLogger(__name__)
-GROWTH_TOKENS = 64  # by which a text may get longer before its room is looked at again
+GROWTH_TOKENS = 64  # growth of a text before its room is checked again
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
-_FIRST_LENGTH = 256  # new tokens that are expected of an answer without a bound before any has come to its end
-_MOST_LENGTHS = 64  # of texts that ended, from which the length of others is expected
+_FIRST_LENGTH = 256  # expected new tokens of an unbounded answer before any has finished
+_MOST_LENGTHS = 64  # finished texts from which the length of others is estimated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Limits:
 
 
 class RequestQueue:
-    """Takes up requests, first come first served, and shares the prompt tokens of a pass among them."""
+    """Admits requests in order of arrival, and shares the prompt tokens of a pass among them."""
 
     def __init__(self, worker: TargetWorker, limits: Limits) -> None:
         self._worker = worker
@@ -45,7 +45,7 @@ class RequestQueue:
         self._waiting: deque[LiveRequest] = deque()
         self.running: dict[int, LiveRequest] = {}
         self.paused: dict[int, LiveRequest] = {}  # their rows are in the worker's store
-        self._lengths: deque[int] = deque(maxlen=_MOST_LENGTHS)  # new tokens of texts that came to their end
+        self._lengths: deque[int] = deque(maxlen=_MOST_LENGTHS)  # new tokens of finished texts
         self._num_taken_up = 0
 
     def __len__(self) -> int:
@@ -53,16 +53,16 @@ class RequestQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that do not run yet, or not now."""
+        """Number of requests that are not running: waiting or paused."""
         return len(self._waiting) + len(self.paused)
 
     def add(self, one: LiveRequest, now: float) -> None:
-        """Let a checked request wait for its turn."""
+        """Queue a checked request."""
         one.arrived_at = now
         self._waiting.append(one)
 
     def withdraw(self, request_id: int) -> Request | None:
-        """Forget a request that was not taken up yet. Returns: what it was; None for any other one."""
+        """Drop a request that was not admitted yet. Returns: the request; None for any other."""
         found = next((one for one in self._waiting if one.request_id == request_id), None)
         if found is None:
             return None
@@ -70,11 +70,11 @@ class RequestQueue:
         return found.request
 
     def find(self, request_id: int) -> LiveRequest | None:
-        """Return a request that was taken up, also a paused one; None for any other one."""
+        """Return an admitted request, running or paused; None for any other."""
         return self.running.get(request_id) or self.paused.get(request_id)
 
     def leave(self, request_id: int, *, is_finished: bool) -> LiveRequest:
-        """Take out a request that was taken up; the length of a text that came to its end is remembered."""
+        """Remove an admitted request; the length of a finished text is remembered."""
         one = self.running.pop(request_id, None) or self.paused.pop(request_id)
         if is_finished:
             self._lengths.append(one.sequence.num_new_tokens)
@@ -93,14 +93,14 @@ class RequestQueue:
                 self.paused[youngest.request_id] = self.running.pop(youngest.request_id)
 
     def admit(self, now: float, num_restarts: int) -> tuple[list[LiveRequest], list[Update]]:
-        """Take up waiting requests while there is room and prompts do not pile up; let paused ones go on.
+        """Admit waiting requests while there is room and prompts do not pile up; resume paused ones.
 
-        A request stays outside until its prompt's turn comes, so that it can reuse what others read meanwhile.
+        A request stays in the queue until its prompt's turn comes, so that it can reuse rows of other prompts.
 
         Args:
             now: seconds of the engine's clock.
-            num_restarts: of the drafter until now.
-        Returns: those taken up, and the failure of those that the device has no memory for though nothing else runs.
+            num_restarts: restarts of the drafter so far.
+        Returns: the admitted ones, and failures of those that the device lacks memory for though nothing else runs.
         """
         taken_up, refused = list[LiveRequest](), list[Update]()
         backlog = sum(self._prompts_left())
@@ -115,11 +115,11 @@ class RequestQueue:
                 sequence = self._worker.add(one, self._rows_at_first(one))
             except CapacityError as error:
                 if self.running:
-                    break  # some of them will leave
-                refused.append(_failure_of(one.request, f"the request cannot be taken up: {error}"))
+                    break  # running ones will finish
+                refused.append(_failure_of(one.request, f"the request cannot be admitted: {error}"))
             except Exception as error:
-                logger.error("a request cannot be taken up: %s", in_words(error), exc_info=error)
-                refused.append(_failure_of(one.request, f"the request cannot be taken up: {in_words(error)}"))
+                logger.error("a request cannot be admitted: %s", in_words(error), exc_info=error)
+                refused.append(_failure_of(one.request, f"the request cannot be admitted: {in_words(error)}"))
             else:
                 self._num_taken_up += 1
                 one.take_up(sequence, now, num_restarts=num_restarts, age=self._num_taken_up)
@@ -131,13 +131,13 @@ class RequestQueue:
 
     @property
     def stranded_id(self) -> int | None:
-        """Number of a paused request that finds no room though nothing else has any; None: there is none."""
-        is_alone = not self.running and not self._worker.pool.stats.num_open  # texts to be scored have rows, too
+        """Number of a paused request that finds no room though nothing else uses any; None: there is none."""
+        is_alone = not self.running and not self._worker.pool.stats.num_open  # texts to be scored hold rows too
         oldest = self._oldest_paused
         return oldest.request_id if is_alone and oldest is not None else None
 
     def only_reads(self, min_tokens: int) -> bool:
-        """Return whether so many tokens of prompts are left to read, and nobody waits for a next token."""
+        """Return whether so many prompt tokens are left to read and no request is decoding."""
         left = self._prompts_left()
         return 0 not in left and sum(left) >= min_tokens
 
@@ -160,7 +160,7 @@ class RequestQueue:
         return min(self.paused.values(), key=lambda one: one.age, default=None)
 
     def _has_rows(self, one: LiveRequest, moves: RowMoves) -> bool:
-        """Return whether a running request has room for its next passes, perhaps since it got more just now."""
+        """Return whether a running request has room for its next passes, moving it to more room if needed."""
         sequence, rows_for = one.sequence, one.rows_for
         num_tokens = len(sequence.token_ids)
         if self._worker.model.capacity(sequence.slot) >= (needed := rows_for(num_tokens)):
@@ -168,7 +168,7 @@ class RequestQueue:
         return any(moves.grow(sequence, num_rows) for num_rows in (rows_for(num_tokens + GROWTH_TOKENS), needed))
 
     def _rows_at_first(self, one: LiveRequest) -> int:
-        """Return the KV rows that a request is taken up with."""
+        """Return the KV rows that a request gets at admission."""
         request, moves = one.request, self._worker.moves
         has_longest = request.is_bounded and not (self._lengths and moves is not None and moves.has_store)
         if moves is None or request.images is not None or has_longest:
@@ -179,12 +179,12 @@ class RequestQueue:
     def _is_turn_of_paused(self, newcomer: LiveRequest) -> bool:
         """Return whether paused requests come before a waiting one.
 
-        One that an older one took the room of does; one that made room for shorter ones does if that one came later.
+        A request paused for an older one does. A request paused for a shorter one does if it arrived first.
         """
         return any(one.was_pushed_out or one.gave_way_before(newcomer.arrived_at) for one in self.paused.values())
 
     def _resume(self) -> LiveRequest | None:
-        """Let the oldest paused request go on. Returns: it; None without one, or without room for it."""
+        """Resume the oldest paused request. Returns: the request; None without one, or without room for it."""
         one = self._oldest_paused
         if one is None or self._worker.moves is None:
             return None
@@ -196,13 +196,13 @@ class RequestQueue:
         return one
 
     def _has_room(self, newcomer: LiveRequest, now: float) -> bool:
-        """Return whether there is room for a waiting request, perhaps that of a running one, which is paused."""
+        """Return whether a waiting request has room; a running one may be paused for it."""
         return self._worker.pool.has_room(self._rows_at_first(newcomer)) or self._make_room(newcomer, now)
 
     def _make_room(self, newcomer: LiveRequest, now: float) -> bool:
-        """Pause the running request with the most tokens to go, if the newcomer wants fewer. Returns: whether it was.
+        """Pause the running request with the most tokens left, if the newcomer wants fewer. Returns: whether it did.
 
-        No request is paused for a shorter one twice. Only requests that waited then overtake it.
+        A request is paused for shorter ones only once. Only requests that were waiting at that time go before it.
         """
         moves = self._worker.moves
         able = [one for one in self.running.values() if one.can_give_way]
@@ -213,7 +213,7 @@ class RequestQueue:
             return False
         if not self._worker.pool.has_room(self._rows_at_first(newcomer), without=longest.sequence.slot):
             return False
-        longest.gave_way_at = now  # whether there is room in the store or not: it is tried once
+        longest.gave_way_at = now  # set even if the store has no room: only one attempt
         if not moves.pause(longest.sequence, may_drop=False):
             return False
         self.paused[longest.request_id] = self.running.pop(longest.request_id)

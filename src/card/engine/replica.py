@@ -1,6 +1,6 @@
-"""The target's replica of one request's candidate tree, and what it knows of the drafter that owns the tree.
+"""The target's replica of one request's candidate tree, and the known state of the drafter that owns the tree.
 
-One drafter is one replica: a request that two drafters write for has two.
+Each drafter has its own replica: a request with two drafters has two.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def draft_spec(
     vocab_size: int | None = None,
     num_hidden: int = 0,
 ) -> DraftSpec:
-    """Return what the drafter is told about a request.
+    """Return the drafter's specification of a request.
 
     Args:
-        max_len: most tokens that its text can get; a drafter follows `MAX_LEN` of them at most.
-        shaping: that of the parameters; None if they have none.
-        vocab_size: of the target; None: that of the draft model.
-        num_hidden: tokens of the prompt that the drafter is not told of.
+        max_len: most tokens that its text can get; a drafter follows at most `MAX_LEN` of them.
+        shaping: of the parameters; None if they have none.
+        vocab_size: of the target; None: of the draft model.
+        num_hidden: prompt tokens that the drafter does not see.
     """
     return DraftSpec(
         sampling=SamplingRule.of(params),
@@ -45,12 +45,12 @@ def draft_spec(
 
 
 class Replica:
-    """The target's copy of a tree that a drafter makes for one request."""
+    """The target's copy of a drafter's tree for one request."""
 
     tree: CandidateCache
-    """The candidates as far as they have arrived."""
+    """The candidates that have arrived."""
     is_after_miss: bool
-    """The last committed token was in no tree, and nothing was committed since."""
+    """True if the last committed token was in no tree and nothing was committed since."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Replica:
         """Begin with an empty tree.
 
         Args:
-            token_ids: the request's text as the drafter is told of it; the caller goes on appending to it.
+            token_ids: the request's text as the drafter sees it; the caller goes on appending to it.
             max_len: most tokens that the text can get.
             vocab_size: of the target.
             stats: takes the counts of the drafter and of its hits and misses.
-            shaping: that of ``params``; None if they have none.
+            shaping: of ``params``; None if they have none.
             num_hidden: tokens of the prompt that are not in ``token_ids``.
         """
         self._num_hidden = num_hidden
@@ -85,7 +85,7 @@ class Replica:
         self._stats = stats
         self._shaping = shaping
         self.tree = self._empty_tree()
-        self._tree_len = len(token_ids)  # tokens of the text that the tree has moved along
+        self._tree_len = len(token_ids)  # tokens of the text up to the tree's root
         self.is_after_miss = False
         self._known_len = 0  # committed tokens that the drafter is known to hold
         self._next_seq = 0
@@ -97,25 +97,25 @@ class Replica:
         self._tuned: dict[str, Any] = {}
 
     def tune(self, **shape: Any) -> None:
-        """Let the drafter's tree have this shape from the next message on.
+        """Set the shape of the drafter's tree from the next message on.
 
         Args:
-            shape: by the names of `Correction`; None leaves one at the settings.
+            shape: by the names of `Correction`; None keeps the settings.
         """
         self._tuned |= shape
 
     def open_message(self) -> Open:
-        """Return what tells a drafter everything about the request."""
+        """Return the message that tells a drafter everything about the request."""
         draft = self._draft.replace(**{name: value for name, value in self._tuned.items() if value is not None})
         spec = draft_spec(draft, self._params, self._max_len, self._shaping, self._vocab_size, self._num_hidden)
         return Open(self._request_id, tuple(self._token_ids), spec)
 
     def correction(self) -> Correction:
-        """Return the text from where the drafter is known to have it."""
+        """Return a message with the text after the part that the drafter is known to have."""
         start = min(self._known_len, len(self._token_ids))
         return Correction(
             request_id=self._request_id,
-            round_idx=1 + self._stats.target_passes,  # the prefill was one
+            round_idx=1 + self._stats.target_passes,  # the prefill counts as one
             start=start,
             token_ids=tuple(self._token_ids[start:]),
             wants_snapshot=self._lost_a_layer,
@@ -123,7 +123,7 @@ class Replica:
         )
 
     def forget_drafter(self) -> None:
-        """Start over with a new incarnation of the drafter: nothing of the old one counts."""
+        """Start over with a new incarnation of the drafter, without any state of the old one."""
         stats = self._stats
         self._passes_before, self._busy_before_s = stats.drafter_passes, stats.drafter_busy_s
         self._dropped_before = stats.drafter_dropped_nodes
@@ -136,7 +136,7 @@ class Replica:
         """Return whether the best path is shorter than ``settings`` want before the target verifies.
 
         Args:
-            deepest: layers below the last token that the text still has room for: no more are waited for.
+            deepest: layers below the last token that the text still has room for; no more are awaited.
         """
         wanted = min(settings.min_depth, deepest)
         if deepest < 1 or (self.is_after_miss and not settings.waits_after_miss):
@@ -149,9 +149,9 @@ class Replica:
         return self.tree.depth == len(trunk) < wanted  # it neither branches yet nor is it long enough
 
     def compare(self, new_ids: Sequence[int]) -> tuple[int, int, float]:
-        """Return with how many tokens of the best path the committed ones can be compared, and how many agree.
+        """Return how many committed tokens the best path can be compared with, and how many agree.
 
-        Returns: both numbers, and how many should agree by what the drafter says of each.
+        Returns: both numbers, and how many should agree by the drafter's probabilities.
         """
         best = self.tree.query(len(new_ids), "chain", len(new_ids))
         num_agreed, num_claimed, last_logprob = 0, 0.0, 0.0
@@ -163,7 +163,7 @@ class Replica:
         return num_agreed, num_agreed, num_claimed
 
     def advance(self) -> bool:
-        """Move on along the tokens that were committed since the last call. Returns: whether all were in the tree."""
+        """Move the root along the tokens committed since the last call. Returns: whether all were in the tree."""
         self.is_after_miss = False
         new_ids, self._tree_len = self._token_ids[self._tree_len :], len(self._token_ids)
         return self.tree.advance(new_ids) == len(new_ids)
@@ -171,13 +171,13 @@ class Replica:
     def receive(self, message: Layer | Resync) -> list[TargetMessage]:
         """Take a drafter's message about this request and return the replies.
 
-        Raises: ProtocolError if it is malformed; the tree is as before then.
+        Raises: ProtocolError if it is malformed; the tree is unchanged then.
         """
         if isinstance(message, Resync):
             self._known_len = max(0, min(message.known_len or 0, len(self._token_ids)))
             return [self.open_message() if message.known_len is None else self.correction()]
         if message.seq < self._next_seq:
-            return []  # repeated, or overtaken by a snapshot
+            return []  # repeated, or older than a snapshot
         if message.seq > self._next_seq and not message.is_reset:
             self._lost_a_layer = True
             return []
@@ -197,7 +197,7 @@ class Replica:
         return []
 
     def _restart(self, layer: Layer) -> None:
-        fresh = self._empty_tree()  # a malformed layer raises here and leaves the old one alone
+        fresh = self._empty_tree()  # a malformed layer raises here and keeps the old tree
         fresh.restart(layer.epoch, layer.root_id, self._token_ids[layer.root_position + 1 :])
         fresh.extend(layer.epoch, layer.nodes)
         self.tree, self._tree_len = fresh, len(self._token_ids)
@@ -213,11 +213,11 @@ class Replica:
         late_before, first_awaited = tree.num_late_hits, len(self._token_ids) - len(tree.pending)
         tree.extend(layer.epoch, layer.nodes)
         num_settled = tree.num_late_hits - late_before
-        is_of_prefill = first_awaited == self._num_prompt_tokens  # the prefill's token: it is no verification
+        is_of_prefill = first_awaited == self._num_prompt_tokens  # the prefill's token, not a verification
         stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
 
     def _check(self, layer: Layer) -> None:
-        """Raise ProtocolError unless a drafter can have sent this layer."""
+        """Raise ProtocolError unless this layer is possible for a drafter."""
         text_len = len(self._token_ids)
         if not 0 <= layer.root_position < layer.known_len <= text_len:
             raise ProtocolError(
@@ -232,7 +232,7 @@ class Replica:
         began_s, ended_s = layer.pass_span_s or (0.0, 0.0)
         if not -_MAX_SECONDS <= began_s <= ended_s <= _MAX_SECONDS:
             raise ProtocolError(
-                f"layer of request {layer.request_id} comes of a pass from {began_s} to {ended_s} s; both must be "
+                f"layer of request {layer.request_id} comes from a pass from {began_s} to {ended_s} s; both must be "
                 "numbers in this order"
             )
         counts = (layer.seq, layer.epoch, layer.num_passes, layer.num_dropped, layer.num_rolled_back)

@@ -1,4 +1,4 @@
-"""One request as it is asked for, and what a round gives it."""
+"""A request as the caller made it, and its result in each round."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class TokenDetails:
 
 
 def origins_of(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tuple[str, ...]:
-    """Return where each token of a verdict came from; ``names`` as of `Offers`."""
+    """Return the origin of each token of a verdict; ``names`` as in `Offers`."""
     own = CORRECTED if offer else PLAIN
     return (*(_writer(offer, idx, names) for idx in verdict.accepted), own)
 
 
 def alternatives_to(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tuple[tuple[Alternative, ...], ...]:
-    """Return the candidates that were verified in the place of each token of a verdict, and rejected."""
+    """Return the rejected candidates beside each token of a verdict."""
     beside: dict[int, list[int]] = {}
     for idx, parent in enumerate(offer.parents):
         beside.setdefault(parent, []).append(idx)
@@ -83,7 +83,7 @@ LogitsProcessor = Callable[[npt.NDArray[np.int64], FloatArray], Any]
 
 
 class StopCheck(Protocol):
-    """Looks at the text as it grows; the one text-level question the target asks."""
+    """Reads the text as it grows and decides about stop strings, the only check on text that the target makes."""
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; return True if a stop string is complete now."""
@@ -98,29 +98,29 @@ class Request:
     params: ResolvedParams
     draft: DraftSettings
     end_ids: frozenset[int]  # tokens that end the text, several allowed
-    is_bounded: bool = True  # somebody states max_tokens; if not, it is what the context has left
+    is_bounded: bool = True  # max_tokens was set; if not, it is the rest of the context
     stop_check: StopCheck | None = None
-    uses_drafter: bool = True  # never, if the parameters want no speculation
+    uses_drafter: bool = True  # False if the parameters turn speculation off
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
-    grammar: GrammarState | None = None  # that of the parameters, at its beginning
+    grammar: GrammarState | None = None  # grammar of the parameters, in its initial state
     images: PlacedImages | None = None  # of the prompt
 
     @property
     def hidden(self) -> PlacedImages | None:
-        """The images whose places those who draft do not see; None if they see the whole prompt."""
+        """The images whose positions drafters do not see; None if drafters see the whole prompt."""
         return self.images if self.draft.hide_images else None
 
     @property
     def drafted_prompt_ids(self) -> Sequence[int]:
-        """The prompt as those who draft see it."""
+        """The prompt as drafters see it."""
         return self.prompt_ids if self.hidden is None else self.hidden.left_out_of(self.prompt_ids)
 
     def pool_key(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return a beginning of the text as KV memory knows it: rows of other images are other rows."""
+        """Return a beginning of the text as a key of KV memory, in which different images differ."""
         return token_ids if self.images is None else self.images.keyed(token_ids).tolist()
 
     def new_stats(self) -> RequestStats:
-        """Return the counters of a request that nothing was done for yet."""
+        """Return the counters of a request before any work."""
         num_hidden = self.hidden.num_tokens if self.hidden is not None else 0
         return RequestStats(
             num_prompt_tokens=len(self.prompt_ids), hidden_prompt_tokens=num_hidden, seed=self.params.seed
@@ -135,7 +135,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Gain of one request in one round, from the pass to the reader of the text."""
+    """Result of one request in one round, from the pass to the reader of the text."""
 
     request_id: int
     token_ids: tuple[int, ...]
@@ -152,28 +152,28 @@ class Verified:
     request_id: int
     offer: Nodes
     accepted: tuple[int, ...]  # indices into the offer, from the root down
-    is_greedy: bool  # the request takes the likeliest token
-    num_compared: int  # candidates of the best path, verified or not, that the target's tokens can be compared with
-    num_agreed: int  # of these, how many were the target's tokens
-    num_claimed: float = 0.0  # of these, how many should have been, as likely as each was said to be below the last
+    is_greedy: bool  # the request always takes the likeliest token
+    num_compared: int  # candidates of the best path, verified or not, compared with the target's tokens
+    num_agreed: int  # of these, how many agreed
+    num_claimed: float = 0.0  # of these, how many should have agreed by the draft's probabilities
 
 
 @dataclass(slots=True)
 class StepResult:
-    """Gains of all requests in one round, and the messages for the drafter.
+    """Results of all requests in one round, and the messages for the drafter.
 
-    A request that ran only a part of its prompt has none yet.
+    A request that ran only a part of its prompt has no result yet.
     """
 
     updates: list[Update] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     messages: list[TargetMessage] = field(default_factory=list)
-    failures: Failures = field(default_factory=Failures)  # of requests alone: the pass itself was made
+    failures: Failures = field(default_factory=Failures)  # of single requests: the pass itself succeeded
     num_tokens: int = 0  # rows of the pass
     busy_s: float = 0.0  # seconds of the pass and of choosing the tokens
 
     def add(self, other: StepResult) -> None:
-        """Take in what another part of the same round gave."""
+        """Add the results of another part of the same round."""
         self.updates += other.updates
         self.verified += other.verified
         self.messages += other.messages

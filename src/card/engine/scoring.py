@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts: forward passes beside decoding, a part of a text at a time."""
+"""Log-probabilities of given texts, by forward passes between rounds, a part of a text at a time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Scores = tuple[TokenLogprobs, ...]
 
 
 class ScoringJob:
-    """One text, and where its scores will be."""
+    """One text, and a future for its scores."""
 
     def __init__(self, token_ids: tuple[int, ...], num_top: int) -> None:
-        """Ask for the log-probability of each token but the first, and the ``num_top`` likeliest in its place."""
+        """Ask for the log-probability of each token but the first, and the ``num_top`` likeliest tokens there."""
         self.token_ids, self.num_top = token_ids, num_top
         self.done: Future[Scores] = Future()
         self._is_taken_up = False
 
     def take_up(self) -> bool:
-        """Return whether anybody still waits for the scores; from then on they cannot be cancelled."""
+        """Start the job. Returns: False if the caller has cancelled it; afterwards it cannot be cancelled."""
         self._is_taken_up = self._is_taken_up or self.done.set_running_or_notify_cancel()
         return self._is_taken_up
 
     def fail(self, error: CardError) -> None:
-        """Tell who waits that there will be no scores."""
+        """Pass an error to the caller in place of scores."""
         if self.take_up():
             self.done.set_exception(error)
 
@@ -58,13 +58,13 @@ class Scorer:
         return bool(self._jobs)
 
     def check(self, token_ids: tuple[int, ...]) -> None:
-        """Raise PromptError if the text can never be scored: foreign tokens, too long, or too large for the memory."""
+        """Raise PromptError if the text can never be scored: unknown tokens, too long, or too large for the memory."""
         for token_id in token_ids:
             if not 0 <= token_id < self._model.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {self._model.vocab_size - 1}, got {token_id}")
         if not 1 <= len(token_ids) <= self._model.max_model_len:
             raise PromptError(
-                f"the prompt has {len(token_ids)} tokens; it must have one at least, and the context holds "
+                f"the prompt has {len(token_ids)} tokens; it must have at least one, and the context holds "
                 f"{self._model.max_model_len}"
             )
         if not self._pool.can_ever_hold(len(token_ids)):
@@ -78,7 +78,7 @@ class Scorer:
         """Run one pass for the oldest text.
 
         Args:
-            is_alone: nothing else runs, so that what has no room now never will.
+            is_alone: nothing else runs, so a text that finds no room now never will.
         """
         job = self._jobs[0]
         if not job.take_up():
@@ -89,7 +89,7 @@ class Scorer:
                 is_over = self._advance(job)
         except CapacityError as error:
             if not is_alone and self._slot is None:
-                return  # what runs will leave
+                return  # running requests will finish
             self._end(job)
             job.fail(error)
         except Exception as error:
@@ -102,7 +102,7 @@ class Scorer:
                 job.done.set_result(scores)
 
     def fail(self, error: CardError) -> None:
-        """Give up all texts."""
+        """Fail all texts."""
         for job in self._jobs:
             job.fail(error)
         self._jobs.clear()
@@ -113,7 +113,7 @@ class Scorer:
         if self._slot is None:
             self._slot = self._pool.open((), len(token_ids), text_len=len(token_ids)).slot
         first = self._model.num_rows(self._slot)
-        part = token_ids[first : min(first + self._chunk, len(token_ids) - 1)]  # the last token predicts nothing asked
+        part = token_ids[first : min(first + self._chunk, len(token_ids) - 1)]  # the last token need not be run
         if part:
             parents = [first + i - 1 if first + i else NO_PARENT for i in range(len(part))]
             logits = self._model.forward([Extension(self._slot, part, parents)])[0]
@@ -122,7 +122,7 @@ class Scorer:
         return first + len(part) >= len(token_ids) - 1
 
     def _end(self, job: ScoringJob) -> None:
-        """Make room; the rows stay for a request that begins with the text."""
+        """Free the slot; the rows stay for a request that begins with this text."""
         self._jobs.popleft()
         self._scores = []
         if self._slot is not None:

@@ -1,9 +1,9 @@
 """Self-speculation: the target drafts for itself, reading only the KV rows that mattered in the last verification.
 
 A drafting pass reads the chosen rows of each layer and KV head and the newest rows. The verification drops the rows
-that drafting wrote and runs the same tokens over all rows, so nothing of a draft stays. Its attention says which rows
-the next drafts read. A drafting pass may verify candidates itself, found earlier in the text, and so draft several
-tokens. Sources: SparseSpec, arXiv:2512.01278; Vegas, arXiv:2602.07223; SpecPV, arXiv:2512.02337.
+written by drafting and runs the same tokens over all rows, so drafting leaves no trace in the KV cache. Its attention
+scores choose the rows for the next drafts. A drafting pass may itself verify candidates found earlier in the text, and
+so draft several tokens. Sources: SparseSpec, arXiv:2512.01278; Vegas, arXiv:2602.07223; SpecPV, arXiv:2512.02337.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from card.models.rows.selection import ChosenRows, choose_blocks, choose_rows
 from card.tree.logits import FloatArray, log_softmax
 from card.tree.nodes import Nodes
 
-SELF = "self"  # the name of a model that drafts for itself among the writers
-_LEAST_LOGPROB = -100.0  # of a drafted token, however unlikely its own pass found it
+SELF = "self"  # writer name of a self-drafting model
+_LEAST_LOGPROB = -100.0  # floor for a drafted token
 
 
 class SelfDraft(WriterSequence):
-    """The draft that one request has made for itself since its last verification."""
+    """One request's own draft since its last verification."""
 
     def __init__(self, settings: SelfDrafting, length: int) -> None:
-        """Begin with nothing drafted; ``length`` tokens are drafted between two verifications at most."""
+        """Begin with an empty draft; at most ``length`` tokens are drafted between two verifications."""
         self._rule, self._length = settings.rule, length
         self._num_looked_up = settings.num_looked_up
-        self._reads: ChosenRows | None = None  # None: nothing is drafted before the next verification
+        self._reads: ChosenRows | None = None  # None: no drafting before the next verification
         self._path_logprobs: list[float] = []
         self.token_ids: list[int] = []
 
     @property
     def has_phases(self) -> bool:
-        """True if it verifies in rounds of its phase; else as soon as it has drafted all that it may."""
+        """True if it verifies in rounds of its phase; False: as soon as its draft is full."""
         return not self._num_looked_up
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return what was drafted."""
+        """Return the draft."""
         return Nodes.chain(self.token_ids[:budget], self._path_logprobs[:budget])
 
     def observe(self, seen: Observation) -> None:
-        """Forget the draft: it was verified, or its text has changed."""
+        """Drop the draft: it was verified, or its text has changed."""
         self.forget()
 
     def close(self) -> None:
         """Do nothing: the rows belong to the request's sequence."""
 
     def forget(self) -> None:
-        """Draft nothing until rows have been chosen again."""
+        """Draft nothing until rows are chosen again."""
         self._reads = None
         self.token_ids, self._path_logprobs = [], []
 
@@ -64,7 +64,7 @@ class SelfDraft(WriterSequence):
         return self._rule.scores if self._rule.num_read(num_rows) < num_rows else None
 
     def choose(self, scores: FloatArray, num_rows: int) -> None:
-        """Choose what the next drafts read: the best of the rows that were scored, and all rows since.
+        """Choose the rows for the next drafts: the best scored rows, and all rows since.
 
         Args:
             scores: [L, Hkv, S] of the S rows that the verification found.
@@ -75,12 +75,12 @@ class SelfDraft(WriterSequence):
             ends = {"num_first": rule.num_first, "num_last": rule.num_last}
             rows = choose_blocks(scores, num_read - rule.num_first - rule.num_last, **ends)
         else:
-            num_newest = num_rows - since + self._length  # at the end of the draft
+            num_newest = num_rows - since + self._length  # including the draft
             rows = choose_rows(scores, max(0, num_read - num_newest))
         self._reads = ChosenRows(rows, since)
 
     def candidates(self, token_ids: Sequence[int], deepest: int) -> list[int]:
-        """Return what the next drafting pass verifies: what followed the text's last tokens earlier in it."""
+        """Return candidates for the next drafting pass: what followed the text's last tokens earlier in it."""
         room = min(self._num_looked_up, min(self._length, deepest) - len(self.token_ids) - 1)
         return looked_up([*token_ids, *self.token_ids], room) if room > 0 else []
 

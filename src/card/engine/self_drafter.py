@@ -1,4 +1,4 @@
-"""A target that drafts for itself: which requests do, which rows their drafts read, and what passes read for it."""
+"""A target that drafts for itself: which requests do so, which rows their drafts read, and the cost in KV reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from card.models.protocol import LanguageModel, Recurrent, Selective
 
 
 class SelfDrafter:
-    """Looks after the drafts of all requests of a target."""
+    """Manages the drafts of all requests of a target."""
 
     def __init__(self, model: LanguageModel, settings: SelfDrafting) -> None:
         """Take the target's model. Raises: SettingsError if its passes cannot read chosen KV rows."""
@@ -31,7 +31,7 @@ class SelfDrafter:
         return SelfDraft(self._settings, request.draft.num_speculative_tokens)
 
     def count_reads(self, passes: Iterable[Pass | DraftPass]) -> None:
-        """Count the bytes of KV that decoding passes have read, before anything of them is committed."""
+        """Count the bytes of KV read by decoding passes; call it before their results are committed."""
         for one in passes:
             sequence, stats = one.sequence, one.sequence.stats
             if sequence.is_prefilling:
@@ -44,7 +44,7 @@ class SelfDrafter:
                 stats.verify_kv_bytes += num_bytes
 
     def choose_rows(self, one: Pass) -> None:
-        """Choose what the next drafts of a text read, after a verification that has kept scores."""
+        """Choose the rows for a text's next drafts, after a verification that kept scores."""
         sequence = one.sequence
         if one.extension.scores is None or sequence.is_prefilling:
             return

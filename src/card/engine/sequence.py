@@ -1,4 +1,4 @@
-"""One running request: its text, its KV rows, what is proposed to go on with, and what one pass makes of it."""
+"""One running request: its text, its KV rows, its candidates, and the result of a pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.tree.sampling import Sampler
 from card.tree.shaping import Shaping
 
-_MOST_REASON_CHARS = 300  # of what a drafter, perhaps another's, says
+_MOST_REASON_CHARS = 300  # of a drafter's reason; the drafter may be someone else's
 
 
 class Sequence:
@@ -39,9 +39,9 @@ class Sequence:
         """Begin with the prompt, of which ``num_reused`` tokens have KV rows already.
 
         Args:
-            switch_len: of the pool that the slot is of.
+            switch_len: of the slot's pool.
             lanes: where the masks of its grammar are computed.
-            self_draft: what the target drafts for itself, if it does.
+            self_draft: the request's own draft, if the target drafts for itself.
         """
         self.request = request
         self.slot = slot
@@ -85,12 +85,12 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """True if a part of the prompt is still to be run, or of a text whose rows are computed anew."""
+        """True if tokens of the prompt, or of a text whose rows are computed anew, are still to be run."""
         return self.num_new_tokens == 0 or self.num_rows < len(self.token_ids) - 1
 
     @property
     def prompt_tokens_left(self) -> int:
-        """Number of tokens still to be run of the prompt, or of a text that is read once more."""
+        """Number of tokens still to be run of the prompt, or of a text that is read again."""
         return len(self.token_ids) - self.num_rows if self.is_prefilling else 0
 
     @property
@@ -128,22 +128,22 @@ class Sequence:
         return not (draft.token_ids and draft.token_ids[-1] in self.request.end_ids)
 
     def opening(self) -> list[TargetMessage]:
-        """Return what a drafter must hear that knows nothing of the request."""
+        """Return the messages for a drafter that does not know the request."""
         return [self.replica.open_message()] if self.request.uses_drafter else []
 
     def decline(self, reason: str) -> None:
-        """Go on without the drafter, which does not draft for this text."""
+        """Go on without the drafter, which has declined this text."""
         self.request = replace(self.request, uses_drafter=False)
         self.replica.forget_drafter()
-        self.stats.declined = " ".join(reason.split())[:_MOST_REASON_CHARS] or "the drafter does not say why"
+        self.stats.declined = " ".join(reason.split())[:_MOST_REASON_CHARS] or "the drafter gave no reason"
 
     @property
     def is_held_up(self) -> bool:
-        """True if passes go on without it: what its grammar permits next is not known yet."""
+        """True if passes must leave it out, as its grammar is still computing what may follow."""
         return self.masks is not None and self.masks.is_held_up
 
     def permitted(self, offer: Nodes) -> Nodes:
-        """Return the candidates without those that the grammar is known to forbid: none of them can be accepted."""
+        """Return the candidates without those that the grammar surely forbids: these cannot be accepted."""
         if self.masks is None or not offer:
             return offer
         if not self.masks.takes_candidates:
@@ -156,12 +156,12 @@ class Sequence:
         return offer.kept(kept)
 
     def cut(self, new_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Return the new tokens up to the one that ends the text, and why it ends, if it does."""
+        """Return the new tokens up to the one that ends the text, and the reason, if it ends."""
         request = self.request
         most_new = longest_text(request, self._max_model_len) - len(request.prompt_ids)
         for i, token_id in enumerate(new_ids):
             completes_stop = request.stop_check is not None and request.stop_check.feed(token_id)
-            if token_id in request.end_ids or completes_stop:  # end tokens count for the stop check, too
+            if token_id in request.end_ids or completes_stop:  # the stop check sees end tokens too
                 return new_ids[: i + 1], "stop"
             if self.num_new_tokens + i + 1 >= most_new:
                 return new_ids[: i + 1], "length"
@@ -175,12 +175,12 @@ def longest_text(request: Request, max_model_len: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one request in the next pass: a part of its prompt, a verification, or a token that it drafts itself."""
+    """Work of one request in the next pass: a part of its prompt, a verification, or a drafting step."""
 
     sequence: Sequence
     num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
     offer: Nodes = NO_NODES
-    drafts: bool = False  # drafts one token instead, reading chosen rows
+    drafts: bool = False  # draft one token instead, reading chosen rows
 
     @property
     def request_id(self) -> int:
@@ -189,7 +189,7 @@ class Work:
 
 
 def paths_of(offer: Nodes) -> list[tuple[int, ...]]:
-    """Return the tokens of each candidate's path, its own included."""
+    """Return the tokens of each candidate's path, including itself."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(offer.tokens, offer.parents, strict=True):
         paths.append((token,) if parent == ROOT else (*paths[parent], token))

@@ -1,7 +1,7 @@
-"""The target side: a state machine that queries the cache, verifies in one pass and corrects.
+"""The target side: a state machine that queries the candidates, verifies them in one pass and corrects the drafter.
 
-No thread, socket, sleep or clock in here: `receive` takes a drafter's message, `step` runs one round (one target pass)
-for the requests given and returns the new tokens and what is to be sent to the drafter.
+It has no thread, socket, sleep or clock. `receive` takes a drafter's message. `step` runs one round (one target pass)
+for the given requests; it returns the new tokens and the messages for the drafter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OpenWriter = Callable[[Request], WriterSequence]
 
 
 class TargetWorker:
-    """Runs the target model for its requests; owns the truth about each text."""
+    """Runs the target model for its requests, and keeps the authoritative text of each."""
 
     def __init__(
         self,
@@ -57,23 +57,22 @@ class TargetWorker:
         """Take over ``model``.
 
         Args:
-            clock: seconds; only to report how long passes took.
-            max_kv_bytes: most memory of all sequences, those kept for reuse included; None for no limit.
-            writers: by name, in the order in which they are asked for candidates; called when a request begins.
-            top_k: likeliest tokens that the writers are shown at every token that is run.
-            verifier: decides which candidates stay and which token follows.
-            watchers: are shown hidden states after each pass; None: nobody wishes for any.
-            self_drafting: how the target drafts for itself; None: it does not.
+            clock: seconds; used only to report the time of passes.
+            max_kv_bytes: most memory of all sequences, including those kept for reuse; None: no limit.
+            writers: by name, in the order in which they propose; each is called when a request begins.
+            top_k: how many of the likeliest tokens the writers see for every token that is run.
+            verifier: decides which candidates are accepted and which token follows.
+            watchers: see hidden states after each pass; None: there are none.
+            self_drafting: settings of self-drafting; None: the target does not draft for itself.
             row_store: takes the rows of paused requests.
-            may_grow: requests may be given less room than they may come to need, and be paused; with ``row_store`` they
-                may in any case.
+            may_grow: requests may get less room than their maximum, and be paused; with ``row_store`` they always may.
             lanes: where the masks of grammars are computed.
-        Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows, or if rows are to be
-            stored and cannot be moved.
+        Raises: SettingsError if it is to draft for itself but its passes cannot read chosen rows, or if rows are to be
+            stored but cannot be moved.
         """
         self.model = model
         self._self_drafter = None if self_drafting is None else SelfDrafter(model, self_drafting)
-        self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
+        self.runs_chains_only = isinstance(model, Recurrent)  # chains of candidates, no trees
         self._verifier = verifier
         self._watchers = watchers
         self._writers = dict(writers or {})
@@ -87,13 +86,13 @@ class TargetWorker:
 
     @property
     def has_writers(self) -> bool:
-        """True if others than the drafter propose candidates, the target itself among them."""
+        """True if there are writers besides the drafter, including the target itself."""
         return bool(self._writers or self._self_drafter)
 
     def check(self, request: Request) -> LiveRequest:
-        """Return the request as `add` takes it.
+        """Return the request in the form that `add` expects.
 
-        Raises: PromptError if it can never run: no prompt, foreign tokens, no room in context or memory.
+        Raises: PromptError if it can never run: empty prompt, unknown tokens, no room in context or memory.
         """
         prompt_ids, model = request.prompt_ids, self.model
         if not prompt_ids:
@@ -119,10 +118,10 @@ class TargetWorker:
         return LiveRequest(request, num_rows, num_spare_rows=drafted + 1)
 
     def add(self, one: LiveRequest, num_rows: int | None = None) -> Sequence:
-        """Take a request; steps run its prompt first. Returns: its state, of which the drafter must hear `opening`.
+        """Take a request; its prompt runs in later steps. Returns: its state; the drafter must be sent `opening`.
 
         Args:
-            num_rows: KV rows that it gets at first; None: as many as it may come to need.
+            num_rows: KV rows at first; None: the most it may need.
         Raises: CapacityError if `pool` has no room for it now.
         """
         request = one.request
@@ -160,9 +159,9 @@ class TargetWorker:
         return sequence
 
     def remove(self, sequence: Sequence) -> list[TargetMessage]:
-        """Drop a running request, finished or not; its rows stay for texts that begin alike.
+        """Drop a running request, finished or not; its rows stay for texts with the same beginning.
 
-        Returns: what the drafter must hear.
+        Returns: messages for the drafter.
         """
         request_id = sequence.request.request_id
         del self._running[request_id]
@@ -178,20 +177,20 @@ class TargetWorker:
         return [Close(request_id)] if sequence.request.uses_drafter else []
 
     def find(self, request_id: int) -> Sequence | None:
-        """Return the state of a running request, to look at; None for another one."""
+        """Return the state of a running request; None for any other."""
         return self._running.get(request_id)
 
     def tune(self, beam_width: int | None) -> None:
         """Let the drafter make layers of this width for all requests; None: as each request's settings say.
 
-        Running ones hear it with a correction.
+        For running requests the next correction carries it.
         """
         self._beam_width = beam_width
         for sequence in self._running.values():
             sequence.replica.tune(beam_width=beam_width)
 
     def reopen(self) -> list[TargetMessage]:
-        """Tell a new incarnation of the drafter about every running request."""
+        """Return the messages that tell a new incarnation of the drafter about every running request."""
         messages: list[TargetMessage] = []
         for sequence in self._running.values():
             if sequence.request.uses_drafter:
@@ -200,7 +199,7 @@ class TargetWorker:
         return messages
 
     def catch_up(self) -> list[TargetMessage]:
-        """Return a correction for every running request: what a drafter missed that was not spoken to for a while."""
+        """Return a correction for every running request: what the drafter missed while it was not in use."""
         drafted = [g for g in self._running.values() if g.request.uses_drafter and not g.is_prefilling]
         for sequence in drafted:
             sequence.replica.advance()
@@ -209,7 +208,7 @@ class TargetWorker:
     def receive(self, message: DrafterMessage) -> list[TargetMessage]:
         """Take a drafter's message and return the replies.
 
-        Raises: ProtocolError if it is malformed; the request's candidates are as before then.
+        Raises: ProtocolError if it is malformed; the request's candidates are unchanged then.
         """
         if not isinstance(message, Layer | Resync | Declined):
             return []
@@ -222,10 +221,10 @@ class TargetWorker:
         return sequence.replica.receive(message)
 
     def query(self, sequence: Sequence, *, writer_budget: int | None = None, asks_drafter: bool = True) -> Nodes:
-        """Return candidates to verify, in the shape that the request wants, no deeper than it may still grow.
+        """Return candidates to verify, in the shape that the request wants and no deeper than its text may grow.
 
         Args:
-            writer_budget: most of each local writer, if that is less than the request's budget; None: no less.
+            writer_budget: most candidates of each local writer, if below the request's budget; None: that budget.
             asks_drafter: False leaves the drafter's candidates out.
         """
         request, shape = sequence.request, sequence.request.draft.verify
@@ -249,10 +248,10 @@ class TargetWorker:
     def step(self, work: Iterable[Work], *, is_heard: bool = True) -> StepResult:
         """Run one round for these requests in one target pass. Nothing has changed if it raises.
 
-        A drafter that does not hear of it costs nothing: its trees stay where they are until `catch_up`.
+        If the drafter is not told, its trees stay as they are until `catch_up`.
 
-        An error in one request's own part (its grammar, logits processor, stop check, whatever follows it) is among the
-        result's failures, and the others' parts are as ever. Raises: what the model raises.
+        An error in one request's own part (grammar, logits processor, stop check and similar) is returned among the
+        failures; other requests are not affected. Raises: any error of the model.
         """
         listed, result = list(work), StepResult()
         passes = [Pass.of(one) for one in listed if not one.drafts]
@@ -261,7 +260,7 @@ class TargetWorker:
         for one in passes:
             one.begin_masks()
             if one.sequence.self_draft is not None:
-                self.model.keep(one.sequence.slot, one.sequence.num_rows)  # without the rows that drafting wrote
+                self.model.keep(one.sequence.slot, one.sequence.num_rows)  # drops the rows written by drafting
         started = self._clock()
         all_logits = self.model.forward(extensions)
         wait_s = MASK_WAIT_S
@@ -293,7 +292,7 @@ class TargetWorker:
         return result
 
     def run_one_token(self) -> None:
-        """Run one token for nobody, to see whether passes work. Raises: CapacityError; what the model raises."""
+        """Run one token of no request, to test whether passes work. Raises: CapacityError; any error of the model."""
         opened = self.pool.open((), 1)
         try:
             self.model.forward([Extension(opened.slot, [0], [NO_PARENT])])
@@ -302,15 +301,15 @@ class TargetWorker:
             self.pool.close(opened.slot, ())
 
     def _take_back(self, sequence: Sequence) -> None:
-        """Drop what a pass has written of a text."""
+        """Drop the rows that a pass wrote for a text."""
         self.model.keep(sequence.slot, sequence.num_rows)
         if sequence.self_draft is not None:
             sequence.self_draft.forget()
 
     def _commit(self, extension_idx: int, one: Pass, result: StepResult, *, is_heard: bool) -> None:
-        """Take over what a pass has decided, and tell drafter, writers and watchers."""
+        """Commit the result of a pass, and tell drafter, writers and watchers."""
         sequence, was_prefilling, first = one.sequence, one.sequence.is_prefilling, one.sequence.num_rows
-        if one.is_complete and one.verdict is None:  # it failed, or its mask is late
+        if one.is_complete and one.verdict is None:  # deciding failed, or a mask is late
             self._take_back(sequence)
             return
         reason: FinishReason | None = None
@@ -333,7 +332,7 @@ class TargetWorker:
             self.pool.note(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
 
     def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult, *, is_heard: bool) -> FinishReason | None:
-        """Accept, cut at the end of the text, and roll the KV back. Returns: why the text ends, if it does."""
+        """Accept, cut at the end of the text, and roll the KV back. Returns: why the text ended, if it did."""
         sequence, offer = one.sequence, one.offer
         root_rows, was_prefilling = len(sequence.token_ids), sequence.is_prefilling
         new_ids = [offer.tokens[i] for i in verdict.accepted] + [verdict.next_id]
@@ -344,7 +343,7 @@ class TargetWorker:
         sequence.num_rows = root_rows + len(kept_rows)
         sequence.token_ids += kept_ids
         if reason is None and self.pool.drop_outgrown(sequence.slot, len(sequence.token_ids)):
-            sequence.num_rows = 0  # the text has become a long one: it is read once more
+            sequence.num_rows = 0  # the text now counts as long: it is read again
         if sequence.shaping is not None:
             sequence.shaping.commit(kept_ids)
         stats, request_id = sequence.stats, sequence.request.request_id
@@ -364,7 +363,7 @@ class TargetWorker:
 
 
 def _show_read(sequence: Sequence, first: int, features: FloatArray) -> None:
-    """Show the writers hidden states [n, D] of a text from its row ``first`` on, without those that it hides."""
+    """Show the writers hidden states [n, D] of a text from row ``first`` on, without the rows hidden from them."""
     hidden = sequence.request.hidden
     if hidden is not None:
         shown = hidden.left_out_of(range(len(sequence.request.prompt_ids)))

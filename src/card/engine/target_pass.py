@@ -1,4 +1,4 @@
-"""One request's part of a target pass: what it runs, and what is decided from its logits."""
+"""One request's part of a target pass: the tokens it runs, and the decisions from their logits."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs, token_logprobs
 from card.tree.verify import Verdict, Verification, Verifier
 
-MASK_WAIT_S = 0.01  # that a pass waits for masks of grammars, for all its requests together
+MASK_WAIT_S = 0.01  # most seconds that a pass waits for masks of grammars, for all requests together
 
 
 @dataclass(slots=True)
 class Pass:
-    """Part of one sequence in one target pass, and what is decided from its logits; nothing of it is committed."""
+    """Part of one sequence in one target pass, with the decisions from its logits; it commits nothing."""
 
     sequence: Sequence
     extension: Extension
-    offer: Nodes  # of which the last ones are dropped if their masks come late
+    offer: Nodes  # candidates; the last ones are dropped if their masks are late
     num_chain: int  # committed tokens that it runs, before the candidates
     chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
-    verdict: Verdict | None = None  # None: more of the prompt follows, or the mask of the grammar is late
-    num_kept: int = 0  # accepted candidates that became text: its end may come before the last of them
+    verdict: Verdict | None = None  # None: part of the prompt is left, or a mask is late
+    num_kept: int = 0  # accepted candidates that became text; the text may end before the last one
     num_lenient: int = 0  # accepted candidates that are not the target's choice
     top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
     details: TokenDetails = field(default_factory=TokenDetails)
 
     @classmethod
     def of(cls, work: Work) -> Pass:
-        """Run the committed tokens that have no KV row yet, and below the last of them the candidates."""
+        """Run the committed tokens without a KV row, and the candidates below the last of them."""
         sequence, offer = work.sequence, work.offer
         first, root_row = sequence.num_rows, len(sequence.token_ids) - 1
         chain = sequence.token_ids[first:]
@@ -57,17 +57,17 @@ class Pass:
 
     @property
     def is_complete(self) -> bool:
-        """True if it comes to the end of the text, so that the target can choose what follows."""
+        """True if it reaches the end of the text, so that the target can choose the next token."""
         return self.extension.first_logits_idx < len(self.extension.token_ids)
 
     def begin_masks(self) -> None:
-        """Have the masks of the grammar computed that `decide` needs, while the model runs."""
+        """Start computing the grammar masks that `decide` needs, while the model runs."""
         masks = self.sequence.masks
         if masks is not None and self.is_complete:
             masks.begin([(), *paths_of(self.offer)])
 
     def settle_masks(self, seconds: float) -> float:
-        """Wait for these masks, so long at most. Returns: the seconds that are left."""
+        """Wait for these masks for at most so long. Returns: the seconds that are left."""
         masks = self.sequence.masks
         return seconds if masks is None or not self.is_complete else masks.settle([(), *paths_of(self.offer)], seconds)
 
@@ -76,10 +76,10 @@ class Pass:
 
         Args:
             logits: [1 + candidates, V] of the model; [0, V] while more of the prompt follows.
-            num_top: how many of the likeliest tokens of each row the writers are shown.
-            features: [1 + candidates, F] of the same rows; None: the verifier wishes for none.
+            num_top: how many of the likeliest tokens of each row the writers see.
+            features: [1 + candidates, F] of the same rows; None: the verifier needs none.
         Raises: TargetError if the grammar cannot be followed or the caller's logits processor fails; ModelError for
-            logits that are no numbers.
+            logits that are not numbers.
         """
         masks = self.sequence.masks
         if masks is not None and len(logits):
@@ -103,9 +103,9 @@ class Pass:
     def try_to_decide(
         self, logits: Logits, num_top: int, verifier: Verifier, features: FloatArray | None, failures: Failures
     ) -> None:
-        """Decide, and if that fails do it once more without candidates, which plain decoding has none of.
+        """Decide. If that fails, decide again without candidates, as plain decoding does.
 
-        What fails then is noted, and there is no verdict. Raises: ModelError, the target's own failure.
+        If that fails too, the failure is noted and there is no verdict. Raises: ModelError, a failure of the target.
         """
         while True:
             try:
@@ -121,11 +121,11 @@ class Pass:
             return
 
     def drop_candidates(self, num_left: int = 0) -> None:
-        """Decide as if only the first so many candidates had been offered."""
+        """Keep only the first so many candidates, as if no more had been offered."""
         self.offer = self.offer.leading(num_left)
 
     def observation(self, verdict: Verdict, features: FloatArray | None = None) -> Observation:
-        """Return what the writers are told of this pass; ``features`` [1 + candidates, D] as they wish for them."""
+        """Return the writers' observation of this pass; ``features`` [1 + candidates, D] if they want them."""
         new_ids = (*(self.offer.tokens[i] for i in verdict.accepted), verdict.next_id)
         chosen = tuple(self.chosen)
         tree = self.offer.tokens, self.offer.parents
@@ -135,7 +135,7 @@ class Pass:
 
 @dataclass(slots=True)
 class DraftPass:
-    """Part of one sequence in one target pass in which it drafts for itself: a token, and candidates before it."""
+    """Part of one sequence in a target pass that drafts for itself: a token, and candidates below it."""
 
     sequence: Sequence
     draft: SelfDraft
@@ -144,9 +144,9 @@ class DraftPass:
 
     @classmethod
     def of(cls, work: Work) -> DraftPass:
-        """Run the newest token, drafted or not, and what may follow it over the rows that were chosen."""
+        """Run the newest token, drafted or not, and its candidates, over the chosen rows."""
         sequence, draft = work.sequence, work.sequence.self_draft
-        assert draft is not None, "of a request that drafts for itself"
+        assert draft is not None, "the request does not draft for itself"
         candidates = draft.candidates(sequence.token_ids, sequence.deepest)
         extension = draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows, candidates)
         return cls(sequence, draft, extension, candidates)
@@ -154,7 +154,7 @@ class DraftPass:
     def take(self, logits: Logits) -> None:
         """Add the tokens that the target would choose by these logits [1 + candidates, V], up to the first miss.
 
-        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
+        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are not numbers.
         """
         sequence, drafted, masks = self.sequence, self.draft.token_ids, self.sequence.masks
         array = as_array(logits)
@@ -170,12 +170,12 @@ class DraftPass:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that stay: those of the text and of what was drafted, but for the newest token."""
+        """Number of rows that stay: those of the text and of the draft, except that of the newest token."""
         return self.sequence.num_rows + len(self.draft.token_ids)
 
 
 def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Logits) -> Logits:
-    """Return logits [P, V] after P paths as penalties, grammar and the caller's processor leave them."""
+    """Return logits [P, V] after P paths, shaped by penalties, grammar and the caller's processor."""
     processor, shaping = sequence.request.logits_processor, sequence.shaping
     if shaping is not None:
         logits = shaping.apply(logits, paths)
@@ -193,12 +193,12 @@ def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Logits) ->
 def _choose(sequence: Sequence, offer: Nodes, logits: Logits) -> list[int]:
     """Return the target's token after the root and after each candidate."""
     after_root = len(sequence.token_ids)
-    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
+    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the tokens that the rows predict
     return sequence.sampler.choose(logits, positions)
 
 
 def _details(sequence: Sequence, offer: Nodes, verdict: Verdict, logits: Logits) -> TokenDetails:
-    """Return what is told of the tokens of a verdict. ``logits`` are the model's own, [1 + candidates, V]."""
+    """Return the details of a verdict's tokens. ``logits`` are the model's own, [1 + candidates, V]."""
     params, names = sequence.request.params, sequence.offers.names
     logprobs: tuple[TokenLogprobs, ...] = ()
     if params.logprobs is not None:

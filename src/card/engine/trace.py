@@ -1,6 +1,6 @@
-"""Record of what happened when inside one engine, written down for Perfetto and chrome://tracing.
+"""Timeline of one engine, written for Perfetto and chrome://tracing.
 
-The engine tells a `Trace` of its own rounds; the drafter's passes are told by its layers, which name their times.
+The engine reports its own rounds to a `Trace`. The drafter's passes come from its layers, which carry their times.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TRACKS: tuple[Track, ...] = ("target", "drafter", "requests")
 WAIT, TURN, STEP = "wait", "drafter's turn", "beam step"  # names of spans
 PREFILL, VERIFY, MIXED = "prefill", "verify", "verify and prefill"  # the same, of target passes
 HIT, LATE_HIT, MISS, CORRECTION = "hit", "late hit", "miss", "correction"  # names of marks
-MOST_EVENTS = 1_000_000  # kept in one trace: some hundred megabytes, hours of one request
+MOST_EVENTS = 1_000_000  # of one trace: some hundred megabytes, hours of one request
 _MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took a while. Times are seconds of the engine's clock."""
+    """Something with a duration. Times are seconds of the engine's clock."""
 
     track: Track
     name: str
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at one moment."""
+    """A single moment."""
 
     track: Track
     name: str
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Number of a request's candidates that the target's replica holds from this moment on."""
+    """Number of a request's candidates in the target's replica from this moment on."""
 
     request_id: int
     at_s: float
@@ -68,7 +68,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _DrafterPass:
-    """One pass as the layers of its requests tell it, on the drafter's own clock."""
+    """One pass as reported by the layers of its requests, on the drafter's own clock."""
 
     drafter_idx: int
     start_s: float
@@ -79,25 +79,25 @@ class _DrafterPass:
 
 
 class Trace:
-    """Takes down what one engine does; reads no clock and keeps a bounded number of events.
+    """Records the work of one engine; reads no clock and keeps a bounded number of events.
 
-    Not seen are drafter passes that made no candidates, such as those that only read a prompt.
+    Drafter passes without candidates, such as those that only read a prompt, are not recorded.
     """
 
     num_dropped: int
-    """Events that came when the trace was full."""
+    """Events that were dropped as the trace was full."""
     marks: list[Mark]
-    """All marks in the order in which they were told."""
+    """All marks in the order in which they were recorded."""
     levels: list[Level]
-    """All levels in the order in which they were told."""
+    """All levels in the order in which they were recorded."""
 
     def __init__(self, *, shares_clock: bool = True, max_events: int = MOST_EVENTS) -> None:
         """Begin an empty trace.
 
         Args:
             shares_clock: the drafter's clock is the engine's, as on one Linux host. If not, its passes are shifted by
-                the shortest time that any of its layers seems to have travelled: none ends after its layer arrived.
-            max_events: most events kept; what comes later is only counted.
+                the shortest apparent travel time of its layers: no pass ends after its layer arrived.
+            max_events: most events kept; later ones are only counted.
         """
         self.num_dropped = 0
         self._shares_clock = shares_clock
@@ -110,17 +110,17 @@ class Trace:
         self._seen: dict[int, _Seen] = {}
         self._latest_s = -math.inf
 
-    # ---- told by the engine -----------------------------------------------------------------------------------------
+    # ---- reported by the engine -------------------------------------------------------------------------------------
 
     def begin(self, request_id: int, arrived_at: float, now: float) -> None:
-        """A request that arrived then is taken up."""
+        """A request that arrived at ``arrived_at`` is admitted."""
         self._seen[request_id] = _Seen(began_at=now)
         self._latest_s = max(self._latest_s, now)
         if now > arrived_at:
             self._span(Span("requests", "queued", arrived_at, now, request_id))
 
     def end(self, request_id: int, now: float) -> None:
-        """A request is over, finished or not."""
+        """A request has ended, finished or not."""
         seen = self._seen.pop(request_id, None)
         if seen is not None:
             for span in _phases(request_id, seen, now):
@@ -128,7 +128,7 @@ class Trace:
             self._level(request_id, seen, now, 0)
 
     def wait(self, start_s: float, end_s: float, *, takes_turns: bool) -> None:
-        """The target waited for candidates, or let a drafter draft that takes turns with it."""
+        """The target waited for candidates, or for the turn of a drafter."""
         self._span(Span("target", TURN if takes_turns else WAIT, start_s, end_s))
 
     def target_pass(self, name: str, start_s: float, end_s: float, details: Mapping[str, Any]) -> None:
@@ -142,11 +142,11 @@ class Trace:
                 self._mark(Mark("target", CORRECTION, now, message.request_id))
 
     def drafter_came(self) -> None:
-        """Another drafter is there; its clock may be another one."""
+        """A new drafter is there, perhaps with another clock."""
         self._drafter_idx += 1
 
     def layer(self, layer: Layer, now: float) -> None:
-        """A layer has arrived. Those of one pass, and repeated ones, are told by its times; nonsense is ignored."""
+        """A layer has arrived. Its times identify its pass and repetitions; impossible times are ignored."""
         began_s, ended_s = layer.pass_span_s or (0.0, 0.0)
         if not 0 < ended_s - began_s < math.inf:  # a NaN fails too
             return
@@ -160,9 +160,9 @@ class Trace:
             known.num_nodes += len(layer.nodes)
 
     def follow(self, request_id: int, stats: RequestStats, num_candidates: int, now: float) -> None:
-        """The counters of a running request are these now: tell what has happened since the last time.
+        """Record what changed in the counters of a running request since the last call.
 
-        Of a request that the trace did not see begin, the first call only says where its counters stand.
+        For a request that began before the trace, the first call only notes its counters.
         """
         seen = self._seen.get(request_id)
         if seen is None:
@@ -179,7 +179,7 @@ class Trace:
             seen.first_token_at = now
         self._level(request_id, seen, now, num_candidates)
 
-    # ---- what was told ----------------------------------------------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------------------------------
 
     @property
     def spans(self) -> list[Span]:
@@ -226,7 +226,7 @@ class Trace:
 
 
 def _phases(request_id: int, seen: _Seen, end_s: float) -> list[Span]:
-    """Return a request and its two phases; nothing of one that was not seen to begin."""
+    """Return a request and its two phases; nothing if the trace did not see its beginning."""
     if seen.began_at is None:
         return []
     first_token_at = end_s if seen.first_token_at is None else seen.first_token_at
@@ -251,8 +251,8 @@ def chrome_trace(traces: Mapping[str, Trace], about: Mapping[str, str] | None = 
     Each trace has a process for the target, one for the drafter and one for the requests, with a thread for each.
 
     Args:
-        traces: by a label that the names of their processes begin with, such as the method; "" for none.
-        about: what the reader should know of the run, shown among the file's metadata.
+        traces: by the label that begins the names of their processes, such as the method; "" for none.
+        about: facts about the run for the reader, shown among the file's metadata.
     Source: Trace Event Format, D. Sinclair and others, Google 2016: events X, i, C and M; times in microseconds.
     """
     events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Account of what an engine does, for a trace; without one, nothing is written down."""
+"""Reports of an engine's work to a trace; without a trace nothing is recorded."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from card.protocol.messages import Layer, TargetMessage
 
 
 class NoTracing:
-    """Is told of everything that happens in an engine, and keeps nothing of it."""
+    """Receives all reports of an engine and records nothing."""
 
     trace: Trace | None = None
-    """The trace that gets the account."""
+    """The trace that receives the reports."""
 
     def drafter_came(self) -> None:
-        """Another drafter is there."""
+        """A new drafter is there."""
 
     def layer(self, layer: Layer, sequence: Sequence | None) -> None:
-        """A layer has arrived, of a running request or of one that is over."""
+        """A layer has arrived, for a running or a finished request."""
 
     def sent(self, messages: Iterable[TargetMessage]) -> None:
         """The engine sent these messages to the drafter."""
 
     def taken_up(self, request_id: int, arrived_at: float, now: float) -> None:
-        """A request that arrived then is taken up."""
+        """A request that arrived at ``arrived_at`` is admitted."""
 
     def ended(self, request_id: int) -> None:
-        """A request is over, finished or not."""
+        """A request has ended, finished or not."""
 
     def waited(self, started: float, seconds: float, *, takes_turns: bool) -> None:
-        """The target waited for candidates, or let a drafter draft that takes turns with it."""
+        """The target waited for candidates, or for the turn of a drafter."""
 
     def passed(self, work: Listed[Work], result: StepResult, started: float, schedule: Schedule) -> None:
-        """The target made a pass for this work, if it is any, which began at this time."""
+        """The target made a pass for this work, if there is any; the pass began at ``started``."""
 
 
 class Tracing(NoTracing):
-    """Writes down in a trace what happens in an engine."""
+    """Records an engine's work in a trace."""
 
     trace: Trace
 

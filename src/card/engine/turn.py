@@ -1,4 +1,4 @@
-"""The drafting before a pass: the drafter has its turn, or is waited for, as the policy says."""
+"""Drafting before a pass: the target gives the drafter a turn, or waits for it, as the policy says."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from card.engine.policy.rounds import Draft, RoundView, Wait
 
 @dataclass(slots=True)
 class DraftingTurn:
-    """The time that one round leaves to the drafter, step by step: each asks the policy once."""
+    """The drafter's part of one round, in steps: each step asks the policy once."""
 
-    view: RoundView  # of the round, as it is now; before the first step, as nobody has drafted in it
+    view: RoundView  # of the round, updated by each step
     _decoding: Sequence[LiveRequest]
     _drafter: Dialogue
     _calls: CarefulCalls
@@ -23,7 +23,7 @@ class DraftingTurn:
     _started: float
 
     def step(self) -> bool:
-        """Ask the policy and do what it says. Returns: whether it is to be asked again."""
+        """Ask the policy and carry out its decision. Returns: whether to ask again."""
         order = self._calls.prepare(self.view)
         if self.view.takes_turns and isinstance(order, Draft):
             self._drafter.let_catch_up()
@@ -44,7 +44,7 @@ class DraftingTurn:
         self.view = replace(self.view, requests=requests, waited_s=self._clock() - self._started)
 
     def _note(self) -> None:
-        """Tell of what was waited; a drafter that said nothing meanwhile is not waited for until it does."""
+        """Record the waiting; if the drafter sent nothing meanwhile, it is not waited for until it does."""
         view = self.view
         self._drafter.tracing.waited(self._started, view.waited_s, takes_turns=view.takes_turns)
         for one in self._decoding if view.waited_s else ():

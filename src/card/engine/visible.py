@@ -1,7 +1,7 @@
 """The text as a drafter reads it: without the places of images, and numbered without them.
 
-A draft model that reads text alone gains nothing from these places and pays for each. What an image shows reaches the
-drafter through the target's text. Source of the idea: HiViS, arXiv:2509.23928.
+A draft model that reads only text gains nothing from these positions and pays for each. The content of an image reaches
+the drafter through the target's text. Source of the idea: HiViS, arXiv:2509.23928.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class VisibleText(Sequence[int]):
     """A growing text, seen without the images of its prompt."""
 
     def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int, images: PlacedImages) -> None:
-        """Look at a text that others go on appending to; images stand in its prompt alone."""
+        """View a text that others go on appending to; only its prompt contains images."""
         self._token_ids = token_ids
         self._num_hidden = images.num_tokens
         self._prompt = images.left_out_of(token_ids[:num_prompt_tokens])

@@ -1,7 +1,7 @@
-"""The consumers of the target's features: each is shown the rows that a pass added to a text.
+"""Consumers of the target's features: each sees the rows that a pass added to a text.
 
-They are a help and no more: one that fails is heard no longer, and nothing else happens. A verifier may wish for
-features too: those of all rows with logits, before anything is decided.
+Consumers are optional: one that fails is not called again, and decoding goes on. A verifier may need features too,
+those of all rows with logits, before anything is decided.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Watchers:
         *,
         for_writers: Rows | None = None,
     ) -> None:
-        """Tell the model whose features these are what they wish for. Raises: ModelError if it lacks a layer.
+        """Tell the model which features to keep. Raises: ModelError if it lacks a layer.
 
         Args:
             verifier_wish: for rows with logits; None: the verifier needs no features.
-            for_writers: rows whose last hidden states some local writer wants; None: none does.
+            for_writers: rows whose last hidden states a local writer needs; None: no rows.
         """
         self._writers_wish = None if for_writers is None else FeatureWish((FINAL,), for_writers)
         wishes = [*(one.wish for one in consumers), verifier_wish, self._writers_wish]
@@ -43,11 +43,11 @@ class Watchers:
         self._heard = list(consumers)
 
     def for_verifier(self, extension_idx: int) -> FloatArray | None:
-        """Return what the verifier wishes to see of the last pass: [rows with logits, F]; None if it is nothing."""
+        """Return the verifier's features of the last pass: [rows with logits, F]; None if it needs none."""
         return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
 
     def for_writers(self, extension_idx: int, extension: Extension) -> tuple[FloatArray | None, FloatArray | None]:
-        """Return what the local writers wish to see of an extension of the last pass; None for what they do not.
+        """Return the local writers' features of an extension of the last pass; None for those not needed.
 
         Returns: [rows before those with logits, D], and [rows with logits, D].
         """
@@ -59,9 +59,9 @@ class Watchers:
         return features[: extension.first_logits_idx], features[extension.first_logits_idx :]
 
     def show(self, extension_idx: int, one: Pass, first: int) -> float | None:
-        """Show what a pass has added to a text; ``first`` is the place of the first new row.
+        """Show the rows that a pass added to a text; ``first`` is the position of the first new row.
 
-        Returns: as `FeatureConsumer.observe`; the last one that says something is right.
+        Returns: as `FeatureConsumer.observe`; the last consumer that returns a value decides.
         """
         branch_below: float | None = None
         for consumer in list(self._heard):
@@ -74,18 +74,18 @@ class Watchers:
             except Exception as error:
                 self._heard.remove(consumer)
                 what = in_words(error)
-                logger.warning("a consumer of features failed and is heard no longer: %s", what, exc_info=error)
+                logger.warning("a consumer of features failed and is not called again: %s", what, exc_info=error)
         return branch_below
 
     def _seen(self, consumer: FeatureConsumer, extension_idx: int, one: Pass, first: int) -> SeenRows | None:
-        """Return what a consumer wishes to see of the new rows; None if it is none of them."""
+        """Return the new rows that a consumer wants; None if it wants none of them."""
         sequence, wish = one.sequence, consumer.wish
         num_chain = one.num_chain
         rows = list(range(num_chain))
         if one.verdict is not None:
             rows += [num_chain + idx for idx in one.verdict.accepted[: one.num_kept]]
         end = first + len(rows)
-        if wish.rows != "all":  # features begin with the first row that has logits
+        if wish.rows != "all":  # these features begin at the first row with logits
             num_left_out = one.extension.first_logits_idx
             rows = [row - num_left_out for row in rows[num_left_out:]]
         if wish.rows == "last":

@@ -14,7 +14,7 @@ from card.kernels.number_types import Array
 
 
 def likeliest(scores: Array, count: int, *, sharpness: float = 1.0) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the best ``count`` tokens of each row and their log-probabilities, best first; all V if there are less.
+    """Return the best ``count`` tokens of each row and their log-probabilities, best first; all V if there are fewer.
 
     Args:
         scores: [N, V] float32 or float64.

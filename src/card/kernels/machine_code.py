@@ -22,8 +22,8 @@ def has_machine_code() -> bool:
 
 
 def kernels_identity() -> str:
-    """Return what tells the machine code of this process from other kinds of it, and from that of other sources.
+    """Return a name that only this kind of kernels, made from these sources, has.
 
-    Returns: empty where there is none, so that torch multiplies.
+    Returns: empty without machine code, where torch multiplies.
     """
     return str(machine_code("object_code").kept_name()) if has_machine_code() else ""

@@ -50,7 +50,7 @@ def multiply_rows(x: Array, linear: PackedLinear, *, num_parts: int = 1) -> Floa
     """Return x [T, in] times a linear layer as a pass computes it, [T, out].
 
     Args:
-        num_parts: shares of output channels that are computed one after the other, as threads would at once.
+        num_parts: shares of output channels. They are computed one after another here; a pass gives each a thread.
     """
     code, sums_size = machine_code("rows"), machine_code("vectors").SUMS_BYTES // 4
     (num_rows, num_in), num_panels = x.shape, len(linear.panels)

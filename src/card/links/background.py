@@ -1,6 +1,6 @@
-"""A link with a thread of its own: replacing a dead drafter takes time, which must not come out of an engine's step.
+"""A link with its own thread: replacing a dead drafter takes time, which must not delay an engine's step.
 
-The thread shares nothing with the steps but queues, so that there is no lock to wait for.
+The thread shares only queues with the steps, so there is no lock to wait for.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from card.protocol.messages import DrafterMessage, TargetMessage
 logger = logging.getLogger(__name__)
 _TICK_S = 0.001  # between looks at what the drafter has sent, while requests run
 _IDLE_TICK_S = 0.05
-_IDLE_TICKS = 2000  # ticks without a message to send, after which no request seems to run
-_MAX_WAITING = 8192  # messages either way; older ones are lost, which the protocol bears
+_IDLE_TICKS = 2000  # ticks without a message to send before the engine counts as idle
+_MAX_WAITING = 8192  # messages either way; older ones are dropped, which the protocol allows
 _JOIN_TIMEOUT_S = 5.0  # for the thread to end
 
 
@@ -27,10 +27,10 @@ class BackgroundLink(DrafterLink):
     """Passes messages through queues to its thread, so that a call never waits."""
 
     def __init__(self, link: DrafterLink, cores: Sequence[int] = ()) -> None:
-        """Take over a link that is not open yet.
+        """Wrap a link that is not open yet.
 
         Args:
-            cores: where the thread runs, best the drafter's: those of the target are busy. Empty: anywhere.
+            cores: where the thread runs, best the drafter's, as the target's are busy. Empty: anywhere.
         """
         self.link = link
         self._cores = tuple(cores)
@@ -43,30 +43,30 @@ class BackgroundLink(DrafterLink):
         self._thread = threading.Thread(target=self._run, name="card-drafter", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread and have it bring the drafter up."""
+        """Start the thread, which starts the drafter."""
         self.link.begin()
         self._hand_over()
 
     def start(self) -> None:
-        """Bring the drafter up and start the thread. Raises: WorkerError if the drafter fails or takes too long."""
+        """Start the drafter and the thread. Raises: WorkerError if the drafter fails or takes too long."""
         self.link.start()
         self._hand_over()
 
     def send(self, message: TargetMessage) -> None:
-        """Put the message into the queue of the thread."""
+        """Queue the message for the thread."""
         self._out.append(message)
         self._wake.set()
 
     def receive(self) -> list[DrafterMessage]:
-        """Empty the queue of what has arrived."""
+        """Return all messages that have arrived."""
         arrived: list[DrafterMessage] = []
-        with contextlib.suppress(IndexError):  # the thread may put something in meanwhile: that comes next time
+        with contextlib.suppress(IndexError):  # messages that the thread adds meanwhile come next time
             for _ in range(_MAX_WAITING):
                 arrived.append(self._in.popleft())
         return arrived
 
     def reject(self, reason: str) -> None:
-        """Have the thread replace the drafter."""
+        """Let the thread replace the drafter."""
         self._rejected.append(reason)
         self._wake.set()
 
@@ -78,14 +78,14 @@ class BackgroundLink(DrafterLink):
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def _hand_over(self) -> None:
-        """Leave the link to the thread; from here on no other thread uses it."""
+        """Pass the link to the thread; from now on no other thread uses it."""
         self._status = self.link.status
         self._thread.start()
 
     def _run(self) -> None:
         if self._cores:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, self._cores)  # of this thread alone
+                os.sched_setaffinity(0, self._cores)  # only of this thread
         num_idle = 0
         try:
             while not self._is_closed:

@@ -1,6 +1,6 @@
-"""Start of the drafter's process: its import path, its environment, and an early start before its settings are known.
+"""Start of the drafter's process: its import path, its environment, and a start before its settings are known.
 
-Light on imports: the command line starts the process before it imports torch itself, so that both import side by side.
+Few imports: the command line starts the process before it imports torch itself, so that both import in parallel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from card.config import KERNELS_VARIABLE
 from card.machine.children import import_paths
 
-# Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. What else the parent
-# imports from comes last, where it can shadow nothing. Looking for garbage among imports is a tenth of a start.
+# Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. The parent's other
+# paths come last, where they can shadow nothing. Collecting garbage during imports costs a tenth of a start.
 _PROGRAM = """import gc, sys
 gc.disable()
 sys.path += sys.argv[1:]
@@ -24,7 +24,7 @@ main()
 """
 _COMMAND = (sys.executable, "-P", "-E", "-c", _PROGRAM)
 
-# Environment variables that the draft model's libraries read. The others, keys above all, stay with the parent.
+# Environment variables that the draft model's libraries read. The child does not get any others, above all no keys.
 _KEPT_NAMES = frozenset(
     {
         "HOME",
@@ -48,7 +48,7 @@ _KEPT_PREFIXES = (
     *("ROCR_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
 
-# Settings that bind threads to cores are left out: the drafter has cores of its own.
+# Settings that bind threads to cores are left out: the drafter has its own cores.
 _BINDINGS = frozenset({"KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"})
 
 
@@ -56,7 +56,7 @@ class DrafterChild:
     """A drafter's process that has imported everything and waits for its settings on standard input."""
 
     def __init__(self, num_threads: int = 1) -> None:
-        """Start the process. Raises: OSError if there can be none."""
+        """Start the process. Raises: OSError if that fails."""
         self.num_threads = num_threads
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             (*_COMMAND, *import_paths(sys.path)),
@@ -66,14 +66,14 @@ class DrafterChild:
         )
 
     def tell_ahead(self, line: bytes) -> None:
-        """Send the process a line of work to begin before its settings come; ignore a process that has ended."""
+        """Send the process a line of work for the time before its settings come; a dead process is ignored."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(line + b"\n")
                 self._process.stdin.flush()
 
     def take(self, num_threads: int) -> subprocess.Popen[bytes] | None:
-        """Return the process, once, if it is alive and was started for so many threads."""
+        """Return the process, once, if it is alive and has so many threads."""
         process, self._process = self._process, None
         if process is not None and (num_threads != self.num_threads or process.poll() is not None):
             _end(process)
@@ -81,7 +81,7 @@ class DrafterChild:
         return process
 
     def close(self) -> None:
-        """End the process unless it was taken."""
+        """End the process unless `take` has returned it."""
         if self._process is not None:
             _end(self._process)
             self._process = None

@@ -1,7 +1,7 @@
 """Connections of a draft server: their bytes are checked and counted before ZeroMQ gets them.
 
-A thread accepts clients and passes the bytes of each to a socket of its own inside this process. So ZeroMQ holds no
-more of a client than `Framing` lets through, and the server knows which client sent a message.
+A thread accepts clients and passes the bytes of each one to a separate socket inside this process. So ZeroMQ holds no
+more data of a client than `Framing` accepts, and the server knows which client sent a message.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ logger = logging.getLogger(__name__)
 FOLDER_PREFIX = "card-"  # of the folder with the inner sockets
 _CHUNK_BYTES = 1 << 16
 _BACKLOG = 128
-_MOST_STRANGERS = 64  # connections without a session; one more takes the place of another
+_MOST_STRANGERS = 64  # connections without a session; a further one replaces another
 _NO_FILES_PAUSE_S = 0.1  # before the next try to accept, when the process may open no more files
-_LONGEST_FOLDER = 90  # bytes; a socket's name has 107 at most
+_LONGEST_FOLDER = 90  # bytes; a socket's name may have 107
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Connection:
-    """One client. The front's thread moves its bytes; all else belongs to the server's thread."""
+    """One client. The front's thread moves its bytes; everything else belongs to the server's thread."""
 
     def __init__(
         self, number: int, host: str, messages: zmq.Socket[bytes], outer: socket.socket, inner: socket.socket
     ) -> None:
-        self.number = number  # of connections so far
+        self.number = number  # in order of arrival
         self.host = host
         self.messages = messages
         self.num_taken = 0  # messages that the server has read
         self.has_session = False
-        self.is_unwanted = False  # the front is to drop it
-        self.is_over = False  # nothing more will come
+        self.is_unwanted = False  # the front must drop it
+        self.is_over = False  # no more data will come
         self.outer, self.inner = outer, inner
         self.framing = Framing()
         self.to_client, self.to_server = bytearray(), bytearray()
-        self.is_waiting = False  # so many of its bytes are unread that it must wait
+        self.is_waiting = False  # too many of its bytes are unread: it must wait
 
 
 class Front:
-    """Accepts clients; the server's thread takes them with `arrivals`, and closes the sockets of clients that left."""
+    """Accepts clients. The server's thread gets them from `arrivals`, and closes the sockets of those that left."""
 
     def __init__(self, address: str, context: zmq.Context[Any], keys: ServerKeys | None, queued_frames: int) -> None:
         """Listen.
 
-        Raises: OSError if the address is not free; SettingsError if the folder for sockets has too long a name.
+        Raises: OSError if the address is not free; SettingsError if the path of the folder for sockets is too long.
         """
         self._context = context
         self._authenticator: ThreadAuthenticator | None = None
@@ -83,8 +83,8 @@ class Front:
         self._connections: set[Connection] = set()
         self._arrived: deque[Connection] = deque()
         self._is_closed = False
-        self._ear, self._bell = socket.socketpair()  # rings in the front's thread
-        self._server_ear, self._server_bell = socket.socketpair()  # and in the server's
+        self._ear, self._bell = socket.socketpair()  # wakes the front's thread
+        self._server_ear, self._server_bell = socket.socketpair()  # wakes the server's thread
         self._selector = selectors.DefaultSelector()
         for end in (self._ear, self._bell, self._server_ear, self._server_bell):
             end.setblocking(False)
@@ -106,7 +106,7 @@ class Front:
 
     @property
     def ear(self) -> int:
-        """File that can be read when a connection has come or ended; `arrivals` empties it."""
+        """File that becomes readable when a connection has come or ended; `arrivals` empties it."""
         return self._server_ear.fileno()
 
     def arrivals(self) -> list[Connection]:
@@ -115,7 +115,7 @@ class Front:
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def wake(self) -> None:
-        """Wake the front: messages of a waiting client were read, or a connection is no longer wanted."""
+        """Wake the front: a waiting client's messages were read, or a connection must be dropped."""
         _ring(self._bell)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Front:
     def _accept(self) -> None:
         try:
             outer, peer = self._listener.accept()
-        except OSError as error:  # the client has gone again, or too many files are open
+        except OSError as error:  # the client has left already, or too many files are open
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 time.sleep(_NO_FILES_PAUSE_S)
             return
@@ -160,7 +160,7 @@ class Front:
         try:
             connection = self._connect(outer, str(peer[0]))
         except (OSError, zmq.ZMQError) as error:
-            logger.warning("a client cannot be taken: %s", error)
+            logger.warning("a client cannot be accepted: %s", error)
             outer.close()
             return
         self._connections.add(connection)
@@ -169,14 +169,14 @@ class Front:
         _ring(self._server_bell)
 
     def _make_room(self) -> None:
-        """If there are too many strangers, drop the oldest one of the address that has most."""
+        """If too many clients have no session, drop the oldest one of the address with the most."""
         strangers = [one for one in self._connections if not one.has_session]
         if len(strangers) >= _MOST_STRANGERS:
             most = Counter(one.host for one in strangers)
-            self._drop(min(strangers, key=lambda one: (-most[one.host], one.number)), "others want to come in")
+            self._drop(min(strangers, key=lambda one: (-most[one.host], one.number)), "it made room for others")
 
     def _connect(self, outer: socket.socket, host: str) -> Connection:
-        """Make the inside of a connection. Raises: OSError, ZMQError."""
+        """Make the inner socket of a connection. Raises: OSError, ZMQError."""
         outer.setblocking(False)
         outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         outer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -210,7 +210,7 @@ class Front:
             self._drop(connection, fault)
 
     def _moved(self, connection: Connection, *, is_outer: bool, events: int) -> str | None:
-        """Move bytes. Returns: why the connection has ended, empty if it broke off; None if it goes on."""
+        """Move bytes. Returns: why the connection has ended, empty without a reason; None if it goes on."""
         source, sink = connection.outer, connection.inner
         waiting, returning = connection.to_server, connection.to_client
         if not is_outer:
@@ -235,8 +235,8 @@ class Front:
             self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Look for what this connection can do next."""
-        connection.is_waiting = True  # before the count: the server rings the bell if it reads more after that
+        """Poll for the events that this connection can handle next."""
+        connection.is_waiting = True  # before counting: the server rings the bell for anything it reads later
         is_stranger = not connection.has_session
         connection.is_waiting = connection.framing.is_full(connection.num_taken, is_stranger=is_stranger)
         may_speak = not connection.to_server and not connection.is_waiting
@@ -279,13 +279,13 @@ def _listen(address: str, folder: Path) -> socket.socket:
 
 
 def _send(end: socket.socket, data: bytearray) -> None:
-    """Send as much as goes without waiting, and keep the rest."""
+    """Send as much as possible without waiting, and keep the rest."""
     with contextlib.suppress(BlockingIOError, InterruptedError):
         del data[: end.send(data)]
 
 
 def _ring(bell: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError):  # it rings already
+    with contextlib.suppress(BlockingIOError):  # it is ringing already
         bell.send(b"!")
 
 

@@ -1,4 +1,4 @@
-"""Drafters in the target's process: in its own thread, in turns with it, or free-running in another thread."""
+"""Drafters in the target's process: in its thread, in turns with it, or free-running in another thread."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ JOIN_TIMEOUT_S = 10.0  # for a thread to end
 
 
 class InlineLink(DrafterLink):
-    """Runs the drafter only inside `draft`. A worker that raises is down for good; the target goes on alone."""
+    """Runs the drafter only inside `draft`. If the worker raises, it stays down and the target goes on alone."""
 
     runs_by_itself = False
 
     def __init__(self, worker: DrafterWorker, integer_threads: int | None = None) -> None:
-        """Take over ``worker``; its integer passes have so many threads, None: those of the caller's thread."""
+        """Use ``worker``; its integer passes use so many threads, None: those of the caller's thread."""
         super().__init__()
         self.layers_per_pass = worker.layers_per_pass
         self.worker = worker
@@ -33,11 +33,11 @@ class InlineLink(DrafterLink):
         self._received: list[DrafterMessage] = []
 
     def send(self, message: TargetMessage) -> None:
-        """Hand the message to the worker at once."""
+        """Pass the message to the worker at once."""
         self._run(lambda: self.worker.receive(message))
 
     def show(self, states: TargetStates) -> None:
-        """Hand the states to the worker at once."""
+        """Pass the states to the worker at once."""
         self._run(lambda: self.worker.receive(states))
 
     def receive(self) -> list[DrafterMessage]:
@@ -72,10 +72,10 @@ class InlineLink(DrafterLink):
 
 
 class ThreadLink(DrafterLink):
-    """Runs a drafter worker in a daemon thread. A worker that raises is down for good; the target goes on alone."""
+    """Runs a drafter worker in a daemon thread. If it raises, it stays down and the target goes on alone."""
 
     def __init__(self, worker: DrafterWorker, lane: Lane | None = None) -> None:
-        """Take over ``worker``; its model computes in ``lane``, None: as it would in the caller's thread."""
+        """Use ``worker``; its model computes in ``lane``, None: as in the caller's thread."""
         super().__init__()
         self.worker = worker
         self._lane = lane or Lane()
@@ -102,7 +102,7 @@ class ThreadLink(DrafterLink):
             self._to_drafter.put(states)
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what the drafter has said."""
+        """Return the drafter's messages since the last call."""
         self._arrived.clear()
         received: list[DrafterMessage] = []
         while not self._to_target.empty():

@@ -1,4 +1,4 @@
-"""Keys and addresses of draft servers: which clients may connect, and from where without keys."""
+"""Keys and addresses of draft servers: which clients may connect, and from where they may do so without keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClientKeys:
 
 
 def check_address(address: str, *, binds: bool = False) -> str:
-    """Return ``address`` if one can connect to it, or with ``binds`` listen on it. Raises: SettingsError if not."""
+    """Return a valid ``address`` to connect to, or with ``binds`` to listen on. Raises: SettingsError for another."""
     found = _TCP.fullmatch(address)
     if not found or (not binds and (found[1] in ("*", "0.0.0.0") or found[2] in ("*", "0"))):
         example = "tcp://127.0.0.1:5555 (port 0 takes a free one)" if binds else "tcp://192.168.1.20:5555"
@@ -48,7 +48,7 @@ def check_address(address: str, *, binds: bool = False) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of a checked address; a host that stands for all is 0.0.0.0, a free port is 0."""
+    """Return host and port of a checked address; 0.0.0.0 means all hosts, port 0 a free port."""
     found = _TCP.fullmatch(address)
     assert found is not None
     host = found[1].strip("[]")
@@ -56,7 +56,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_may_listen(address: str, *, has_keys: bool) -> None:
-    """Refuse an address that is none, or that others can reach while there are no keys. Raises: SettingsError."""
+    """Refuse a malformed address, or one that other machines can reach without keys. Raises: SettingsError."""
     check_address(address, binds=True)
     if not has_keys and not is_loopback(address):
         raise SettingsError(
@@ -66,7 +66,7 @@ def check_may_listen(address: str, *, has_keys: bool) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a checked address is reached from this host only."""
+    """Return whether only this host can reach a checked address."""
     found = _TCP.fullmatch(address)
     host = found[1].strip("[]") if found else ""
     try:
@@ -76,13 +76,13 @@ def is_loopback(address: str) -> bool:
 
 
 def make_keys(folder: Path, clients: Sequence[str] = ()) -> list[Path]:
-    """Make the keys of a server and of its clients, each in the folder that its machine needs.
+    """Make the keys of a server and its clients, each in the folder for its machine.
 
-    ``folder/server`` is for the server, ``folder/NAME`` for each client. With clients named, a server that is there
-    already keeps its keys and lets the new ones in.
+    ``folder/server`` is for the server, ``folder/NAME`` for each client. If clients are named, an existing server keeps
+    its keys and accepts the new clients.
 
     Returns: the new folders.
-    Raises: SettingsError if keys would be overwritten or cannot be written, or for a name that is no file name.
+    Raises: SettingsError if keys would be overwritten or cannot be written, or a name is not a file name.
     """
     server = folder / _SERVER
     names = list(clients) or [_CLIENT]
@@ -122,7 +122,7 @@ def load_client_keys(folder: Path) -> ClientKeys:
 
 
 def _write_keys(server: Path, new: Sequence[Path]) -> None:
-    """Fill the new folders, of which the server's comes first. Raises: OSError."""
+    """Fill the new folders; the server's, if new, comes first. Raises: OSError."""
     for path in new:
         path.mkdir(mode=0o700, parents=True)
     if server in new:

@@ -1,7 +1,7 @@
-"""A drafter on lease from a pool: the pool names the draft server to use, and does nothing else.
+"""A drafter on lease from a pool: the pool only names the draft server to use.
 
-Tokens travel over the link to that server. A pool that is slow, wrong or gone costs speed and never text: no call to it
-is waited for, and the target decodes plainly until it has a lease.
+Tokens travel over the link to that server. A slow, wrong or dead pool costs speed but changes no text: calls to it
+never block, and the target decodes plainly until it has a lease.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from card.links.remote import RemoteLink
 from card.protocol.messages import Close, DrafterMessage, Open, TargetMessage
 
 logger = logging.getLogger(__name__)
-RENEW_S = 2.0  # between renewals; a pool forgets a lease that is not renewed for several times as long
-IDLE_S = 10.0  # without requests, after which the drafter is left to others
-BUSY_LOOK_S = 0.5  # a target that has requests looks at its link more often than this; one without, once a second
-MOST_PAUSE_S = 5.0  # between questions to a pool that has no drafter: one may come at any moment
+RENEW_S = 2.0  # between renewals; a pool drops a lease that is not renewed for several times as long
+IDLE_S = 10.0  # without requests until the drafter is given back
+BUSY_LOOK_S = 0.5  # a target with requests checks its link more often than this; one without, once a second
+MOST_PAUSE_S = 5.0  # between requests to a pool without a free drafter
 _NO_REQUESTS = "there are no requests"
 _SILENT_POOL = "the pool does not answer"
 
@@ -33,38 +33,38 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
     """A drafter that a target may use."""
 
     address: str  # tcp://host:port of its server
-    incarnation: int  # differs for each start of the server at the same address
+    incarnation: int  # differs for each start of a server at the same address
 
 
 class NoLease(msgspec.Struct, frozen=True, tag="none"):
-    """Reason why there is none, or why it has ended."""
+    """The reason why there is no lease, or why it has ended."""
 
     reason: str
 
 
 class Leases(Protocol):
-    """A target's way to the pool. Calls return at once and reach the pool in their order.
+    """A target's connection to the pool. Calls return at once and reach the pool in order.
 
-    An answer that is an exception counts as silence.
+    An answer that is an exception counts as no answer.
     """
 
     def ask(self, tokenizer: str, load: int, avoid: int) -> Future[Lease | NoLease]:
         """Ask for a drafter with this tokenizer.
 
         Args:
-            load: requests that are open.
-            avoid: incarnation of a drafter that has just failed; 0: none has.
+            load: number of open requests.
+            avoid: incarnation of a drafter that has just failed; 0: none.
         """
 
     def renew(self, lease: Lease, tokenizer: str, load: int) -> Future[Lease | NoLease]:
-        """Say that the drafter is still in use. The answer is the same lease, one to move to, or that it has ended."""
+        """Report that the drafter is still in use. The answer is this lease, another one to use, or its end."""
 
     def give_back(self) -> None:
-        """End all leases that were asked for so far."""
+        """End all leases requested so far."""
 
 
 class LeasedLink(RemoteLink):
-    """Talks to the draft server that the pool names, which may change with each incarnation.
+    """Talks to the draft server that the pool names, perhaps another one for each incarnation.
 
     A lease is held while there are requests, and for `IDLE_S` after the last one.
     """
@@ -79,7 +79,7 @@ class LeasedLink(RemoteLink):
         start_timeout_s: float,
         silence_timeout_s: float,
     ) -> None:
-        """Read the keys; nothing is sent yet. Arguments as of `RemoteLink`; the caller closes ``leases``.
+        """Read the keys; nothing is sent yet. Arguments as in `RemoteLink`; the caller closes ``leases``.
 
         Raises: SettingsError for keys that cannot be read.
         """
@@ -92,7 +92,7 @@ class LeasedLink(RemoteLink):
             silence_timeout_s=silence_timeout_s,
         )
         self._leases = leases
-        self.lease: Lease | None = None  # what is held now
+        self.lease: Lease | None = None  # the present lease
         self._asked: Future[Lease | NoLease] | None = None
         self._renewal: Future[Lease | NoLease] | None = None
         self._renewed_at = 0.0
@@ -103,7 +103,7 @@ class LeasedLink(RemoteLink):
         self._refused_for = ""
 
     def send(self, message: TargetMessage) -> None:
-        """Send the message unless there is no drafter; requests that are open make up the load."""
+        """Send the message unless there is no drafter; open requests are counted as the load."""
         if isinstance(message, Open):
             self._open_ids.add(message.request_id)
         elif isinstance(message, Close):
@@ -112,7 +112,7 @@ class LeasedLink(RemoteLink):
         super().send(message)
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what has arrived, and look after session and lease now and then."""
+        """Return the messages that have arrived; check session and lease now and then."""
         now = time.monotonic()
         if now - self._looked_at < BUSY_LOOK_S:
             self._wanted_at = now
@@ -165,7 +165,7 @@ class LeasedLink(RemoteLink):
     # ---- the lease --------------------------------------------------------------------------------------------------
 
     def _is_refused(self, asked: Future[Lease | NoLease], now: float) -> bool:
-        """Take the pool's answer if it is there; return whether there is no drafter to be had."""
+        """Read the pool's answer if it is there; return whether no drafter is available."""
         if not asked.done():
             return False
         self._asked = None
@@ -180,7 +180,7 @@ class LeasedLink(RemoteLink):
         return True
 
     def _is_replaced(self, lease: Lease, now: float) -> bool:
-        """Renew the lease when it is time; return whether the pool has ended it, or gave another drafter for it."""
+        """Renew the lease when it is due; return whether the pool ended it or named another drafter."""
         if self._renewal is None:
             if now - self._renewed_at >= RENEW_S:
                 self._renewed_at = now
@@ -190,7 +190,7 @@ class LeasedLink(RemoteLink):
             return False
         renewal, self._renewal = self._renewal, None
         if renewal.exception() is not None:
-            return False  # the drafter is there, whether or not the pool can be asked
+            return False  # the drafter is usable even if the pool does not answer
         answer = renewal.result()
         if isinstance(answer, NoLease):
             self.lease = None
@@ -204,17 +204,17 @@ class LeasedLink(RemoteLink):
         return False
 
     def _use(self, lease: Lease, now: float) -> bool:
-        """Begin a session with a drafter; return whether its address is one."""
+        """Begin a session with a drafter; return whether its address is valid."""
         self.lease, self._renewed_at, self._refused_for = lease, now, ""
         try:
             self._reach_out(check_address(lease.address))
         except (SettingsError, zmq.ZMQError):
-            self._fail("the pool named an address that is none")
+            self._fail("the pool named an invalid address")
             return False
         return True
 
     def _rest(self) -> None:
-        """Leave the drafter to others until there are requests again."""
+        """Give the drafter back until there are requests again."""
         self._is_resting = True
         self._take_leave()
         self._return_lease()

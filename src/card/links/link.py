@@ -1,4 +1,4 @@
-"""Links from the target to its drafter, whatever lies between them."""
+"""Links from the target to its drafter, wherever it runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LinkStatus:
 
 
 class DrafterLink:
-    """A drafter as an engine sees it, ours or another.
+    """A drafter as an engine sees it, local or remote.
 
     Only `wait`, `start`, `close`, and `draft` of a drafter in turns block, each for a bounded time. Messages may be
-    lost. A received `Ready` announces a new drafter, which knows of no request. The methods of this class suit a
-    drafter in this process.
+    lost. A received `Ready` announces a new drafter, which knows no requests. The methods of this class suit a drafter
+    in this process.
     """
 
     runs_by_itself: bool = True
@@ -38,41 +38,41 @@ class DrafterLink:
         self._status = LinkStatus("up")
 
     def begin(self) -> None:
-        """Bring the drafter up without waiting for it: it joins when it is ready, or is tried again."""
+        """Start the drafter without waiting for it; a failed start is tried again."""
 
     def start(self) -> None:
-        """Bring the drafter up, or go on with what `begin` began, and wait for it.
+        """Start the drafter, or continue after `begin`, and wait for it.
 
         Raises: WorkerError if it fails or takes too long.
         """
         self.begin()
 
     def send(self, message: TargetMessage) -> None:
-        """Hand over a message, or drop it if the drafter cannot take it now."""
+        """Send a message, or drop it if the drafter cannot take it now."""
         raise NotImplementedError
 
     def show(self, states: TargetStates) -> None:
         """Show a drafter in this process the target's hidden states; other drafters get none."""
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what has arrived."""
+        """Return the messages that have arrived."""
         raise NotImplementedError
 
     def wait(self, timeout_s: float) -> None:
         """Return when something has arrived, or after ``timeout_s`` seconds."""
 
     def draft(self, num_passes: int, end: TurnEnd = NO_END) -> list[tuple[int, float]]:
-        """Let a drafter in turns with the target draft; a free-running one ignores the call.
+        """Let a drafter in turns with the target draft; a free-running drafter ignores the call.
 
         Args:
-            num_passes: most passes that it makes.
-            end: where the turn ends for each request before that.
+            num_passes: most passes.
+            end: rule by which the turn ends earlier for a request.
         Returns: the requests that each pass made candidates for, and its seconds.
         """
         return []
 
     def reject(self, reason: str) -> None:
-        """Replace the drafter, or take it down for good, since it sent an invalid message."""
+        """Replace the drafter, or end it for good, as it sent an invalid message."""
         self._status = LinkStatus("down", reason)
 
     @property
@@ -87,7 +87,7 @@ class DrafterLink:
 
     @property
     def worst_status(self) -> LinkStatus:
-        """The worst state among several drafters, which users are shown."""
+        """The worst state among several drafters, which users see."""
         return self.status
 
     @property
@@ -97,19 +97,19 @@ class DrafterLink:
 
     @property
     def available(self) -> frozenset[Schedule]:
-        """The schedules that are possible now; to do without a drafter always is."""
+        """The schedules that are possible now; ``off`` always is."""
         is_there = self.status.state in ("up", "degraded")
         return frozenset({"off", self.own_schedule}) if is_there else frozenset({"off"})
 
     def use(self, schedule: Schedule) -> None:
-        """Send messages to the drafter of this schedule from now on, where there are several."""
+        """Send messages to the drafter of this schedule from now on, if there are several."""
 
     def close(self) -> None:
         """End the drafter. May be called twice."""
 
 
 class NoDrafter(DrafterLink):
-    """The link of a target without a drafter: it drops what is sent and receives nothing."""
+    """The link of a target without a drafter: it drops all messages and receives none."""
 
     def __init__(self) -> None:
         self._status = LinkStatus("none")

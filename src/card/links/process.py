@@ -1,4 +1,4 @@
-"""A drafter in a process of its own on this host, over ZeroMQ, watched and replaced when it fails."""
+"""A drafter in its own process on this host, over ZeroMQ, watched and replaced when it fails."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from card.protocol.messages import Shutdown
 logger = logging.getLogger(__name__)
 FOLDER_PREFIX = "card-"  # of the folder with the socket
 _EXIT_TIMEOUT_S = 2.0
-_LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
+_LAST_WORDS_S = 0.05  # time for a failed child's last frame, which has the reason
 _FAULT_STATUS = 1  # exit status of such a child
-_LOOK_AT_STATE_S = 0.25  # between looks at whether the child is stopped; a look reads a file
-MEASURING_S = 0.4  # for what the passes of a draft model cost
-_SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
-_SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as far as that is known before any client comes
+_LOOK_AT_STATE_S = 0.25  # between checks whether the child is stopped; each check reads a file
+MEASURING_S = 0.4  # for measuring the passes of a draft model
+_SERVED_TREE_ROWS = 512  # per request, for any lead and width of its client
+_SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as expected before any client comes
 
 
 class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,15 +41,15 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
-    measuring_s: float = MEASURING_S  # for measuring the cost of passes, which targets are told; 0: not measured
-    cache_dir: str | None = None  # for converted weights, as of `load_model`
+    measuring_s: float = MEASURING_S  # for measuring the cost of passes for the targets; 0: not measured
+    cache_dir: str | None = None  # for converted weights, as in `load_model`
     draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
-    always_drafted: tuple[int, ...] = ()  # and these
-    has_unknown_target: bool = False  # the target must be told which tokenizer this is
+    always_drafted: tuple[int, ...] = ()  # and these tokens too
+    has_unknown_target: bool = False  # the target must be sent the tokenizer's fingerprint
 
     @classmethod
     def to_serve(cls, name: str, **model: Any) -> DraftModel:
-        """Return a model for targets that are not known yet; ``model`` are other fields."""
+        """Return a model for unknown targets; ``model`` are other fields."""
         return cls(
             name=name,
             max_tree_rows=_SERVED_TREE_ROWS,
@@ -60,7 +60,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LikelyModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Draft model that a child can load while its settings are found out; fields as of `DraftModel`."""
+    """Draft model that a child can load before its settings are known; fields as in `DraftModel`."""
 
     name: str
     dtype: str
@@ -68,7 +68,7 @@ class LikelyModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_dir: str | None = None
 
     def is_that_of(self, model: DraftModel) -> bool:
-        """Return whether the settings ask for it."""
+        """Return whether the settings need this model."""
         return (self.name, self.dtype, self.device, self.cache_dir) == (
             *(model.name, model.dtype, model.device, model.cache_dir),
         )
@@ -81,14 +81,14 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     incarnation: int = 0
     parent_pid: int = 0
     threads: int
-    cores: tuple[int, ...]  # where the parent has put the process; empty: anywhere
+    cores: tuple[int, ...]  # cores that the parent assigned to the process; empty: any
     model: DraftModel
 
 
 class ProcessLink(ZmqLink):
     """Starts the drafter's process, talks to it, and replaces it when it dies, hangs or sends invalid messages.
 
-    ``template`` gives the child's settings; address, incarnation and parent are filled in here.
+    ``template`` holds the child's settings; the link adds address, incarnation and parent.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ProcessLink(ZmqLink):
         silence_timeout_s: float,
         spare: DrafterChild | None = None,
     ) -> None:
-        """Make a link without a child. The first child is ``spare``, if that was started for as many threads."""
+        """Make a link without a child. The first child is ``spare``, if that has as many threads."""
         super().__init__(Watch(start_timeout_s=start_timeout_s, silence_timeout_s=silence_timeout_s))
         self._template = template
         self._spare = spare
@@ -111,7 +111,7 @@ class ProcessLink(ZmqLink):
 
     @property
     def status(self) -> LinkStatus:
-        """State of the current child, why it is not up, and how many were replaced; a stopped child is down."""
+        """State of the current child, why it is not up, and the number of replacements; a stopped child is down."""
         status = self._watch.status
         if status.state == "down" or not self._is_stopped(time.monotonic()):
             return status
@@ -131,13 +131,13 @@ class ProcessLink(ZmqLink):
         return f"drafter {self._watch.incarnation} is replaced: {reason}"
 
     def _farewell(self) -> None:
-        """End the child, politely first, and remove the socket's folder."""
+        """End the child, first with a message, and remove the socket's folder."""
         if self._child and self._child.poll() is None and self._watch.is_listening:
             self.send(Shutdown())
             try:
                 self._child.wait(_EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                logger.info("drafter did not end in %g s and is killed", _EXIT_TIMEOUT_S)
+                logger.info("drafter did not end within %g s and is killed", _EXIT_TIMEOUT_S)
         self._drop()
         if self._spare is not None:
             self._spare.close()
@@ -153,11 +153,11 @@ class ProcessLink(ZmqLink):
         return False
 
     def _idle_since(self) -> float:
-        """Return since when the child has been stopped as far as is known: one that spoke went on in between."""
+        """Return since when the child is known to be stopped; a message in between proves that it ran."""
         return max(self._stopped_since or 0.0, self._watch.heard_at)
 
     def _has_ended(self) -> bool:
-        """Notice a child that ended; what it said last tells more than its exit status."""
+        """Notice a child that ended; its last message says more than its exit status."""
         if self._child is None or self._child.poll() is None:
             return False
         status = self._child.returncode
@@ -190,11 +190,11 @@ class ProcessLink(ZmqLink):
             child = DrafterChild(config.threads).take(config.threads)
         if child is None:
             raise OSError(0, "it ended at once")
-        with contextlib.suppress(OSError):  # at once: loading must not take time from the target's core
+        with contextlib.suppress(OSError):  # at once, so that loading takes no time from the target's core
             if config.cores:
                 os.sched_setaffinity(child.pid, config.cores)
         assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin:  # a child that ended already is noticed as one
+        with contextlib.suppress(BrokenPipeError), child.stdin:  # a child that has ended is noticed later
             child.stdin.write(msgspec.json.encode(config))
         return child
 
@@ -209,7 +209,7 @@ class ProcessLink(ZmqLink):
         self._stopped_since = None
 
     def _is_stopped(self, now: float) -> bool:
-        """Return whether the child is stopped (SIGSTOP, a debugger), as of at most a moment ago."""
+        """Return whether the child is stopped (SIGSTOP, a debugger), as of the last check."""
         if now - self._looked_at >= _LOOK_AT_STATE_S:
             self._looked_at = now
             is_stopped = self._child is not None and _process_state(self._child.pid) in ("T", "t")

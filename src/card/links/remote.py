@@ -1,4 +1,4 @@
-"""A drafter on a draft server, reached over TCP, watched and tried again when it is lost."""
+"""A drafter on a draft server, reached over TCP, watched and replaced by a new session when it is lost."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from card.links.keys import ClientKeys, check_address, load_client_keys
 from card.links.zmq_link import Watch, ZmqLink
 from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 
-_CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
-_ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once
-_RESTING_AFTER_S = 5.0  # a target without requests does not read its link; after so long the link rests
-_WAKING_S = 1.0  # after a rest, time for waiting messages to arrive
-_QUEUED_FRAMES = 256  # on the way out
+_CONNECT_TIMEOUT_S = 3.0  # until the address must have accepted a connection
+_ANSWER_TIMEOUT_S = 15.0  # a server listens only after loading, and then answers at once
+_RESTING_AFTER_S = 5.0  # a target without requests does not read its link; then the link rests
+_WAKING_S = 1.0  # time for waiting messages to arrive after a rest
+_QUEUED_FRAMES = 256  # outgoing
 _ARRIVED_FRAMES = 4096  # layers of many requests, made during one long pass of the target
-_FAREWELL_MS = 200  # for the last message to leave
+_FAREWELL_MS = 200  # for sending the last message
 _RECONNECT_MS = (50, 1000)  # first and longest pause between attempts to reach the address
 _HANDSHAKE_FAILURES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -45,10 +45,10 @@ class RemoteLink(ZmqLink):
         """Read the keys; nothing is sent yet.
 
         Args:
-            address: tcp://host:port of the server; None where it comes with a lease.
+            address: tcp://host:port of the server; None if it comes with a lease.
             vocab_size: of the target.
-            tokenizer: fingerprint of the target's; empty compares the vocabularies by their size alone.
-            keys: folder with the client's keys; None for a server without.
+            tokenizer: fingerprint of the target's; empty: only the sizes of the vocabularies are compared.
+            keys: folder with the client's keys; None for a server without keys.
         Raises: SettingsError for a malformed address, or keys that cannot be read.
         """
         self._address = address if address is None else check_address(address)
@@ -58,18 +58,18 @@ class RemoteLink(ZmqLink):
         self._connect_timeout_s = min(start_timeout_s, _CONNECT_TIMEOUT_S)
         super().__init__(Watch(start_timeout_s=self._answer_timeout_s, silence_timeout_s=silence_timeout_s))
         self._monitor: zmq.Socket[bytes] | None = None
-        self._has_connected = False  # the address answered, whatever came after
+        self._has_connected = False  # the address answered at least once
         self._reached_out_at = 0.0
         self._woke_at = -math.inf
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what has arrived, and look after the session now and then; nothing after `close`."""
+        """Return the messages that have arrived; check the session now and then; nothing after `close`."""
         now = time.monotonic()
         if now - self._checked_at > _RESTING_AFTER_S:
             self._woke_at = now
         messages = super().receive()
         if self._watch.state == "down" and now - self._woke_at < _WAKING_S and not self._is_closed:
-            self._watch.forgive()  # no ping was sent meanwhile, so the server may have dropped the session
+            self._watch.forgive()  # without pings the server may have dropped the session
             self._woke_at = -math.inf
         return messages
 
@@ -85,7 +85,7 @@ class RemoteLink(ZmqLink):
         self._take_leave()
 
     def _take_leave(self) -> None:
-        """End the session, and let the server know."""
+        """End the session, and tell the server."""
         if self._watch.is_listening:
             self._say(Shutdown())
         self._disconnect(linger_ms=_FAREWELL_MS)
@@ -126,7 +126,7 @@ class RemoteLink(ZmqLink):
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
-            with contextlib.suppress(zmq.ZMQError):  # there may be no file left for the socket that says so
+            with contextlib.suppress(zmq.ZMQError):  # there may be no free file for the socket that reports it
                 self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
@@ -134,7 +134,7 @@ class RemoteLink(ZmqLink):
             self._socket = self._monitor = None
 
     def _mismatch(self, ready: Ready) -> str:
-        """Return why the server's model cannot draft for this target; empty if it can."""
+        """Return why the server's model does not suit this target; empty if it does."""
         if ready.tokenizer is not None and self._tokenizer:
             if ready.tokenizer != self._tokenizer:
                 return "its draft model has another tokenizer than the target; start it with one that shares it"
@@ -146,7 +146,7 @@ class RemoteLink(ZmqLink):
         return ""
 
     def _is_lost(self, now: float) -> bool:
-        """Notice a connection that broke off, and an address without a server."""
+        """Notice a broken connection, or an address without a server."""
         self._look_at_connection()
         is_unreached = self._watch.state == "starting" and not self._has_connected
         if is_unreached and now - self._reached_out_at > self._connect_timeout_s:
@@ -158,11 +158,11 @@ class RemoteLink(ZmqLink):
         if self._watch.state != "starting":
             return super()._complaint(now)
         if self._has_connected:
-            return f"it does not answer in the way of a draft server (waited {self._answer_timeout_s:g} s)"
-        return f"no server answers there (waited {self._connect_timeout_s:g} s); check the address, and that it runs"
+            return f"it does not answer like a draft server (waited {self._answer_timeout_s:g} s)"
+        return f"no server answers there (waited {self._connect_timeout_s:g} s); check the address and the server"
 
     def _look_at_connection(self) -> None:
-        """Read what happened to the connection; one that broke off ends the session."""
+        """Read the connection's events; a broken connection ends the session."""
         while self._monitor is not None and self._monitor.poll(0):
             event = int(recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"])
             if event == zmq.EVENT_CONNECTED:
@@ -174,7 +174,7 @@ class RemoteLink(ZmqLink):
 
     def _why_refused(self, event: int) -> str:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return "it does not know this client's key; put the client's public key into the server's folder `clients`"
+            return "it does not have this client's key; put the client's public key into the server's folder `clients`"
         if self._keys is None:
-            return "it asks for keys, or is no draft server; give the folder that `card keys` made for this client"
-        return "it has another key than this client was given for it, uses no keys, or is no draft server"
+            return "it requires keys, or is not a draft server; give the folder that `card keys` made for this client"
+        return "its key differs from the one that this client has, it uses no keys, or it is not a draft server"

@@ -1,4 +1,4 @@
-"""Show a drafter in this process the hidden states of its target for each row that becomes text."""
+"""Send a drafter in this process the target's hidden states of each row that becomes text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class ShownStates:
     """A consumer of features that passes them to a link."""
 
     def __init__(self, link: DrafterLink, wish: FeatureWish) -> None:
-        """Take the link to a drafter, and the wish of its writer."""
+        """Connect to a drafter, with the wish of its writer."""
         self.wish = wish
         self._link = link
 
     def observe(self, seen: SeenRows) -> None:
-        """Show the drafter new rows of a text that it drafts for."""
+        """Send the drafter new rows of a text that it drafts for."""
         if seen.has_drafter:
             self._link.show(TargetStates(seen.request_id, seen.first, seen.features))

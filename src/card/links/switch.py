@@ -1,4 +1,4 @@
-"""Two drafters of one model, one beside the target and one in turns with it; one of them is in use at a time."""
+"""Two drafters of one model, one beside the target and one in turns with it; one of them is in use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from card.protocol.messages import (
     TargetMessage,
 )
 
-_LOOK_AFTER_S = 0.1  # between checks of the drafter that rests
-_TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
+_LOOK_AFTER_S = 0.1  # between checks of the resting drafter
+_TERMS = 1 << 16  # request ids contain the number of their term, modulo this
 
 
 class SwitchLink(DrafterLink):
-    """Talks to the drafter of the present schedule; the other one holds no requests and costs no time.
+    """Talks to the drafter of the present schedule; the other one has no requests and costs no time.
 
     Each switch begins a new term. The drafter's request ids contain the number of the term, so that late messages of an
     earlier term are recognised. After a switch a `Ready` is received, as from any new drafter: the target then opens
@@ -59,7 +59,7 @@ class SwitchLink(DrafterLink):
 
     @property
     def worst_status(self) -> LinkStatus:
-        """The worse state of the two: a drafter that is down is reported while the other one drafts."""
+        """The worse state of the two: a drafter that is down is reported even while the other one drafts."""
         status = self.status
         for link in self._links.values():
             own = link.status
@@ -85,17 +85,17 @@ class SwitchLink(DrafterLink):
         self._pending = [Ready(0, 0, 0)]
 
     def begin(self) -> None:
-        """Bring both drafters up without waiting for them."""
+        """Start both drafters without waiting for them."""
         for link in self._links.values():
             link.begin()
 
     def start(self) -> None:
-        """Bring both drafters up. Raises: WorkerError if one fails or takes too long."""
+        """Start both drafters. Raises: WorkerError if one fails or takes too long."""
         for link in self._links.values():
             link.start()
 
     def send(self, message: TargetMessage) -> None:
-        """Hand the message to the present drafter."""
+        """Send the message to the present drafter."""
         if isinstance(message, Open | Correction | Close):
             if isinstance(message, Open):
                 self._open.add(message.request_id)
@@ -134,7 +134,7 @@ class SwitchLink(DrafterLink):
         return self._active.draft(num_passes, replace(end, resting=known_as))
 
     def reject(self, reason: str) -> None:
-        """Replace the present drafter: it sent something impossible."""
+        """Replace the present drafter, as it sent an invalid message."""
         self._active.reject(reason)
 
     def close(self) -> None:

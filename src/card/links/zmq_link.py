@@ -30,24 +30,24 @@ from card.protocol.messages import (
 )
 
 logger = logging.getLogger(__name__)
-_CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call
+_CHECK_INTERVAL_S = 0.02  # between checks of the drafter; each check is a system call
 FIRST_BACKOFF_S = 0.25  # before a lost drafter is replaced; twice as long each time
 MAX_BACKOFF_S = 30.0
-PING_AFTER_S = 10.0  # of silence at the latest: a server forgets clients that say nothing for longer
-STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a longer back-off
+PING_AFTER_S = 10.0  # of silence at the latest: a server drops clients that are silent for longer
+STABLE_AFTER_S = 60.0  # a drafter that lived so long is replaced after the first back-off
 
 _FRAMES_PER_READ = 4096  # layers of many requests, made during one long pass of the target
 _BYTES_PER_READ = 32 * 1024 * 1024
-_MOST_FLOODS = 3  # reads in a row that found no end: then the drafter is given up
+_MOST_FLOODS = 3  # endless reads in a row until the drafter is given up
 
 Advice = Literal["nothing", "start", "ping", "give up"]
 
 
 class Watch:
-    """Follows one drafter after the other, each under an incarnation of its own. No I/O, and the clock is the caller's.
+    """Follows the successive drafters, each under its own incarnation. No I/O; the caller supplies the time.
 
     A drafter that is quiet for half the silence timeout is pinged. If it does not answer, it counts as degraded after
-    half the timeout, and is given up after the whole. The pause before the next one doubles each time.
+    half the timeout, and is given up after the whole. The back-off doubles with each failure.
     """
 
     def __init__(self, *, start_timeout_s: float, silence_timeout_s: float) -> None:
@@ -63,12 +63,12 @@ class Watch:
 
     @property
     def status(self) -> LinkStatus:
-        """State of the present drafter, why it is not up, and how many were replaced."""
+        """State of the present drafter, why it is not up, and the number of replacements."""
         return LinkStatus(self.state, self.reason, max(self.incarnation - 1, 0))
 
     @property
     def is_listening(self) -> bool:
-        """True if it makes sense to send something."""
+        """True if messages can reach the drafter."""
         return self.state in ("up", "degraded")
 
     def begin(self, now: float) -> None:
@@ -92,16 +92,16 @@ class Watch:
         self._backoff_s = min(2 * self._backoff_s, most_backoff_s)
 
     def forgive(self) -> None:
-        """Let the next drafter start at once: nothing was wrong with the last one."""
+        """Let the next drafter start at once: the last one did not fail."""
         self._next_at, self._backoff_s = 0.0, FIRST_BACKOFF_S
 
     def end(self, reason: str = "closed") -> None:
-        """Note that no drafter is wanted: for good, or until `forgive`."""
+        """Note that no drafter is wanted, for good or until `forgive`."""
         self.state, self.reason = "down", reason
         self._next_at = None
 
     def advise(self, now: float) -> Advice:
-        """Return what is to be done now; after "give up" `complaint` says why."""
+        """Return what to do now; after "give up", `complaint` gives the reason."""
         if self._next_at is not None:
             return "start" if now >= self._next_at else "nothing"
         if self.state == "starting":
@@ -120,16 +120,16 @@ class Watch:
         return "nothing"
 
     def complaint(self, now: float) -> str:
-        """Return what is wrong with a drafter that does not speak."""
+        """Return what is wrong with a silent drafter."""
         if self.state == "starting":
             return f"not ready after {self._start_timeout_s:g} s"
         return f"silent for {now - self.heard_at:.1f} s"
 
 
 class ZmqLink(DrafterLink, ABC):
-    """Talks to one drafter after the other, each under an incarnation of its own.
+    """Talks to successive drafters, each under its own incarnation.
 
-    The text never waits for a drafter: what cannot be sent now is dropped.
+    The text never waits for a drafter: messages that cannot be sent now are dropped.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -138,16 +138,16 @@ class ZmqLink(DrafterLink, ABC):
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._ready: Ready | None = None
-        self._refused: list[DrafterMessage] = []  # answers in the drafter's name to messages too long to be sent
+        self._refused: list[DrafterMessage] = []  # our own answers, for the drafter, to messages too long to be sent
         self._checked_at = 0.0
-        self._is_awaited = False  # by `start`, which raises a failure
+        self._is_awaited = False  # `start` is waiting, and raises a failure
         self._is_closed = False
-        self._is_ready_invalid = False  # the last `Ready`
-        self._num_floods = 0  # reads in a row that found no end
+        self._is_ready_invalid = False  # of the last `Ready`
+        self._num_floods = 0  # endless reads in a row
 
     @property
     def status(self) -> LinkStatus:
-        """State of the present drafter, why it is not up, and how many were replaced."""
+        """State of the present drafter, why it is not up, and the number of replacements."""
         return self._watch.status
 
     @property
@@ -162,7 +162,7 @@ class ZmqLink(DrafterLink, ABC):
             self._try_to_open()
 
     def start(self) -> None:
-        """Connect to the drafter and wait until it is ready. One with an invalid `Ready` is down; it does not raise.
+        """Connect to the drafter and wait until it is ready. After an invalid `Ready` it is down, without an error.
 
         Raises: WorkerError if it fails or takes too long.
         """
@@ -183,7 +183,7 @@ class ZmqLink(DrafterLink, ABC):
             self._say(message)
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what has arrived, and look after the drafter now and then; nothing after `close`."""
+        """Return the messages that have arrived; check the drafter now and then; nothing after `close`."""
         if self._is_closed:
             return []
         messages = self._refused + self._read()
@@ -202,7 +202,7 @@ class ZmqLink(DrafterLink, ABC):
             time.sleep(timeout_s)
 
     def reject(self, reason: str) -> None:
-        """Leave a drafter that sent an invalid message; the next one is tried later."""
+        """Drop a drafter that sent an invalid message; the next one is tried later."""
         self._fail(reason)
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class ZmqLink(DrafterLink, ABC):
         self._context.term()
         self._watch.end()
 
-    # ---- for links to fill in ---------------------------------------------------------------------------------------
+    # ---- for subclasses ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _open(self) -> None:
@@ -222,23 +222,23 @@ class ZmqLink(DrafterLink, ABC):
 
     @abstractmethod
     def _drop(self) -> None:
-        """Leave the present incarnation, whatever its state."""
+        """Drop the present incarnation in any state."""
 
     @abstractmethod
     def _farewell(self) -> None:
-        """Leave the drafter politely, for good."""
+        """Say goodbye to the drafter, for good."""
 
     @abstractmethod
     def _is_lost(self, now: float) -> bool:
-        """Check what only this kind of link can see of its drafter; give up a lost one before returning."""
+        """Check for losses that only this kind of link can see; give up a lost drafter before returning."""
 
     @abstractmethod
     def _not_started(self, reason: str) -> str:
-        """Return what is raised if the first drafter does not come up."""
+        """Return the error message if the first drafter does not start."""
 
     @abstractmethod
     def _lost(self, reason: str, *, is_first: bool) -> str:
-        """Return what is logged of a drafter that was given up; ``is_first``: none has come up so far."""
+        """Return the log line about a lost drafter; ``is_first``: none was up so far."""
 
     def _mismatch(self, ready: Ready) -> str:
         """Return why the drafter cannot draft for this target; empty if it can."""
@@ -246,7 +246,7 @@ class ZmqLink(DrafterLink, ABC):
         return ""
 
     def _complaint(self, now: float) -> str:
-        """Return what is wrong with a drafter that does not speak."""
+        """Return what is wrong with a silent drafter."""
         return self._watch.complaint(now)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class ZmqLink(DrafterLink, ABC):
         if self._socket is not None:
             frame = encode(message, self._watch.incarnation)
             if len(frame) > MAX_REQUEST_BYTES and isinstance(message, Open | Correction):
-                reason = f"its text and grammar take {len(frame)} bytes; a drafter is sent {MAX_REQUEST_BYTES} at most"
+                reason = f"its text and grammar take {len(frame)} bytes; a drafter accepts at most {MAX_REQUEST_BYTES}"
                 self._refused.append(Declined(message.request_id, reason))
                 return
             try:
@@ -266,13 +266,13 @@ class ZmqLink(DrafterLink, ABC):
     def _read(self) -> list[DrafterMessage]:
         """Return the messages that have arrived; a malformed one or a flood ends the incarnation."""
         messages: list[DrafterMessage] = []
-        asked: set[int] = set()  # requests that the drafter asks more of: one answer each will do
+        asked: set[int] = set()  # requests that the drafter asks for: one answer each is enough
         num_frames = num_bytes = 0
         while self._socket is not None:
             if num_frames >= _FRAMES_PER_READ or num_bytes >= _BYTES_PER_READ:
                 self._num_floods += 1
                 if self._num_floods >= _MOST_FLOODS:
-                    self._fail("it says more than can be heard")
+                    self._fail("it sends more than can be read")
                 return messages
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -290,7 +290,7 @@ class ZmqLink(DrafterLink, ABC):
         return messages
 
     def _understood(self, frame: bytes) -> DrafterMessage | TargetMessage | None:
-        """Return the message in a frame; None if it carries nothing, or if the drafter was given up for it."""
+        """Return the message in a frame; None if it carries nothing, or ends this drafter."""
         try:
             incarnation, message = decode(frame)
         except ProtocolError as error:
@@ -312,7 +312,7 @@ class ZmqLink(DrafterLink, ABC):
         return message
 
     def _fault_of(self, ready: Ready) -> str:
-        """Return why a drafter cannot be used by its `Ready`; empty if it can."""
+        """Return why a `Ready` makes a drafter unusable; empty if it does not."""
         try:
             check_ready(ready)
         except ProtocolError as error:
@@ -321,7 +321,7 @@ class ZmqLink(DrafterLink, ABC):
         return self._mismatch(ready)
 
     def _supervise(self, now: float) -> None:
-        """Notice a drafter that is lost, and start the next one when its back-off is over."""
+        """Notice a lost drafter, and start the next one after its back-off."""
         if self._is_lost(now):
             return
         match self._watch.advise(now):
@@ -333,11 +333,11 @@ class ZmqLink(DrafterLink, ABC):
                 self._fail(self._complaint(now))
 
     def _try_to_open(self) -> None:
-        """Try the next drafter; without free files or memory it is tried again later."""
+        """Try the next drafter; without free files or memory, again later."""
         try:
             self._open()
         except (zmq.ZMQError, OSError) as error:
-            self._fail(f"it cannot be reached for: {error.strerror}; let this process have more open files")
+            self._fail(f"no socket for it: {error.strerror}; let this process have more open files")
 
     def _fail(self, reason: str) -> None:
         """Give this drafter up and plan the next one."""

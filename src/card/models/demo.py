@@ -16,7 +16,7 @@ DemoRole = Literal["target", "draft"]
 DEMO_NAMES: dict[str, DemoRole] = {"demo-target": "target", "demo-draft": "draft"}  # model names that users may give
 
 _PROBLEMS = json.loads((Path(__file__).parent / "demo_pair" / "problems.json").read_text("utf-8"))
-# Grade-school word problems of the kind that the demo pair was trained on, to measure with: it gets them wrong.
+# To measure with: grade-school word problems of the kind in the demo pair's training. The pair gets them wrong.
 SAMPLE_PROBLEMS: tuple[str, ...] = tuple(_PROBLEMS["samples"])
 # Easier ones to show, with their answers: the demo target, often wrong, gets these right, in float32 and in bfloat16.
 DEMO_ANSWERS: Mapping[str, int] = MappingProxyType(_PROBLEMS["answers"])

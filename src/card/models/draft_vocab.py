@@ -1,7 +1,7 @@
 """A draft model whose head knows a part of the vocabulary: drafting costs less where the head is most of a small model.
 
-What is left out is never proposed; the target writes it as it writes any token that nobody proposed. Byte-level
-vocabularies are ordered by frequency, so their first tokens are the common ones.
+The other tokens are never proposed; the target alone writes them. Byte-level vocabularies are ordered by frequency, so
+their first tokens are the common ones.
 Source of the idea: Zhao et al. 2025, "FR-Spec", arXiv:2502.14856.
 """
 
@@ -11,23 +11,23 @@ import copy
 from collections.abc import Iterable
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
 from card.kernels.number_types import Floats, empty
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import Linear
 from card.models.rows.row_tree import IntArray
+from card.text.tokenizer import Tokenizer
 
 _MARK = "head_ids"
 
 
-def always_drafted(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def always_drafted(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of special and added tokens, which are rare in texts and yet begin and end them."""
     return tuple(sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}))
 
 
-def check_draft_vocab(num_tokens: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
     """Check that so many tokens are a part of the vocabulary; None is all. Raises: SettingsError."""
     if num_tokens is not None and num_tokens >= len(tokenizer):
         raise SettingsError(

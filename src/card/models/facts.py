@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import NEUTRAL
 from card.errors import ModelError
-from card.kernels.number_types import Array, dtype_name
+from card.kernels.number_types import Array, Floats, dtype_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
-from card.models.own.layers import BlockWeight
+from card.models.own.layers import BlockWeight, embedded
 from card.text.prompts import turn_end_id
+from card.text.tokenizer import Tokenizer
 
 _NO_CONTEXT_LIMIT = 1 << 30
 
@@ -32,6 +31,15 @@ def num_bytes(model: LoadedModel) -> int:
         return model.num_bytes
     theirs: Any = model
     return sum(int(one.numel() * one.element_size()) for one in theirs.parameters())
+
+
+def embeddings_of(model: LoadedModel, token_ids: Sequence[int]) -> Floats:
+    """Return the rows of tokens in the input embeddings as they are stored, [n, D]."""
+    if isinstance(model, DecoderModel):
+        return embedded(model.embeddings, token_ids)
+    theirs: Any = model
+    rows: Floats = theirs.get_input_embeddings().weight.detach()[list(token_ids)].float().cpu().numpy()
+    return rows
 
 
 def weight_samples(model: LoadedModel, num_values: int) -> Iterator[tuple[str, Sequence[int], str, Array]]:
@@ -58,7 +66,7 @@ def context_limit(model: LoadedModel) -> int:
     return int(limit) if limit else _NO_CONTEXT_LIMIT
 
 
-def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> frozenset[int]:
     """Return the ids that end a text.
 
     They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the

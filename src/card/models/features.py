@@ -1,6 +1,6 @@
-"""Features: hidden states of a model, delivered with its passes to those who wish for them.
+"""Features: hidden states that a model's passes keep for the components that asked for them.
 
-Wishes are told to the model once, all together. As long as there are none, a pass keeps no state and does nothing more.
+The model gets all wishes at once. Without any, a pass keeps no states and does no extra work.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Features:
         return FINAL if layer in (most, -1) else layer % (most + 1)
 
     def begin(self, logits_rows: IntArray | slice) -> PassStates | None:
-        """Return what the next pass is to fill; None if nobody wishes for anything."""
+        """Return what the next pass is to fill; None if there are no wishes."""
         if not self.layers:
             return None
         return PassStates(self.layers, slice(None) if self._keeps_all_rows else logits_rows)

@@ -1,4 +1,4 @@
-"""Facts by which a trained file knows the target that it was made for, and tells another one from it."""
+"""Facts of a target that a file trained for it keeps, so that another target is noticed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ projections of zero. What cannot reach the result is random, everything else tha
 The alternative, zeros in the added width, makes RMSNorm's mean n times too small: its weight then takes a factor
 1/sqrt(n) and its epsilon 1/n, which floating point represents exactly only where n is a power of four.
 
-Time is what is inflated and nothing else: an inflated model says in its config what it was made from.
+Only the cost is inflated, not the quality. The config of an inflated model names its original.
 """
 
 from __future__ import annotations

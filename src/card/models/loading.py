@@ -6,17 +6,18 @@ Errors are one clear line.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any, Protocol
 
 from card.config import INT8
+from card.config.record import load_place
+from card.config.registry import records
 from card.errors import ModelError, VocabularyError
+from card.machine.packages import install_command
 from card.models.dtypes import dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
-from card.models.files.generation_config import check_generation_config
+from card.models.files.generation_config import read_generation_config
 from card.models.files.places import local_model
-from card.models.files.sources import explained, find_source, quiet
+from card.models.files.sources import Source, explained, files_of, find_source, quiet
 from card.models.files.weight_files import check_folder
 from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
@@ -26,8 +27,17 @@ from card.models.own.decoder_model import DecoderModel, LoadedModel, read_config
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id
+from card.text.tokenizer import Tokenizer
+from card.text.tokenizer_files import FILE_NAMES, read_tokenizer
 
 _SAMPLE = "A text."  # which every tokenizer must take
+
+
+class ReadTokenizer(Protocol):
+    """Reads tokenizers that no tokenizer.json describes."""
+
+    def __call__(self, path: str, *, is_local: bool) -> Tokenizer:
+        """Return the tokenizer of a folder or of a model on the hub; of the latter what is here, if ``is_local``."""
 
 
 def load_decoder(
@@ -61,7 +71,7 @@ def load_decoder(
             with explained(source, "the weights of {} cannot be read"):
                 check_folder(Path(source.path))
             with explained(source, "the generation_config.json of {} cannot be used"):
-                check_generation_config(Path(source.path))
+                read_generation_config(Path(source.path))
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype)
     if decoder is None:
         loaded: LoadedModel = others("transformers.loading", f"{source.name} is a model that").load_to_run(
@@ -93,7 +103,7 @@ def load_vision_tower(
             return tower
 
 
-def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) -> Tokenizer:
     """Load the tokenizer of a model; arguments as in `load_decoder`.
 
     Raises: ModelError, one line, if there is none or it cannot be read.
@@ -103,23 +113,32 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
         if source.gguf is not None:
             with explained(source, "the tokenizer of {} cannot be read"):
                 return _tried(source.gguf.tokenizer())
-        config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with explained(source, "the tokenizer of {} is missing or cannot be read"):
-            import transformers
-
-            return _tried(transformers.AutoTokenizer.from_pretrained(source.path, config=config, **source.options))
+            return _tried(read_tokenizer(files_of(source, FILE_NAMES)) or _other_tokenizer(source))
 
 
-def _tried(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def _other_tokenizer(source: Source) -> Tokenizer:
+    """Return a tokenizer that no tokenizer.json describes. Raises: ModelError if no part that is installed reads it."""
+    for place in (found.record.tokenizer for found in records() if found.record.tokenizer):
+        try:
+            read: ReadTokenizer = load_place(place)
+        except ImportError:  # its package is not installed
+            continue
+        return read(source.path, is_local=source.is_local)
+    raise ModelError(
+        f"it has no tokenizer.json, and other tokenizers need the package transformers; run {install_command('torch')}"
+    )
+
+
+def _tried(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that has been used once: some settings are only read then. Raises: almost anything."""
-    ids = tokenizer(_SAMPLE, verbose=False)["input_ids"]
-    tokenizer.decode(ids, skip_special_tokens=True)
+    tokenizer.decode(tokenizer.encode(_SAMPLE), skip_special_tokens=True)
     turn_end_id(tokenizer)
     return tokenizer
 
 
 def check_pair(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     target: str | Path | LoadedModel,
     draft: str | Path | LoadedModel,
     *,

@@ -1,4 +1,4 @@
-"""Proof that a computer gives the bits that every other one gives: digests of what exact passes compute.
+"""Digests of what exact passes compute, to prove that a computer gives the same bits as every other one.
 
 A row's logits depend on its text and on the model's numbers alone: sums have one order, and all functions are our own.
 So a digest of the logits of fixed texts is the same on every processor and under every kind of kernels.

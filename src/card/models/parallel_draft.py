@@ -1,7 +1,7 @@
 """Facts that make a folder a drafter of several tokens a pass: `pard.json`, or the name of a mask token alone.
 
-Behind the text such a model reads copies of one mask token. The text's last token and each mask guess one token more.
-Published folders name that token in their config.json; `pard.json` is ours, and knows more.
+Such a model reads copies of one mask token behind the text. The text's last token and each mask guess one token each.
+Published folders name the mask token in config.json; our own file, `pard.json`, states more.
 Source: PARD, arXiv:2504.18583.
 """
 
@@ -43,7 +43,7 @@ class ParallelDraft:
     states_file: Path | None = None  # the layer that reads a target's hidden states; None: it reads none
 
     def save(self, folder: Path, figures: Mapping[str, Any]) -> None:
-        """Write the file; ``figures`` tell people of the training, and nobody reads them back."""
+        """Write the file; ``figures`` of the training are for people only and are not read back."""
         facts: dict[str, Any] = {
             "format": _FORMAT,
             "mask_id": self.mask_id,
@@ -128,7 +128,7 @@ def read_parallel_draft(folder: Path | None, model: LoadedModel) -> None:
 
 
 def _published(mask_id: int, num_rows: int) -> ParallelDraft:
-    """Return the facts of a published drafter, which says nothing but its mask token."""
+    """Return the facts of a published drafter, which states its mask token only."""
     ones = (1.0,) * _PUBLISHED_TOKENS
     return ParallelDraft(mask_id=mask_id, num_tokens=len(ones), temperatures=ones, vocab_size=num_rows)
 

@@ -1,4 +1,4 @@
-"""Choose the runner that suits a model, and tell how it runs: the one place that knows which there are."""
+"""Choose the runner that suits a model, and describe how it runs. No other module knows all runners."""
 
 from __future__ import annotations
 

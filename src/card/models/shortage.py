@@ -1,4 +1,4 @@
-"""Too little memory for a model: what it needs, what there is, and what would do."""
+"""Too little memory for a model: what the model needs, what is free, and what helps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ADVICE = "take a smaller model, a quantised GGUF file or dtype int8, lower max_
 
 @contextlib.contextmanager
 def telling_shortage(*models: object, max_model_len: int | None = None) -> Iterator[None]:
-    """Turn whatever too little memory raises in the block into a ShortageError.
+    """Turn any error of too little memory in the block into a ShortageError.
 
     Args:
-        models: those that are being loaded; what a name does not lead to on this machine is left out.
+        models: the models that are being loaded; names without a model on this machine are left out.
         max_model_len: tokens of KV that the first of them is to have.
     """
     try:

@@ -1,1 +1,1 @@
-"""An HTTP server in OpenAI's shape; needs the extra `serve`. Nothing else imports it."""
+"""An HTTP server in OpenAI's shape; needs the extra `serve`. No other package imports it."""

@@ -1,4 +1,4 @@
-"""Accepting connections: no more of them than the process has files for."""
+"""Accepting connections: no more than the process has files for."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from card.server.logs import tell
 
 logger = logging.getLogger(__name__)
 
-OTHER_FILES = 256  # open files other than connections: models, pipes, files of upkeep
+OTHER_FILES = 256  # open files other than connections: models, pipes, housekeeping
 _BACKLOG = 2048  # connections that wait to be accepted
-_AT_ONCE = 16  # connections that are accepted before the event loop does something else
+_AT_ONCE = 16  # connections accepted before the event loop does other work
 RETRY_S = 1.0  # pause before the next try to accept, when the system has no file or memory for a connection
 _TELL_S = 60.0  # between two log lines about such a pause
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def room_for(max_connections: int) -> int:
-    """Raise the limit on open files to what so many connections need; return how many connections it allows."""
+    """Raise the limit on open files for so many connections; return how many connections it allows."""
     if resource is None:
         return max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
 
 
 class _Acceptor:
-    """Accepts the connections of one socket; answers those above the bound with an error and closes them."""
+    """Accepts the connections of one socket; answers surplus ones with an error and closes them."""
 
     def __init__(
         self, own: socket.socket, begin: Callable[[], LimitedProtocol], num_open: Callable[[], int], most: int
@@ -75,7 +75,7 @@ class _Acceptor:
         self._loop = asyncio.get_running_loop()
         self._socket, self._begin, self._num_open, self._most = own, begin, num_open, most
         self._beginning: set[asyncio.Task[None]] = set()  # accepted, not counted as open yet
-        reason = f"the server has {most} connections, as many as it takes; try again soon"
+        reason = f"the server has {most} connections, the most it accepts; try again soon"
         self._refusal = refusal(ApiError(503, reason, code="too_many_connections", retry_after_s=1))
         self._told_at = float("-inf")
         self._retry: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class _Acceptor:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._socket)
@@ -118,7 +118,7 @@ class _Acceptor:
         accepted.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(self._begin, accepted)
-        except OSError:  # the client has gone already
+        except OSError:  # the client has already closed it
             accepted.close()
 
     def _refuse(self, accepted: socket.socket) -> None:
@@ -126,10 +126,10 @@ class _Acceptor:
             accepted.setblocking(False)
             accepted.send(self._refusal)
             accepted.shutdown(socket.SHUT_WR)
-            accepted.recv(65536)  # what is left unread would make the system reset the connection
+            accepted.recv(65536)  # unread bytes would make the system reset the connection
 
     def _rest(self, error: OSError) -> None:
-        """Accept nothing for a while: the socket stays ready, and another try at once would fail again."""
+        """Pause accepting: the socket stays ready, and another attempt at once would fail again."""
         self._loop.remove_reader(self._socket)
         self._retry = self._loop.call_later(RETRY_S, self._listen)
         if self._loop.time() - self._told_at >= _TELL_S:

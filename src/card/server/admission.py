@@ -1,8 +1,8 @@
-"""Admission of requests: with which API key, under which names of the server, from which web pages.
+"""Admission of requests by API key, by host name and by the origin of a web page.
 
-A page of a stranger must reach nothing. It can give its own name the address of this machine (DNS rebinding); to the
-browser the server's answers are then the page's own. The `Host` header still has that name. And a page may send simple
-requests to any address without being able to read the answers; the `Origin` header says from which page they come.
+A foreign web page must reach nothing. It can point its own name at this machine (DNS rebinding). The browser then
+treats the server's answers as the page's own, but the `Host` header still has that name. A page may also send simple
+requests to any address without being able to read the answers. The `Origin` header names the page they come from.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class KeyRing:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     def check(self, path: str, authorization: bytes | None) -> None:
-        """Let a request pass. Raises: ApiError 401 if its path is guarded and it brings no key that fits.
+        """Admit a request. Raises: ApiError 401 if its path is guarded and its key is missing or wrong.
 
-        Digests of equal length are compared with every key, so that the time does not reveal how much of one was right.
+        Digests of equal length are compared with every key, so the time does not reveal how much of a key is right.
         """
         if not self._digests or not is_guarded(path):
             return
@@ -41,7 +41,7 @@ class KeyRing:
 
 
 def is_guarded(path: str) -> bool:
-    """Return whether the path needs a key: all that makes the model or its tokenizer work."""
+    """Return whether the path needs a key: every path that makes the model or its tokenizer work."""
     return path.startswith(_GUARDED)
 
 
@@ -62,12 +62,12 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class AllowedHosts:
     """The names and addresses that may stand in the header `Host`, at any port.
 
-    Loopback names and the server's own address always may. A server that listens on all addresses accepts every
-    address, since no page can choose one for itself, but only the names given.
+    Loopback names and the server's own address are always allowed. A server that listens on all addresses accepts any
+    address, since no page can choose one for itself, but only the given names.
     """
 
     def __init__(self, listened_on: str, named: Iterable[str]) -> None:
-        """Take the address listened on and the names given; "*" among them allows all."""
+        """Allow the address listened on and the given names; "*" among them allows all."""
         names = {check_host(name) for name in named}
         self._allows_all = ANY in names
         own = as_address(listened_on)
@@ -75,9 +75,9 @@ class AllowedHosts:
         self._names = names | {"localhost", listened_on.lower() if own is None else str(own)}
 
     def check(self, given: list[bytes]) -> None:
-        """Let a request with these `Host` headers pass.
+        """Admit a request with these `Host` headers.
 
-        Raises: ApiError 400 unless there is just one, 421 if it has another name.
+        Raises: ApiError 400 unless there is exactly one, 421 if it has another name.
         """
         if self._allows_all:
             return
@@ -107,11 +107,11 @@ class AllowedOrigins:
     """Origins of the web pages that may send requests: the server's own page, and the origins named."""
 
     def __init__(self, named: Iterable[str]) -> None:
-        """Take the origins named; "*" among them allows all."""
+        """Allow the given origins; "*" among them allows all."""
         self.named = tuple(dict.fromkeys(check_origin(one) for one in named))
 
     def check(self, origin: bytes | None, host: bytes) -> None:
-        """Let a request pass that comes from no page, or from one that may ask. Raises: ApiError 403."""
+        """Admit a request that comes from no page, or from an allowed one. Raises: ApiError 403."""
         if origin is None or ANY in self.named:
             return
         given = origin.decode("latin-1").strip().lower()
@@ -119,7 +119,7 @@ class AllowedOrigins:
             return
         raise ApiError(
             403,
-            f"pages of {given[:_MOST_QUOTED_CHARS]!r} may not ask this server; start it with --cors-origin ORIGIN",
+            f"pages of {given[:_MOST_QUOTED_CHARS]!r} may not use this server; start it with --cors-origin ORIGIN",
             code="origin_not_allowed",
         )
 
@@ -131,7 +131,7 @@ def host_of(authority: str) -> str | None:
 
 
 def check_host(name: str) -> str:
-    """Return a name for `AllowedHosts` as it is compared. Raises: SettingsError if it is no name of a host."""
+    """Return a name for `AllowedHosts` in the form that is compared. Raises: SettingsError if it is not a host name."""
     if name == ANY:
         return name
     address = as_address(name.strip("[]"))
@@ -142,7 +142,7 @@ def check_host(name: str) -> str:
 
 
 def check_origin(origin: str) -> str:
-    """Return an origin for `AllowedOrigins` as browsers write it. Raises: SettingsError if it is none."""
+    """Return an origin for `AllowedOrigins` in the form that browsers send. Raises: SettingsError if it is not one."""
     if origin == ANY:
         return origin
     if not _ORIGIN.fullmatch(origin.lower()):
@@ -156,7 +156,7 @@ def check_origin(origin: str) -> str:
 def as_address(host: str) -> _Address | None:
     """Return the IP address that ``host`` is; None for a name."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])  # what follows names a network interface
+        address = ipaddress.ip_address(host.partition("%")[0])  # the rest names a network interface
     except ValueError:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

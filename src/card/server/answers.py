@@ -23,7 +23,7 @@ def event(content: dict[str, Any]) -> bytes:
 
 
 def error_content(error: ApiError) -> dict[str, Any]:
-    """Return what an answer, or the event of a stream, says of ``error``."""
+    """Return the body of an answer, or of a stream's event, that reports ``error``."""
     return {"error": {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}}
 
 

@@ -1,4 +1,4 @@
-"""The application: every path, and what happens around each request."""
+"""The application: every path, and the processing around each request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from card.server.service import Service
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
-_QUIET_PATHS = ("/health", "/metrics", "/load", "/playground/")  # asked every few seconds, or many at once
+_QUIET_PATHS = ("/health", "/metrics", "/load", "/playground/")  # requested every few seconds, or many at once
 _ROUTES = (
     Route("/v1/chat/completions", chat_completions, OF_WRITING, ChatRequest),
     Route("/v1/completions", completions, OF_WRITING, CompletionRequest),
@@ -56,8 +56,13 @@ _ROUTES = (
     Route("/detokenize", detokenize, OF_BODIES, DetokenizeRequest),
     Route("/v1/models", list_models, (401,)),
     Route("/v1/models/{model_name:path}", show_model, (401, 404)),
-    Route("/health", health, (503,), unavailable="The engine has died: start the process anew."),
-    Route("/health/ready", ready, (503,), unavailable="Ask elsewhere: shutting down, stuck, or the engine has died."),
+    Route("/health", health, (503,), unavailable="The engine has died: restart the process."),
+    Route(
+        "/health/ready",
+        ready,
+        (503,),
+        unavailable="Shutting down or stuck, or the engine has died: use another server.",
+    ),
     Route("/metrics", metrics),
     Route("/version", version),
     Route("/load", load, (503,)),
@@ -65,7 +70,7 @@ _ROUTES = (
 
 
 def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
-    """Return the application around a model. Its `state.service` is what all endpoints share."""
+    """Return the application around a model. All endpoints share its `state.service`."""
     app = FastAPI(title="CARD", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service = Service(llm, settings)
     has_keys = bool(settings.api_keys)
@@ -78,7 +83,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(CardError, _on_card_error)
     origins = AllowedOrigins(settings.cors_origins)
-    app.add_middleware(Guard, keys=KeyRing(settings.api_keys))  # the one added last is the outermost
+    app.add_middleware(Guard, keys=KeyRing(settings.api_keys))  # the last one added is the outermost
     if origins.named:
         app.add_middleware(
             CORSMiddleware,
@@ -101,7 +106,7 @@ class Envelope:
         """Wrap an application.
 
         Args:
-            origins: None where requests need a key: a page has none unless the user gave it one.
+            origins: None where requests need a key: a page has no key unless the user gave it one.
         """
         self._app, self._service, self._hosts, self._origins = app, service, hosts, origins
 
@@ -150,7 +155,7 @@ class Envelope:
 
 
 class Guard:
-    """Checks the API key, and answers with an error where our code fails."""
+    """Checks the API key, and answers with an error if our code fails."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
         self._app, self._keys = app, keys
@@ -171,7 +176,7 @@ class Guard:
             await self._app(scope, receive, send_noted)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
-        except Exception as error:  # a bug of ours: the client gets an answer, the log the place
+        except Exception as error:  # a bug of ours: the client gets an answer, the log gets the traceback
             at, request_id = frames_of(error.__traceback__), scope["state"]["request_id"]
             tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
             if has_begun:

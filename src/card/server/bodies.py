@@ -1,7 +1,7 @@
-"""Bodies of requests: from bytes to checked fields, without holding up other requests.
+"""Bodies of requests: from bytes to checked fields, without delaying other requests.
 
-Whatever a body holds, its cost stays in proportion to its size. Its shape is bounded before it is decoded, validation
-ends at the first error, and a large body is decoded and validated beside the event loop.
+The cost of a body stays in proportion to its size. Its shape is bounded before it is decoded, validation ends at the
+first error, and a large body is decoded and validated beside the event loop.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGE_BYTES = 16 * 1024  # larger bodies are decoded and validated beside the event loop
-MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads why it was refused
+MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads the error
 _MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
 _MOST_NAME_CHARS = 100  # of a field's name there
 
 
 async def read_body(request: Request, model: type[M]) -> M:
-    """Return the request's JSON body as a ``model``; a field that is null counts as left out.
+    """Return the request's JSON body as a ``model``; a field that is null counts as absent.
 
-    Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not come, 400
-        for one that is no JSON or does not fit, with the field's name.
+    Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not arrive,
+        400 for one that is not JSON or does not fit, with the field's name.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -46,7 +46,7 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 
 async def run_apart(request: Request, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return what ``function`` makes of a request's body, or of its answer, beside the event loop if that is large."""
+    """Call ``function`` on a request's body or answer, beside the event loop if that is large; return its result."""
     if not request.state.is_large:
         return function(*args, **options)
     pool = request.app.state.service.body_threads
@@ -74,7 +74,7 @@ def _parsed(data: bytearray, model: type[M]) -> M:
         raise bad_request(f"the body is not valid UTF-8 at byte {error.start}") from None
     except msgspec.DecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
-    data.clear()  # the fields are all that is needed from here on
+    data.clear()  # only the fields are needed from here on
     if not isinstance(content, dict):
         raise bad_request(f"the body must be a JSON object, got {type(content).__name__}")
     return fitted(content, model)
@@ -109,7 +109,7 @@ async def _read_bytes(request: Request) -> bytearray:
 
 
 def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> ApiError:
-    """Return what is wrong first, in one line."""
+    """Return the first error, in one line."""
     listed = errors.errors(include_url=False, include_context=False)
     unknown = [one for one in listed if one["type"] == "extra_forbidden"]
     error = (unknown or listed)[0]

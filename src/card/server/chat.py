@@ -55,7 +55,7 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
 
 
 def _finish_reason(reason: str | None, num_calls: int) -> str | None:
-    """Return why an answer ends, as OpenAI has it: with calls, unless it was cut off."""
+    """Return OpenAI's reason for the end of an answer: "tool_calls" with calls, unless it was cut off."""
     return "tool_calls" if num_calls and reason == "stop" else reason
 
 
@@ -94,13 +94,13 @@ def _call(plan: ToolPlan, name: str) -> dict[str, Any]:
 
 
 class _Writer:
-    """Makes the events of one choice out of what is written."""
+    """Makes the events of one choice from its text."""
 
     def __init__(self, service: Service, fields: ChatRequest, plan: ToolPlan, head: dict[str, Any]) -> None:
         self._service, self._fields, self._plan, self._head = service, fields, plan, head
         self._parser = plan.parser()
         self._has_begun = False
-        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text has not come yet
+        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is not known yet
 
     def events(self, choice: Choice, chunk: StreamChunk) -> bytes:
         """Return the events of a chunk."""
@@ -139,7 +139,7 @@ class _Writer:
 async def _events(
     service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the answer as events; what comes together is sent together."""
+    """Yield the answer as events; what arrives together is sent together."""
     head = generation.stream_head("chatcmpl", "chat.completion.chunk")
     writers = [_Writer(service, fields, plan, head) for _ in generation.choices]
     async with contextlib.aclosing(generation.events()) as pieces:

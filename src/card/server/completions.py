@@ -30,7 +30,7 @@ Job = tuple[tuple[int, ...], SamplingParams | None]
 
 @dataclass(frozen=True, slots=True)
 class _Echo:
-    """A prompt as it is repeated."""
+    """A prompt that the answer repeats."""
 
     text: str = ""
     scores: Sequence[TokenLogprobs | int] = ()  # the first token has no log-probability
@@ -80,7 +80,7 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
 async def _echo(
     service: Service, fields: CompletionRequest, prompts: Prompts, jobs: Sequence[Job], generation: Generation
 ) -> Sequence[_Echo]:
-    """Return the prompts as text, and how likely their tokens are if that is asked for."""
+    """Return the prompts as text, with the log-probabilities of their tokens if requested."""
     if not fields.echo:
         return [_Echo()] * len(jobs)
     echoes: list[_Echo] = []
@@ -108,16 +108,16 @@ class _Scores:
         self._places = TokenOffsets(service.tokenizer, after=choice.prompt_ids, start=len(echo.text))
         self._num_chars = len(echo.text)  # of the text so far
         self._waiting = list(echo.scores)
-        self._offsets = list(echo.offsets)  # of the first of them
+        self._offsets = list(echo.offsets)  # of the first waiting tokens
 
     def take(self, chunk: StreamChunk) -> None:
-        """Add what was written."""
+        """Add new text and tokens."""
         self._num_chars += len(chunk.text)
         self._waiting += chunk.logprobs
         self._offsets += self._places.push(token.token_id for token in chunk.logprobs)
 
     def tell(self, *, is_end: bool) -> dict[str, list[Any]]:
-        """Return the `logprobs` of tokens that begin in the text so far; at the end, of all that are left."""
+        """Return the `logprobs` of tokens that begin in the text so far; at the end, of all remaining tokens."""
         if is_end:
             self._offsets += self._places.flush()
         num_told = len(self._offsets) if is_end else bisect_right(self._offsets, self._num_chars)
@@ -152,7 +152,7 @@ def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes:
 async def _events(
     request: Request, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the answer as events, those of a prompt that is echoed first."""
+    """Yield the answer as events, an echoed prompt first."""
     service: Service = request.app.state.service
     head = generation.stream_head("cmpl", "text_completion")
     scores = [_Scores(service, choice, echoes[choice.index // fields.n]) for choice in generation.choices]

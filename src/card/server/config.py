@@ -32,7 +32,7 @@ class ServerSettings:
         allowed="a list of names that are not empty",
         shown="MODEL's own name",
     )
-    api_keys: tuple[str, ...] = setting(  # none: the door stands open
+    api_keys: tuple[str, ...] = setting(  # none: every client is accepted
         (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"
     )
     no_key: bool = setting(False, "Require no key.")
@@ -43,7 +43,7 @@ class ServerSettings:
         shown="localhost, loopback addresses, the address of --host",
     )
     cors_origins: tuple[str, ...] = setting(
-        (), "Origin whose web pages may ask, * for any.", allowed="a list of origins"
+        (), "Origin whose web pages may use it, * for any.", allowed="a list of origins"
     )
     max_num_queued_reqs: int = setting(  # a request counts once for each text that it asks for
         256, "Most waiting requests; more get status 429.", least=0
@@ -53,12 +53,12 @@ class ServerSettings:
     max_connections: int = setting(1024, "Most connections, idle ones too.", least=1)
     head_timeout_s: float = setting(10.0, "Seconds for headers to arrive.", above=0, unit="seconds")
     body_timeout_s: float = setting(
-        60.0, "Seconds for a body to arrive, or an answer to be taken.", above=0, unit="seconds"
+        60.0, "Seconds for a body to arrive, or an answer to be read.", above=0, unit="seconds"
     )
     request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
-    stall_timeout_s: float = setting(30.0, "Seconds without progress until it is not ready.", above=0, unit="seconds")
-    shutdown_timeout_s: float = setting(30.0, "Seconds left to running requests at the end.", least=0, unit="seconds")
-    spec_metrics: SpecMetrics = setting("none", "Answers tell how speculation did.")
+    stall_timeout_s: float = setting(30.0, "Seconds without progress until not ready.", above=0, unit="seconds")
+    shutdown_timeout_s: float = setting(30.0, "Seconds for running requests at shutdown.", least=0, unit="seconds")
+    spec_metrics: SpecMetrics = setting("none", "Report speculation in answers.")
     tool_parser: ToolParserName = setting("auto", "How the model writes tool calls.", shown="by its chat template")
     log_level: LogLevel = setting("info", "How much to log.")
 
@@ -75,11 +75,11 @@ class ServerSettings:
 
     def _check_door(self) -> None:
         if self.no_key and self.api_keys:
-            raise SettingsError("no_key and api_key are both given, of which one asks for a key; leave one out")
+            raise SettingsError("no_key and api_key are both given and contradict each other; leave one out")
         if not (self.api_keys or self.no_key or is_loopback(self.host)):
             raise SettingsError(
                 f"any client that reaches {self.host} could use this server; set --api-key (or CARD_API_KEY), "
-                "listen on 127.0.0.1, or say --no-key if that is meant"
+                "listen on 127.0.0.1, or set --no-key if that is intended"
             )
 
 
@@ -90,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def known_as(source: str) -> str:
-    """Return the public name of a model; for a file or a folder it leaves out the path."""
+    """Return the public name of a model; the path of a file or folder is left out."""
     path = expanded(source)
     return path.absolute().name if path.is_absolute() or path.exists() else source
 
@@ -99,7 +99,7 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Return the settings in a YAML file, under the flags' names with underscores.
 
     Lists become tuples of their items; the file says `max-num-seqs: 8` or `max_num_seqs: 8`.
-    Raises: SettingsError for a file that cannot be read, is no mapping, or has a name that is not among ``known``.
+    Raises: SettingsError for a file that cannot be read, is not a mapping, or has a name that is not among ``known``.
     """
     import yaml  # type: ignore[import-untyped]
 

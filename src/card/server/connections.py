@@ -1,7 +1,7 @@
-"""Limits of a connection: how long a request's head may take, how large it may be, how long an answer may be taken.
+"""Limits of a connection: the time and size of a request's head, and the time for the client to read an answer.
 
-uvicorn has none of them. A reverse proxy has, but the server is also used without one. No proxy helps against a
-client that stops reading a stream: the proxy then stops reading from us. So the server needs that limit itself.
+uvicorn has none of them. A reverse proxy has, but the server is also used without one. No proxy helps against a client
+that stops reading a stream, since the proxy then stops reading from us. So the server needs that limit itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ServerConfig(uvicorn.Config):
 
 
 class LimitedProtocol(Protocol):
-    """One connection. It is closed if a request's head does not come in time, or the client takes no answer."""
+    """One connection. It is closed if a request's head is late, or if the client does not read its answer."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LimitedProtocol(Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
-        self._num_head_bytes = 0  # since the parser last made something of what came
+        self._num_head_bytes = 0  # since the parser last completed something
         self._head_timer: asyncio.TimerHandle | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
 
@@ -67,7 +67,7 @@ class LimitedProtocol(Protocol):
             self._watch_head()
 
     def parse(self, piece: memoryview) -> int:
-        """Give the parser a piece, unless it has had too much of one head or of what stands behind a body."""
+        """Pass a piece to the parser, unless one head or trailer is already too long."""
         self._num_head_bytes += len(piece)
         num_taken = super().parse(piece)
         if self._num_head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
@@ -87,18 +87,18 @@ class LimitedProtocol(Protocol):
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
-        """Begin a piece of a body, or what stands behind the last one."""
+        """Begin a chunk of a body, or the trailer."""
         self._num_head_bytes = 0
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         if (
             self.cycle is not None and self.cycle.response_complete
-        ):  # its body was thrown away; the next head may take its own time
+        ):  # its body was discarded; the next head gets its own time
             self._cancel_head_timer()
 
     def _watch_head(self) -> None:
-        """Keep a time limit while the connection waits for the head of a request, or for a body that is thrown away."""
+        """Run a timer while the connection waits for the head of a request, or for the rest of a discarded body."""
         is_answered = self.cycle is None or self.cycle.response_complete
         if not (self.is_in_head or is_answered):
             self._cancel_head_timer()
@@ -112,7 +112,7 @@ class LimitedProtocol(Protocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._watch_head()  # an answer to an earlier request is on its way: it comes to its end first
+            self._watch_head()  # an answer to an earlier request is being sent and ends first
             return
         reason = f"no request arrived within {self._limits.head_timeout_s:g} s"
         self._refuse(ApiError(408, reason, code="head_timeout"))
@@ -125,7 +125,7 @@ class LimitedProtocol(Protocol):
     # ---- the answer -------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, which uvicorn has a limit for until its first byte comes."""
+        """Wait for the next request; until its first byte comes, uvicorn's own limit holds."""
         super().on_response_complete()
         self._cancel_head_timer()
         if self.transport.is_closing():
@@ -135,18 +135,18 @@ class LimitedProtocol(Protocol):
             self._watch_head()
 
     def pause_writing(self) -> None:
-        """Let the client take what is sent, for so long."""
+        """Give the client limited time to read what was sent."""
         super().pause_writing()
         self._watch_taking()
 
     def resume_writing(self) -> None:
-        """Go on: the client has taken enough."""
+        """Go on: the client has read enough."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._cancel_abort_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection on which nothing more is asked."""
+        """Close an idle connection."""
         super().timeout_keep_alive_handler()
         self._watch_taking()
 
@@ -156,7 +156,7 @@ class LimitedProtocol(Protocol):
         super().connection_lost(exc)
 
     def _watch_taking(self) -> None:
-        """Break the connection off if what was written is not taken in time; closing would wait for ever."""
+        """Abort the connection if the client does not read in time; closing would wait for ever."""
         if self._abort_timer is None:
             self._abort_timer = self.loop.call_later(self._limits.body_timeout_s, self.transport.abort)
 
@@ -168,11 +168,11 @@ class LimitedProtocol(Protocol):
     # ---- refusals ---------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Say in our own shape that a request is no HTTP."""
+        """Answer in our own shape that a request is not HTTP."""
         self._refuse(ApiError(400, "the request is not valid HTTP", code="bad_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without asking the application, unless an answer is on its way, and close."""
+        """Answer without the application, unless an answer is being sent, and close."""
         self._cancel_head_timer()
         if self._answered is None or self._answered.response_complete or not self._answered.response_started:
             self.transport.write(refusal(error))
@@ -181,7 +181,7 @@ class LimitedProtocol(Protocol):
 
 
 def refusal(error: ApiError) -> bytes:
-    """Return a whole answer that ends its connection."""
+    """Return a complete answer that ends its connection."""
     response = error_response(error, Connection="close")
     lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])

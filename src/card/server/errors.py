@@ -32,13 +32,13 @@ class ApiError(CardError):
         retry_after_s: int | None = None,
         is_worth_retrying: bool | None = None,
     ) -> None:
-        """Make one.
+        """Make an error.
 
         Args:
-            param: the field of the request that is wrong.
-            code: what is wrong, for programs.
+            param: the request's wrong field.
+            code: the kind of error, for programs.
             retry_after_s: seconds after which the same request may succeed.
-            is_worth_retrying: said to OpenAI's clients; None leaves it to their own rules.
+            is_worth_retrying: a hint to OpenAI's clients; None leaves it to their own rules.
         """
         super().__init__(message)
         self.status = status
@@ -60,7 +60,7 @@ class ApiError(CardError):
         if self.is_worth_retrying is not None:
             headers["x-should-retry"] = str(self.is_worth_retrying).lower()
         if self.status == 408:
-            headers["Connection"] = "close"  # the rest may come, some time
+            headers["Connection"] = "close"  # the rest of the body may come later
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
@@ -72,12 +72,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def too_long(most: int, num_prompt: int, num_new: int = 1) -> ApiError:
-    """Return the error of a prompt that does not fit. Gateways know it by these words, which are OpenAI's.
+    """Return the error of a prompt that does not fit, in OpenAI's words, by which gateways recognise it.
 
     Args:
         most: tokens that the context holds.
-        num_prompt: tokens of the prompt, or the least that it can have.
-        num_new: tokens that it asks for.
+            num_prompt: tokens of the prompt, or its least possible number.
+            num_new: new tokens requested.
     """
     return bad_request(
         f"This model's maximum context length is {most} tokens. However, you requested {num_prompt + num_new} tokens "
@@ -89,12 +89,12 @@ def too_long(most: int, num_prompt: int, num_new: int = 1) -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """Return the error of a request that a server which is ending does not take, or does not finish."""
+    """Return the error of a request that a server refuses or ends as it shuts down."""
     return ApiError(503, "the server is shutting down; ask again soon", code="shutting_down", retry_after_s=5)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return ``error`` as a client may see it; an internal one without its details."""
+    """Return ``error`` for the client; an internal error without its details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptError):

@@ -1,4 +1,4 @@
-"""One API request's way through the engine: its texts, from its admission until its answer was sent."""
+"""One API request's way through the engine: its texts, from admission until the answer is sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Choice:
 
     index: int
     prompt_ids: tuple[int, ...]
-    stream: RequestStream | None  # None: nothing is written, the prompt alone is echoed
+    stream: RequestStream | None  # None: no text, only the prompt is echoed
     record: TextRecord
     chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
 
@@ -49,7 +49,7 @@ class Choice:
 
 
 class Generation:
-    """All texts of one API request, from its admission until its answer was sent."""
+    """All texts of one API request, from admission until the answer is sent."""
 
     def __init__(self, service: Service, ticket: object, fields: SamplingFields, choices: Sequence[Choice]) -> None:
         self.choices = choices
@@ -58,7 +58,7 @@ class Generation:
         service.running.add(self)
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
-        """Return what the answer begins with."""
+        """Return the first fields of the answer."""
         lossy = {} if self._service.llm.is_exact else {"exact": False}
         return {
             **lossy,
@@ -70,7 +70,7 @@ class Generation:
         }
 
     def usage(self) -> dict[str, Any]:
-        """Return the numbers of tokens; a prompt counts once, however many texts were written to it."""
+        """Return the numbers of tokens; a prompt counts once, whatever the number of its texts."""
         prompts = self.choices[:: self._fields.n]
         num_prompt = sum(len(choice.prompt_ids) for choice in prompts)
         num_new = sum(choice.record.stats.num_new_tokens for choice in self.choices)
@@ -83,38 +83,38 @@ class Generation:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Return the `metrics` of the answer, if it is to have them: {} or {"metrics": ...}."""
+        """Return the `metrics` of the answer, if requested: {} or {"metrics": ...}."""
         if not self._fields.include_metrics and self._service.settings.spec_metrics == "none":
             return {}
         budget = self._service.llm.host.draft_settings.budget
         return {"metrics": request_metrics([one.record for one in self.choices if one.stream is not None], budget)}
 
     def answer(self, prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an answer that is sent as a whole."""
+        """Return an answer that is not streamed."""
         return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
 
     def is_large(self, num_top: int | None, num_echoed: int = 0) -> bool:
-        """Return whether an answer lists so many tokens that building it would hold up other requests.
+        """Return whether an answer lists so many tokens that building it would delay other requests.
 
         Args:
-            num_top: log-probabilities listed beside that of each token; None: not even that one.
+            num_top: log-probabilities listed beside that of each token; None: none at all.
             num_echoed: tokens of prompts that are listed too, for all choices together.
         """
         num_told = num_echoed + sum(choice.record.stats.num_new_tokens for choice in self.choices)
         return num_top is not None and num_told * (1 + num_top) >= _MANY_LOGPROBS
 
     def stream_head(self, prefix: str, kind: str) -> dict[str, Any]:
-        """Return what every event of a stream begins with; the usage is null until the last one has it."""
+        """Return the first fields of every event; the usage is null until the last event."""
         return {**self.head(prefix, kind), **({"usage": None} if self._fields.includes_usage else {})}
 
     def last_event(self, head: dict[str, Any]) -> bytes:
-        """Return the event at the end of a stream that has usage and metrics; empty if neither is asked for."""
+        """Return the event at the end of a stream with usage and metrics; empty if neither is requested."""
         tail = {"usage": self.usage()} if self._fields.includes_usage else {}
         tail |= self.metrics()
         return event({**head, "choices": [], **tail}) if tail else b""
 
     async def events(self) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-        """Yield what is written, of all choices in the order in which it comes. Raises: CardError."""
+        """Yield the chunks of all choices as they come. Raises: CardError."""
         written = [choice for choice in self.choices if choice.stream is not None]
         source = _read(written[0]) if len(written) == 1 else _merged(written)
         async with contextlib.aclosing(source):
@@ -128,7 +128,7 @@ class Generation:
                 choice.chunks.append(chunk)
 
     async def close(self) -> None:
-        """End what still runs, give the place back and book the figures. May be called twice."""
+        """End what still runs, free the place and record the figures. May be called twice."""
         if self not in self._service.running:
             return
         self._service.running.discard(self)

@@ -17,7 +17,7 @@ _SCHEMA_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "description"
 _JsonSchema = Annotated[Any, WithJsonSchema(_SCHEMA_SCHEMA)]
 _Choices = Annotated[list[str] | None, Field(None, min_length=1, max_length=4096)]
 _Source = Annotated[str | None, Field(None, min_length=1)]
-# An option of llguidance: what it cannot hold an answer to is left to the model, in place of a refusal.
+# An option of llguidance: parts that it cannot enforce are left to the model instead of refused.
 LENIENT = {"lenient": True}
 
 
@@ -27,7 +27,7 @@ class JsonSchema(Strict):
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
     description: str = ""
-    strict: bool | None = Field(None, description="false leaves parts that no grammar can hold to the model")
+    strict: bool | None = Field(None, description="false: parts that no grammar can enforce are left to the model")
 
 
 class ResponseFormat(Strict):
@@ -43,7 +43,7 @@ class ResponseFormat(Strict):
         return self
 
     def grammar(self) -> Grammar | None:
-        """Return what holds the answer to it."""
+        """Return the grammar of this form; None for plain text."""
         if self.type == "text":
             return None
         if self.json_schema is None:
@@ -55,13 +55,13 @@ class ResponseFormat(Strict):
 
 
 def _as_schema(value: object) -> object:
-    """Return a JSON schema that may be given as text, as text."""
+    """Return a JSON schema as text, from an object or a text."""
     if isinstance(value, dict):
         value = msgspec.json.encode(value).decode()
     if isinstance(value, str) and len(value) > MOST_CHARS:
         raise ValueError(f"may have at most {MOST_CHARS:,} characters, got {len(value):,}")
     try:
-        msgspec.json.decode(str(value), type=dict[str, msgspec.Raw])  # no object is made of what is below
+        msgspec.json.decode(str(value), type=dict[str, msgspec.Raw])  # nested values stay undecoded
     except (msgspec.DecodeError, RecursionError):
         raise ValueError("must be a JSON schema, as an object or as its JSON") from None
     return value
@@ -86,13 +86,13 @@ class StructuredOutputs(Strict):
         return self
 
     def as_grammar(self) -> Grammar:
-        """Return what holds the answer to it. Raises: ApiError 400 for a grammar that cannot be read."""
+        """Return the grammar of this form. Raises: ApiError 400 for a grammar that cannot be read."""
         if self.json_ is not None:
             return Grammar("json_schema", self.json_)
         if self.regex is not None:
             return Grammar("regex", self.regex)
         if self.choice is not None:
-            # A terminal: thousands of texts are one automaton, and would be more rules at once than may be followed.
+            # A terminal: thousands of texts make one automaton, but would be too many rules.
             return Grammar("lark", "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, self.choice)))
         if self.grammar is not None:
             return Grammar("gbnf" if is_gbnf(self.grammar) else "lark", self.grammar)
@@ -100,7 +100,7 @@ class StructuredOutputs(Strict):
 
 
 class GuidedFields(Strict):
-    """The fields of a request that hold its answer to a form; one of them may be given."""
+    """The fields of a request that fix the form of its answer; at most one may be given."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -120,11 +120,11 @@ class GuidedFields(Strict):
 
     @property
     def guide(self) -> str:
-        """The name of the field that holds the answer to a form; `response_format` if none does."""
+        """The name of the field that fixes the form; `response_format` if none does."""
         return next(iter(self._guides()), "response_format")
 
     def grammar(self) -> Grammar | None:
-        """Return what the answer must look like; None for any text. Raises: ApiError 400."""
+        """Return the grammar of the answer; None for any text. Raises: ApiError 400."""
         if self.structured_outputs is not None:
             return self.structured_outputs.as_grammar()
         olds = {name.removeprefix("guided_"): getattr(self, name) for name in self._guides() if name in _OLD_NAMES}

@@ -1,4 +1,4 @@
-"""Endpoints that write no text: models and their tokens, health, figures."""
+"""Endpoints without generated text: models and their tokens, health, figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def show_model(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """Give the token ids of a prompt, or of a conversation in the model's chat template."""
+    """Return the token ids of a prompt, or of a conversation in the model's chat template."""
     service: Service = request.app.state.service
     fields = await read_body(request, TokenizeRequest)
     service.check_model(fields.model)
@@ -54,14 +54,14 @@ async def tokenize(request: Request) -> Response:
         )
     names: Any = None
     if fields.return_token_strs:
-        names = await service.run_in_thread(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+        names = await service.run_in_thread(is_long, list, map(service.tokenizer.convert_ids_to_tokens, token_ids))
     max_model_len = service.llm.max_model_len
     answer = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": names}
     return json_response(answer)
 
 
 async def detokenize(request: Request) -> Response:
-    """Give the text of token ids."""
+    """Return the text of token ids."""
     service: Service = request.app.state.service
     fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
@@ -78,7 +78,7 @@ def _text_of(service: Service, token_ids: Sequence[int]) -> str:
 
 
 async def embeddings(request: Request) -> Response:
-    """Refuse: this server makes no embeddings. Raises: ApiError 404."""
+    """Refuse: this server computes no embeddings. Raises: ApiError 404."""
     service: Service = request.app.state.service
     names = ", ".join(service.settings.served_model_names)
     raise ApiError(
@@ -104,18 +104,18 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 async def health(request: Request) -> Response:
-    """Say that the server lives: 503 only if the engine has died, which a restart alone can mend."""
+    """Report that the server is alive: 503 only if the engine has died, when only a restart helps."""
     return _answer(_death(request.app.state.service))
 
 
 async def ready(request: Request) -> Response:
-    """Say whether to send requests here: 503 while shutting down, or if the engine has work and does not get on."""
+    """Report whether to send requests here: 503 while shutting down, or if the engine makes no progress."""
     service: Service = request.app.state.service
     return _answer(_death(service) or _reason_not_ready(service))
 
 
 async def load(request: Request) -> Response:
-    """Say how many requests are being answered, and how far the engine is with them."""
+    """Report how many requests are being answered, and the engine's progress."""
     service: Service = request.app.state.service
     stats = service.llm.stats()
     answer = {
@@ -129,7 +129,7 @@ async def load(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """Say which version of what is running."""
+    """Report the versions of what is running."""
     service: Service = request.app.state.service
     engine = service.llm.host.settings
     answer = {
@@ -145,7 +145,7 @@ async def version(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Give the figures to Prometheus."""
+    """Return the figures for Prometheus."""
     service: Service = request.app.state.service
     scrape = Scrape(service)
     return Response(scrape.text(), media_type=None, headers={"Content-Type": CONTENT_TYPE})

@@ -12,12 +12,12 @@ _MOST_RETRY_AFTER_S = 60
 
 
 class Gate:
-    """Lets so many sequences in as may run and wait, and none while the server shuts down."""
+    """Admits as many texts as may run and wait, and none while the server shuts down."""
 
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
         self._most = max_running + max_waiting
-        self._inside: dict[object, tuple[int, float]] = {}  # ticket -> sequences, when they came in
+        self._inside: dict[object, tuple[int, float]] = {}  # ticket -> texts, time of entry
         self._mean_s = 1.0  # of a request
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -29,9 +29,9 @@ class Gate:
         return len(self._inside)
 
     def enter(self, num_sequences: int) -> object:
-        """Let a request in; return its ticket.
+        """Admit a request; return its ticket.
 
-        Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if never.
+        Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if there never is.
         """
         num_inside = sum(count for count, _ in self._inside.values())
         if not self.is_open:
@@ -51,7 +51,7 @@ class Gate:
         return ticket
 
     def leave(self, ticket: object) -> None:
-        """Take the ticket back."""
+        """Return a ticket and free its place."""
         _, entered_at = self._inside.pop(ticket)
         self._mean_s += 0.1 * (asyncio.get_running_loop().time() - entered_at - self._mean_s)
         if not self._inside:
@@ -62,13 +62,13 @@ class Gate:
         await self._is_empty.wait()
 
     def _retry_after_s(self, num_inside: int) -> int:
-        """Return when a place should come free, at the pace of the last requests."""
+        """Return when a place should be free, at the pace of the last requests."""
         num_waiting = max(1, num_inside - self._max_running)
         return min(_MOST_RETRY_AFTER_S, max(1, math.ceil(self._mean_s * num_waiting / self._max_running)))
 
 
 class Deadline:
-    """Ends what runs under it with an ApiError: when its time is up, or at once when it is cut short."""
+    """Ends what runs under it with an ApiError: when its time is over, or at once by `cut`."""
 
     def __init__(self, seconds: float) -> None:
         self._at = asyncio.get_running_loop().time() + seconds

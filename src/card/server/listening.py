@@ -1,4 +1,4 @@
-"""The server's address, taken before anything is loaded."""
+"""The server's address, bound before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from card.server.config import ServerSettings
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """Take the address for this process alone. Raises: SettingsError if it cannot be had.
+    """Bind the address for this process alone. Raises: SettingsError if it is not available.
 
-    Listening begins now: two sockets that only hold an address can hold the same one. A client that connects before
-    the model is loaded waits for it.
+    Listening begins now, since two sockets that are only bound can share an address. A client that connects before the
+    model is loaded waits for it.
     """
     own = None
     try:

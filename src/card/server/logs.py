@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line. Neither keys nor prompts nor texts are ever in them."""
+"""Structured logs: one JSON object a line, never with keys, prompts or texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOGGERS = ("card", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one line of JSON; an exception as its type and where it was, without its message."""
+    """Writes a record as one line of JSON; an exception as its type and place, without its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -38,7 +38,7 @@ def frames_of(trace: TracebackType | None) -> list[str]:
 
 
 def set_up(level: str) -> None:
-    """Send the logs of the whole process to standard error, and uvicorn's through the same door."""
+    """Send the logs of the whole process, uvicorn's included, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

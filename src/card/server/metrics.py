@@ -1,7 +1,7 @@
-"""Counters of the server: of each text as it is written, and summed over all of them.
+"""Figures of the server: of each text as it is written, and sums over all texts.
 
-A request's counters live in its `RequestStats`, which the engine keeps anyway; the sums add up those of running
-requests and what finished ones left behind. Nothing is counted per token.
+A request's counters live in its `RequestStats`, which the engine keeps anyway. The sums add those of running requests
+to the totals of finished ones. Nothing is counted per token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from card.engine.metrics import RequestStats
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
-HISTOGRAMS = {  # name, without prefix -> what it is, its buckets
+HISTOGRAMS = {  # name, without prefix -> description, buckets
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
     "inter_token_latency_seconds": ("Between two pieces of a text, each of one token or more.", _SECONDS),
     "request_time_per_output_token_seconds": ("Decoding time over tokens, of a finished request.", _SECONDS),
@@ -31,7 +31,7 @@ HISTOGRAMS = {  # name, without prefix -> what it is, its buckets
     "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens of an answer.", _TOKENS),
 }
-COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats that is added up over all requests
+COUNTERS = {  # name, without prefix -> description, counter of RequestStats that is summed
     "prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
     "generation_tokens": ("Tokens written.", "num_new_tokens"),
     "verifications": ("Target passes of a request after its prompt: query, verify, correct.", "target_passes"),
@@ -39,7 +39,7 @@ COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats 
     "candidates_accepted": ("Candidates that became text.", "accepted_tokens"),
     "target_busy_seconds": ("Time of requests inside the target's passes.", "target_busy_s"),
     "target_stall_seconds": ("Time of requests in which the target waited for candidates.", "waited_s"),
-    "drafter_passes": ("Passes of the draft model, for each request that they served.", "drafter_passes"),
+    "drafter_passes": ("Passes of the draft model, counted for each request in them.", "drafter_passes"),
     "drafter_busy_seconds": ("Time of these passes.", "drafter_busy_s"),
     "drafter_dropped_nodes": ("Candidates ruled out by what was committed.", "drafter_dropped_nodes"),
     "drafter_rolled_back_tokens": ("Of these, those thought likeliest.", "rolled_back_tokens"),
@@ -51,7 +51,7 @@ FALLBACKS = ("request", "policy", "drafter", "no_candidates")
 
 @dataclass(slots=True, eq=False)
 class TextRecord:
-    """One text of a request as it is written: its statistics, and when its pieces came."""
+    """One text of a request as it is written: its statistics, and the times of its pieces."""
 
     _ledger: Ledger
     stats: RequestStats
@@ -59,11 +59,11 @@ class TextRecord:
     arrived_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0  # first token
     last_at: float = 0.0
-    finish_reason: str = "abort"  # until it is known to be another one
+    finish_reason: str = "abort"  # until another one is known
     _num_plain: int = 0  # rounds without candidates seen so far
 
     def take(self, chunk: StreamChunk) -> None:
-        """Look at the next piece."""
+        """Record the next piece."""
         now = time.perf_counter()
         stats = self.stats = chunk.stats
         if chunk.token_ids:
@@ -81,7 +81,7 @@ class TextRecord:
 
 
 def _cause(stats: RequestStats, *, speculates: bool) -> str:
-    """Return why the last round of a request had no candidates to verify."""
+    """Return why the last round of a request had no candidates."""
     if not speculates:
         return "request"
     if stats.schedule == "off":
@@ -90,7 +90,7 @@ def _cause(stats: RequestStats, *, speculates: bool) -> str:
 
 
 class Ledger:
-    """Records of running texts, and sums over finished ones. Used in the event loop only."""
+    """Records of running texts, and sums over finished ones. Only for the event loop."""
 
     def __init__(self) -> None:
         self.fallbacks = dict.fromkeys(FALLBACKS, 0)
@@ -111,7 +111,7 @@ class Ledger:
         return record
 
     def forget(self, record: TextRecord) -> None:
-        """Strike a text that was never written."""
+        """Remove the record of a text that was never written."""
         self._running.discard(record)
 
     def end(self, record: TextRecord) -> None:
@@ -138,7 +138,7 @@ class Ledger:
         self._histograms[name].observe(value)
 
     def sums(self) -> _Sums:
-        """Return the sums over all texts, running ones as far as they have come."""
+        """Return the sums over all texts, running ones included."""
         total = deepcopy(self._ended)
         for record in self._running:
             total.add(record.stats)
@@ -162,7 +162,7 @@ class _Sums:
 
 
 def speculative_decoding(stats: RequestStats, most_candidates: int) -> dict[str, Any]:
-    """Return how speculation did for one request, in the shape that vLLM publishes.
+    """Return the figures of speculation for one request, in vLLM's shape.
 
     Args:
         most_candidates: most candidates of one verification.
@@ -184,7 +184,7 @@ def speculative_decoding(stats: RequestStats, most_candidates: int) -> dict[str,
 
 
 def request_metrics(records: Sequence[TextRecord], most_candidates: int) -> dict[str, Any] | None:
-    """Return the `metrics` of an answer; they describe one text, so there are none for several."""
+    """Return the `metrics` of an answer; None for several texts, as they describe one."""
     if len(records) != 1:
         return None
     stats = records[0].stats

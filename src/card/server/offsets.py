@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import Detokenizer
 
 
 class TokenOffsets:
-    """Tells for each token how many characters of the text stand before it.
+    """Finds for each token the number of characters before it in the text.
 
-    Tokens that share a character begin where it begins, and a token without text begins where the next one does. The
-    offset of a token may have to wait for later tokens, which decide what its bytes become.
+    Tokens that share a character begin where it begins. A token without text begins where the next one does. An offset
+    may have to wait for later tokens, which decide what the token's bytes become.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, after: Sequence[int] = (), start: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, after: Sequence[int] = (), start: int = 0) -> None:
         """Begin.
 
         Args:
@@ -24,7 +23,7 @@ class TokenOffsets:
             start: characters of the text before the first token.
         """
         self._detokenizer = Detokenizer(tokenizer, after=after)
-        self._num_chars = start  # that no later token can change
+        self._num_chars = start  # characters that no later token can change
         self._waiting: list[str] = []  # for each token without an offset yet, the uncertain text before it
 
     def push(self, token_ids: Iterable[int]) -> list[int]:
@@ -47,7 +46,7 @@ class TokenOffsets:
     def _settled(self, text: str) -> list[int]:
         """Return the offsets of the tokens that waited for this text.
 
-        The text before a token is decoded as if it ended there; the token begins where the whole text differs from it.
+        The text before a token is decoded as if it ended there. The token begins where the whole text differs from it.
         """
         told: list[int] = []
         least = 0
@@ -65,7 +64,7 @@ def _num_common(one: str, other: str) -> int:
     return next(differing, min(len(one), len(other)))
 
 
-def offsets_in(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], text: str) -> list[int]:
+def offsets_in(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
     """Return where in a text the tokens begin that it was made into, which may spell it otherwise."""
     places = TokenOffsets(tokenizer)
     return [min(offset, len(text)) for offset in (*places.push(token_ids), *places.flush())]

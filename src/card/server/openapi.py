@@ -1,4 +1,4 @@
-"""Additions to `/openapi.json`: the bodies that the endpoints read by themselves, errors, limits."""
+"""Additions to `/openapi.json`: bodies, errors and limits that the framework does not know."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from card.server.schemas import MAX_CHOICES, TOKEN_ID
 from card.server.service import Service
 
 _ERRORS = {
-    400: "The request cannot be done as it is; `param` names the field.",
+    400: "The request is invalid; `param` names the field.",
     401: "The API key is missing or wrong.",
     404: "The model is not served here.",
-    408: "The body did not come.",
+    408: "The body did not arrive.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "The queue is full; see Retry-After.",
@@ -52,7 +52,7 @@ class Route:
 
 
 def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
-    """Add a path to the application with what it takes, what it answers, and whether it needs a key."""
+    """Add a path to the application, with its bodies, its answers, and whether it needs a key."""
     extra: dict[str, Any] = {}
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
@@ -91,7 +91,7 @@ def _content(kinds: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, has_keys: bool) -> None:
-    """Put the schemas of the bodies, and how a key is sent, into the application's `/openapi.json`."""
+    """Add the schemas of the bodies, and the way to send a key, to the application's `/openapi.json`."""
     _, found = models_json_schema(
         [(model, "validation") for model in bodies], ref_template="#/components/schemas/{model}"
     )
@@ -115,8 +115,8 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
 
 
 def _limit(fields: dict[str, Any], service: Service) -> None:
-    """Say what this server takes on, which may be less than the fields allow."""
-    room, settings = service.llm.max_model_len - 1, service.settings  # a prompt has a token at least
+    """Add this server's limits, which may be narrower than those of the fields."""
+    room, settings = service.llm.max_model_len - 1, service.settings  # a prompt has at least one token
     if "tokens" in fields:
         fields["tokens"]["maxItems"] = service.most_ids
     num_choices = min(MAX_CHOICES, service.llm.host.settings.max_num_seqs + settings.max_num_queued_reqs)
@@ -132,7 +132,7 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
 
 
 def _allow_null(body: dict[str, Any]) -> None:
-    """Say that a field which may be left out may be null as well, which counts as the same, whatever its name."""
+    """Let each optional field be null too, which counts as absent."""
     body["additionalProperties"] = {"type": "null"}
     for name, field in body["properties"].items():
         if name not in body.get("required", ()):

@@ -1,4 +1,4 @@
-"""The playground at `/`: a static page that may neither run nor load anything else."""
+"""The playground at `/`: a static page that may not load or run anything from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 _FOLDER = Path(__file__).parent / "playground"
-_TYPES = {  # spelled out: the system's own table may know others, and with nosniff a wrong one breaks the page
+_TYPES = {  # explicit: the system's table may differ, and with nosniff a wrong type breaks the page
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -27,12 +27,12 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # keep it, but ask each time whether it is still this one: upgrades show at once
+    "Cache-Control": "no-cache",  # cached, but checked each time, so that upgrades show at once
 }
 
 
 class Playground(StaticFiles):
-    """The page and what belongs to it; needs no key, as it holds no secret: the page asks for one where it must."""
+    """The page and its files; needs no key, as it holds no secret: the page itself asks the user for a key."""
 
     def __init__(self) -> None:
         super().__init__(directory=_FOLDER)
@@ -42,7 +42,7 @@ class Playground(StaticFiles):
         return await self.get_response("index.html", request.scope)
 
     def file_response(self, full_path: str | os.PathLike[str], *args: Any, **options: Any) -> Response:
-        """Return a file with our headers. Raises: HTTPException 404 for a file that is not the page's."""
+        """Return a file with our headers. Raises: HTTPException 404 for a file outside the page."""
         kind = _TYPES.get(Path(full_path).suffix)
         if kind is None:
             raise HTTPException(404)

@@ -1,4 +1,4 @@
-"""From the fields of a request and the model's defaults to `SamplingParams`."""
+"""`SamplingParams` from the fields of a request and the model's defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AS_ASKED = {
 def sampling_params(
     fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None, vocab_size: int
 ) -> SamplingParams:
-    """Return the parameters of a request's first choice, its seed fixed; what it leaves out is left open.
+    """Return the parameters of a request's first choice, with a fixed seed; absent fields stay open.
 
     Raises: SettingsError, ApiError 400 for values out of range.
     """
@@ -47,7 +47,7 @@ def sampling_params(
 
 
 def derived_seed(seed: int, choice_idx: int) -> int:
-    """Return the seed of one of several choices: the first has the request's own, the others as good as new ones."""
+    """Return the seed of one of several choices: the first has the request's own, the others derived ones."""
     if choice_idx == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{choice_idx}".encode(), digest_size=8).digest()

@@ -1,10 +1,10 @@
-"""HTTP/1 as uvicorn speaks it, with what it leaves out.
+"""HTTP/1 on top of uvicorn, with these additions.
 
-- An upgrade that is not done is ignored, and the request counts with its body.
-- A client that has sent its request and closes its side still gets the answer; one that is gone is noticed.
-- An HTTP/1.0 client gets a body without a length as it is, ended by closing.
-- A connection is closed once the client has stopped sending: otherwise it may lose the answer that it has not read.
-- However many requests a client sends ahead, few are read before they are answered.
+- An upgrade that is not supported is ignored; the request is served with its body.
+- A client that closes its side after a request still gets the answer; a client that is gone is noticed.
+- An HTTP/1.0 client gets a body of unknown length as it is, ended by closing.
+- A connection is closed only after the client has stopped sending; otherwise it may lose an answer it has not read.
+- Of requests that a client sends ahead, only a few are read before they are answered.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-PROBE = "probe"  # in the state of a request: bytes that may stand between two pieces of its answer and mean nothing
-_SLICE_BYTES = 4096  # given to the parser at once; so many short requests may be read ahead
-_MOST_AT_ONCE_BYTES = 64 * 1024  # read before the event loop does something else
-_MOST_UNREAD_BYTES = 64 * 1024  # that wait behind an unanswered request
+PROBE = "probe"  # in the state of a request: bytes without meaning that may be sent between two pieces of its answer
+_SLICE_BYTES = 4096  # passed to the parser at once, which bounds the requests read ahead
+_MOST_AT_ONCE_BYTES = 64 * 1024  # read before the event loop does other work
+_MOST_UNREAD_BYTES = 64 * 1024  # that wait after an unanswered request
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 30.0  # at a client that has closed its side; each look waits five times longer
-_MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of what comes after the answer that ends a connection
-_SILENCE_S = 1.0  # after which a client has stopped sending
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 30.0  # first and longest pause between checks of a client that closed its side
+_MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # discarded after the answer that ends a connection
+_SILENCE_S = 1.0  # after which a client counts as done sending
 
 
 class Protocol(HttpToolsProtocol):
@@ -37,9 +37,9 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.is_in_head = False  # the parser has begun a request and not come to the end of its headers
-        self.unread = b""  # what came behind a request that is not answered yet
+        self.unread = b""  # bytes that came after a request that is not answered yet
         self._method = b""
-        self._has_upgrade = False  # the headers that are being read ask for one
+        self._has_upgrade = False  # the present headers ask for one
         self._answered: RequestResponseCycle | None = None  # the request that the application answers
         self._has_eof = False  # the client sends nothing more
         self._look_timer: asyncio.TimerHandle | None = None
@@ -55,7 +55,7 @@ class Protocol(HttpToolsProtocol):
         self.flow = _Flow(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application, also where the client has sent further requests since."""
+        """Tell the application, even if the client has sent further requests since."""
         if self._look_timer is not None:
             self._look_timer.cancel()
         self.transport.forget()
@@ -69,7 +69,7 @@ class Protocol(HttpToolsProtocol):
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, as far as there is nothing unanswered before it."""
+        """Read the data, unless an unanswered request comes first."""
         if self.transport.is_closing():
             self.transport.swallow(len(data))
             return
@@ -78,7 +78,7 @@ class Protocol(HttpToolsProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read some of what came; the rest after a turn of the event loop, or when a request is answered."""
+        """Read some of the data; the rest after a turn of the event loop, or when a request is answered."""
         view, start = memoryview(self.unread), 0
         end = min(len(view), _MOST_AT_ONCE_BYTES)
         while start < end and not self.pipeline and not self.transport.is_closing():
@@ -88,7 +88,7 @@ class Protocol(HttpToolsProtocol):
             self.loop.call_soon(self._read_rest)
         if len(self.unread) >= _MOST_UNREAD_BYTES:
             self.flow.pause_reading()
-        elif self.pipeline:  # so that it is seen if the client leaves
+        elif self.pipeline:  # so that a closed connection is noticed
             self.flow.resume_reading()
 
     def _read_rest(self) -> None:
@@ -101,11 +101,11 @@ class Protocol(HttpToolsProtocol):
             self._end_behind_last()
 
     def _is_body_full(self) -> bool:
-        """Return whether the application has to take some of the body first."""
+        """Return whether the application must read some of the body first."""
         return self.cycle is not None and not self.cycle.response_complete and len(self.cycle.body) > HIGH_WATER_LIMIT
 
     def parse(self, piece: memoryview) -> int:
-        """Give the parser a piece; return how much of it was taken."""
+        """Pass a piece to the parser; return how much of it was read."""
         try:
             try:
                 self.parser.feed_data(piece)
@@ -117,7 +117,7 @@ class Protocol(HttpToolsProtocol):
         return len(piece)
 
     def _read_without_upgrade(self) -> None:
-        """Read the headers again without the one that made the parser stop; it goes on behind them then."""
+        """Parse the headers again without the upgrade, which made the parser stop."""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b\r\n" % (self._method, self.url, version)]
         lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
@@ -132,12 +132,12 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Those behind a body in pieces mean nothing here."""
+        """Read a header. Those after a chunked body are ignored."""
         if self.is_in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer, unless the parser would take the rest for another protocol."""
+        """Start the answer, unless the parser would read the rest as another protocol."""
         self._method = self.parser.get_method()
         self._has_upgrade = self.parser.should_upgrade() and self._method != b"CONNECT"
         if not self._has_upgrade:
@@ -145,7 +145,7 @@ class Protocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """End the body, also one that is thrown away."""
+        """End the body, also a discarded one."""
         if not self._has_upgrade:
             super().on_message_complete()
             self.cycle.more_body = False
@@ -159,17 +159,17 @@ class Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Go on with what came meanwhile."""
+        """Go on with the data that came meanwhile."""
         super().on_response_complete()
         self._read_rest()
         if self._has_eof:
             self._end_behind_last()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection if whole requests wait for their answers, as long as the client is there to take them.
+        """Keep the connection while whole requests wait for their answers and the client is there.
 
-        A client that is gone for good looks the same; what is sent to it is answered with a reset. An HTTP/1.0 client
-        cannot be sent anything before its answer, so it counts as gone.
+        A client that is gone looks the same; it answers data with a reset. An HTTP/1.0 client cannot be sent anything
+        before its answer, so it counts as gone.
         """
         while self.unread and not self.pipeline:
             self._read_on()
@@ -193,7 +193,7 @@ class Protocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _look_at_client(self, next_s: float) -> None:
-        """Break off if the client has reset the connection; otherwise send it something without meaning."""
+        """Abort if the client has reset the connection; otherwise send it bytes without meaning."""
         if self.transport.is_closing():
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -208,11 +208,10 @@ class Protocol(HttpToolsProtocol):
 
 
 class Connection(asyncio.Transport):
-    """The transport of a protocol, which closes in such a way that the client can read what it was sent.
+    """The transport of a protocol; it closes so that the client can read everything it was sent.
 
-    A system answers data that come to a closed connection with a reset, at which the client's side may throw away what
-    it has not read, and its sending fails. So while a client sends, only our side is closed, and what comes is thrown
-    away until it stops.
+    A system answers data on a closed connection with a reset. The client may then lose what it has not read, and its
+    sending fails. So while a client sends, only our side is closed, and its data is discarded until it stops.
     """
 
     def __init__(self, inner: asyncio.Transport, protocol: Protocol) -> None:
@@ -239,13 +238,13 @@ class Connection(asyncio.Transport):
             self._inner.close()
 
     def close_now(self) -> None:
-        """Close, whatever the client does."""
+        """Close now, even if the client still sends."""
         self._is_closing = True
         self.forget()
         self._inner.close()
 
     def swallow(self, num_bytes: int) -> None:
-        """Take note of what came too late."""
+        """Count bytes that came too late."""
         self._num_swallowed += num_bytes
         self._was_silent = False
         if self._num_swallowed > _MOST_SWALLOWED_BYTES:
@@ -259,7 +258,7 @@ class Connection(asyncio.Transport):
         self._timer = self._protocol.loop.call_later(_SILENCE_S, self._watch_silence)
 
     def forget(self) -> None:
-        """Wait for nothing more."""
+        """Stop waiting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -278,11 +277,11 @@ class Connection(asyncio.Transport):
         self._inner.write(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what is known of the connection."""
+        """Return information about the connection."""
         return self._inner.get_extra_info(name, default)
 
     def pause_reading(self) -> None:
-        """Let the client wait."""
+        """Stop reading from the client."""
         if not self._inner.is_closing():
             self._inner.pause_reading()
 
@@ -293,7 +292,7 @@ class Connection(asyncio.Transport):
 
 
 class _Flow(FlowControl):
-    """Reads no more while much waits for the answer to another request."""
+    """Stops reading while much data waits for the answer to another request."""
 
     def __init__(self, protocol: Protocol) -> None:
         super().__init__(protocol.transport)
@@ -305,7 +304,7 @@ class _Flow(FlowControl):
 
 
 class _EndedByClosing:
-    """An application; a body without a stated length ends with the connection."""
+    """An application in which a body of unknown length ends with the connection."""
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
         self._app, self._cycle = app, cycle
@@ -320,7 +319,7 @@ class _EndedByClosing:
                 if not has_length:
                     self._cycle.chunked_encoding = False
             elif not has_length:
-                self._cycle.expected_content_length = len(message.get("body", b""))  # as long as it is
+                self._cycle.expected_content_length = len(message.get("body", b""))  # its actual length
             await send(message)
 
         await self._app(scope, receive, send_plain)

@@ -1,4 +1,4 @@
-"""Bodies of `POST /v1/responses`, and the conversation that each stands for."""
+"""Bodies of `POST /v1/responses`, and the conversations they stand for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _kind(item: object) -> str:
 
 
 class TextPart(Strict):
-    """A piece of text in a message, or of what a function gave back."""
+    """A piece of text in a message or in a function's result."""
 
     _check_type = model_validator(mode="before")(_refuse_other_types(("input_text", "output_text", "text")))
 
@@ -47,14 +47,14 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """Words of a model that would not answer."""
+    """A model's refusal."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """The same as any other text of the assistant."""
+        """The refusal, as text of the assistant."""
         return self.refusal
 
 
@@ -63,7 +63,7 @@ class ImagePart(Strict):
 
     type: Literal["input_image"]
     image_url: str  # a data URL, as in chat completions
-    detail: Literal["auto", "low", "high", "original"] = "auto"  # which makes no difference here
+    detail: Literal["auto", "low", "high", "original"] = "auto"  # ignored here
     file_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("file_id")
@@ -95,7 +95,7 @@ def _joined(parts: Sequence[TextPart | RefusalPart]) -> str:
 
 
 def _content(parts: Sequence[TextPart | RefusalPart | ImagePart]) -> str | list[dict[str, Any]]:
-    """Return what the same parts are in a chat completion."""
+    """Return these parts in the shape of a chat completion."""
     texts = [part for part in parts if not isinstance(part, ImagePart)]
     if len(texts) == len(parts):
         return _joined(texts)
@@ -112,7 +112,7 @@ def _as_parts(value: object) -> object:
 
 
 def _or_text(schema: dict[str, Any]) -> None:
-    """Say in a field's schema that a string will do."""
+    """Let a field's schema accept a string."""
     listed = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems") if name in schema}
     schema["anyOf"] = [{"type": "string"}, listed]
 
@@ -154,7 +154,7 @@ class FunctionOutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """Reasoning of another server's model; it is left out of the prompt."""
+    """Reasoning of another server's model; not part of the prompt."""
 
     type: Literal["reasoning"]
     id: str = ""
@@ -178,7 +178,7 @@ InputItem = Annotated[
 
 
 class FunctionTool(FunctionDefinition):
-    """A function that the model may call; other tools are not done."""
+    """A function that the model may call; other tools are not supported."""
 
     _check_type = model_validator(mode="before")(_refuse_other_types(("function",)))
 
@@ -209,7 +209,7 @@ class TextOptions(Strict):
 
 
 class Reasoning(Strict):
-    """Effort of thinking before an answer: goes to the chat template, most know nothing of it."""
+    """Effort of thinking before an answer, passed to the chat template; most templates ignore it."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
@@ -261,7 +261,7 @@ class ResponsesRequest(CommonFields):
             raise ValueError("this server stores no answers; send the whole conversation as input")
 
     def as_chat(self) -> ChatRequest:
-        """Return the chat completion that gives the same text. Raises: ApiError 400."""
+        """Return the equivalent chat completion. Raises: ApiError 400."""
         content = self.model_dump(include=_AS_IN_CHAT)
         content["max_completion_tokens"] = self.max_output_tokens
         content["reasoning_effort"] = self.reasoning.effort
@@ -282,7 +282,7 @@ class ResponsesRequest(CommonFields):
         return fitted(content, ChatRequest)
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages that the items stand for; calls belong to the assistant's turn before them."""
+        """Return the items as messages; calls belong to the assistant's turn before them."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})

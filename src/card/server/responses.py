@@ -25,7 +25,7 @@ from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, p
 from card.server.tools.support import ToolPlan
 
 Events = list[dict[str, Any]]
-_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as asked
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as requested
 _ECHOED |= {"temperature", "tool_choice", "top_p"}
 _SAME_IN_ALL: dict[str, Any] = {
     "object": "response",
@@ -38,7 +38,7 @@ _SAME_IN_ALL: dict[str, Any] = {
 
 
 async def responses(request: Request) -> Response:
-    """Answer what was said, with text or calls of functions."""
+    """Answer the input with text or function calls."""
     service: Service = request.app.state.service
     fields = await read_body(request, ResponsesRequest)
     model = service.check_model(fields.model)
@@ -59,7 +59,7 @@ async def responses(request: Request) -> Response:
 
 
 class _Answer:
-    """One response while it is written."""
+    """One response in progress."""
 
     def __init__(self, fields: ResponsesRequest, plan: ToolPlan, generation: Generation, model: str) -> None:
         self._fields, self._generation, self._model = fields, generation, model
@@ -97,7 +97,7 @@ class _Answer:
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the response as typed events; what comes together is sent together."""
+        """Yield the response as typed events; what arrives together is sent together."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event({"type": kind, "response": self.body()})
         async with contextlib.aclosing(self._generation.events()) as pieces:
@@ -132,26 +132,26 @@ class _Answer:
 
 
 class _OutputItems:
-    """Turns an answer's pieces into items (messages and calls of functions), and reports their growth as events."""
+    """Turns an answer's pieces into items (messages and function calls), and reports their growth as events."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
         self._parser = plan.parser()
         self.items: list[dict[str, Any]] = []
-        self._is_open = False  # the last one may still grow
+        self._is_open = False  # the last item may still grow
 
     def push(self, text: str) -> Events:
-        """Add text and return the events that tell of it."""
-        return self._take(pieces_of(self._parser, text))
+        """Add text and return its events."""
+        return self._add_pieces(pieces_of(self._parser, text))
 
     def finish(self, status: Any) -> Events:
-        """End the last item and return the events that tell of it. An answer without any text is an empty message."""
-        events = self._take(pieces_of(self._parser, "", is_end=True))
+        """End the last item and return its events. An answer without any text is an empty message."""
+        events = self._add_pieces(pieces_of(self._parser, "", is_end=True))
         if not self.items:
             events += self._begin_message()
         return events + self._end(status)
 
-    def _take(self, pieces: Iterable[Piece]) -> Events:
+    def _add_pieces(self, pieces: Iterable[Piece]) -> Events:
         events: Events = []
         for piece in pieces:
             match piece:
@@ -200,7 +200,7 @@ class _OutputItems:
         return {"type": f"response.{kind}", **place, **told}
 
     def _told_of_item(self, kind: str) -> dict[str, Any]:
-        item = copy.deepcopy(self.items[-1])  # as it is now: it may grow before the event is written
+        item = copy.deepcopy(self.items[-1])  # a copy: it may grow before the event is written
         return {"type": f"response.output_item.{kind}", "output_index": len(self.items) - 1, "item": item}
 
 

@@ -1,4 +1,4 @@
-"""Bodies that clients may send. An unknown field is refused with its name; values are taken as they are typed."""
+"""Bodies that clients may send. An unknown field is refused by name; values are not converted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from card.server.strict import NotDone, Strict, at_most, takes
 from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
 
 MAX_CHOICES = 128
-MAX_MESSAGES = 10_000  # each is a token of the context at least
-_MAX_PROMPTS = 2048  # of one request; the queue's length bounds them further
+MAX_MESSAGES = 10_000  # each takes at least one token of the context
+_MAX_PROMPTS = 2048  # of one request; the queue may allow fewer
 _MAX_STOPS = 64
 _MAX_BIASES = 1024
 _MAX_METADATA = 16
@@ -22,7 +22,7 @@ _MAX_SEED = 2**63 - 1
 Prompts = list[str | list[int]]
 """Prompts, each text or token ids."""
 
-TOKEN_ID = "TokenId"  # component of `/openapi.json`: the ids of the model that is served
+TOKEN_ID = "TokenId"  # component of `/openapi.json`: the ids of the served model
 TokenId = Annotated[int, WithJsonSchema({"$ref": f"#/components/schemas/{TOKEN_ID}"})]
 _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _Text = Annotated[str, Field(min_length=1)]
@@ -87,14 +87,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(Strict):
-    """Options of a stream's end."""
+    """Options for the end of a stream."""
 
     include_usage: bool = False
     include_obfuscation: NotDone = False
 
 
 class CommonFields(Strict):
-    """The fields of all requests that ask for text. None: as the model's generation config says."""
+    """The fields of all requests for text. None: the model's generation config decides."""
 
     model: str = ""
     temperature: float | None = Field(None, ge=0.0, le=100.0)
@@ -104,11 +104,11 @@ class CommonFields(Strict):
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
     stream: bool = False
     speculation: Literal["on", "off"] = "on"
-    include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
-    user: str = Field("", description="asks for nothing, like the fields down to prompt_cache_key")
+    include_metrics: bool = Field(False, description="report times and speculation in the answer")
+    user: str = Field("", description="ignored, like the fields down to prompt_cache_key")
     metadata: Annotated[dict[str, str], at_most(_MAX_METADATA)] = Field(default_factory=dict, max_length=_MAX_METADATA)
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
-    store: bool = Field(False, description="nothing is stored, whatever it says")
+    store: bool = Field(False, description="ignored: nothing is stored")
     safety_identifier: str = ""
     prompt_cache_key: str = ""
 
@@ -128,7 +128,7 @@ class SamplingFields(CommonFields, GuidedFields):
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream_options: StreamOptions | None = None
-    best_of: int = Field(1, ge=1, le=1, description="asks for nothing")
+    best_of: int = Field(1, ge=1, le=1, description="ignored")
     shows_tree: bool = Field(False, description="list the writer of each token, and the candidates beside it")
 
     @model_validator(mode="after")
@@ -144,7 +144,7 @@ class SamplingFields(CommonFields, GuidedFields):
 
 
 def _part(part: object) -> dict[str, Any]:
-    """Return a part of a content without what a client adds to it, such as the detail of an image."""
+    """Return a content part without fields that clients add, such as the detail of an image."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if isinstance(part, dict) and name is not None and isinstance(part.get(name), str):
@@ -163,7 +163,7 @@ class AnsweredFields(Strict):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="another name of reasoning_content")
-    annotations: list[Any] = Field(default_factory=list, description="asks for nothing, like the fields below")
+    annotations: list[Any] = Field(default_factory=list, description="ignored, like the fields below")
     provider_specific_fields: dict[str, Any] = Field(default_factory=dict)
     parsed: Any = None
 
@@ -184,7 +184,7 @@ class Message(AnsweredFields):
     @classmethod
     def _take_parts(cls, value: object, info: ValidationInfo) -> object:
         if value is None and info.data.get("role") == "assistant":
-            return info.data.get("refusal") or ""  # without it a turn that has calls only
+            return info.data.get("refusal") or ""  # without a refusal, a turn of calls only
         if not isinstance(value, list):
             return value
         if not value:
@@ -220,7 +220,7 @@ class ChatRequest(SamplingFields):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
-    reasoning_effort: Effort | None = Field(None, description="goes to the chat template; most know nothing of it")
+    reasoning_effort: Effort | None = Field(None, description="passed to the chat template; most ignore it")
     modalities: list[Literal["text"]] = Field(default_factory=list, max_length=8, fail_fast=True)
 
     @field_validator("chat_template_kwargs")
@@ -228,7 +228,7 @@ class ChatRequest(SamplingFields):
     def _leave_the_rest_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if name in RESERVED_KWARGS:
-                raise ValueError(f"{name} is not for clients to set; leave it out")
+                raise ValueError(f"{name} cannot be set by clients; leave it out")
         return value
 
     @model_validator(mode="after")
@@ -248,7 +248,7 @@ class ChatRequest(SamplingFields):
     def _choice_is_among_the_tools(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
-            raise ValueError("tools: each function needs a name of its own")
+            raise ValueError("tools: each function needs a different name")
         if self.tool_choice == "required" and not names:
             raise ValueError('tool_choice "required" needs tools')
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
@@ -273,7 +273,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> Prompts:
-        """All prompts, also where there is one."""
+        """All prompts, as a list."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return cast(Prompts, [self.prompt])
         return self.prompt
@@ -291,7 +291,7 @@ class TokenizeRequest(Strict):
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give prompt or messages, one of them")
+            raise ValueError("give either prompt or messages")
         return self
 
 

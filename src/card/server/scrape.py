@@ -1,4 +1,4 @@
-"""The answer of `/metrics`, for Prometheus: names of our own, and vLLM's for the dashboards that know those."""
+"""The answer of `/metrics` for Prometheus, under our names, and under vLLM's for existing dashboards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from card.server.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have the same name in both
+_VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have equal names
     "requests_running": ("num_requests_running",),
     "requests_waiting": ("num_requests_waiting",),
     "kv_cache_usage": ("kv_cache_usage_perc",),
@@ -28,7 +28,7 @@ _VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have the same name
     "candidates_accepted_per_position": ("spec_decode_num_accepted_tokens_per_pos",),
     **{name: (name,) for name in HISTOGRAMS},
 }
-_LABELLED = {  # counters, without prefix -> what they are, their label
+_LABELLED = {  # counters, without prefix -> description, label
     "lookup_results": ("Whether the target's next token was a candidate already.", "result"),
     "fallbacks": ("Rounds decoded plainly, by cause.", "cause"),
     "candidates_accepted_per_position": ("Candidates accepted, by their depth from 0.", "position"),
@@ -53,7 +53,7 @@ class Scrape:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each family under our name, and under vLLM's if it has one."""
+        """Yield each family under our name, and under vLLM's if there is one."""
         for family in self._families():
             yield _relabelled(family, family.name, self._labels)
             for alias in _VLLM_NAMES.get(family.name.removeprefix("card_"), ()):
@@ -117,7 +117,7 @@ class Scrape:
 
 
 def _relabelled(family: Metric, name: str, labels: dict[str, str]) -> Metric:
-    """Return a family under another name, its samples with more labels."""
+    """Return a family under another name, with more labels on its samples."""
     other = Metric(name, family.documentation, family.type)
     other.samples = [
         sample._replace(name=name + sample.name.removeprefix(family.name), labels={**labels, **sample.labels})

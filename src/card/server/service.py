@@ -1,4 +1,4 @@
-"""Service behind all endpoints: the model, the limits, the figures."""
+"""Shared state of all endpoints: the model, the limits, the figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import Request
-from transformers import PreTrainedTokenizerBase
 
 from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
@@ -29,17 +28,18 @@ from card.server.tools.support import ToolSupport
 from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
 from card.text.token_bytes import token_bytes
+from card.text.tokenizer import Tokenizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_BEGINNING_CHARS = 8  # for each token of the context: twice what tokens of ordinary text have
-_CUT_SHARE = 1.25  # of the context: the last tokens before the cut may be others than in the whole text
+_BEGINNING_CHARS = 8  # per token of the context: twice the length of ordinary tokens
+_CUT_SHARE = 1.25  # of the context: near the cut, tokens may differ from those of the whole text
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
-_STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot hold it to"
+_STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot enforce"
 _LEAST_MOST_IDS = 100_000
-LONG_CHARS = 16_384  # of a text, or token ids; longer ones have threads of their own
+LONG_CHARS = 16_384  # of a text, or token ids; longer inputs have their own threads
 
 
 class Service:
@@ -61,7 +61,7 @@ class Service:
         self.body_threads = ThreadPoolExecutor(_NUM_BODY_THREADS, "card-body")
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
         return self.llm.host.tokenizer
 
@@ -72,11 +72,11 @@ class Service:
 
     @property
     def most_ids(self) -> int:
-        """Most tokens that are counted, or turned into text, at once: several times what the context holds."""
+        """Most tokens that are counted, or turned into text, in one request: several times the context."""
         return max(_LEAST_MOST_IDS, 4 * self.llm.max_model_len)
 
     def check_model(self, name: str) -> str:
-        """Return the name that the answer carries. Raises: ApiError 404 for a model that is not served."""
+        """Return the model name for the answer. Raises: ApiError 404 for a model that is not served."""
         names = self.settings.served_model_names
         if name and name not in names and name != self.llm.host.settings.target:
             raise ApiError(
@@ -92,10 +92,10 @@ class Service:
 
         Args:
             must_fit: refuse a text that cannot fit into the context before it is tokenized.
-        Raises: PromptError; ApiError 400 for one that cannot fit.
+        Raises: PromptError; ApiError 400 for a prompt that cannot fit.
         """
         if must_fit and not isinstance(prompt, str) and len(prompt) > self.llm.max_model_len:
-            self.num_new_tokens(len(prompt), 1)  # raises the right error: each is a token at least
+            self.num_new_tokens(len(prompt), 1)  # raises the right error: each takes at least one token
         is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
         parts: Sequence[Any] = [prompt] if isinstance(prompt, str) else () if is_ids else prompt
         texts = [text for one in parts for text in _texts_of(one)]
@@ -104,12 +104,12 @@ class Service:
         return await self.run_in_thread(is_long, self._encode, prompt, texts if must_fit else [])
 
     def check_countable(self, text: str) -> None:
-        """Raise ApiError 400 for a text that has more tokens than are counted at once."""
+        """Raise ApiError 400 for a text with more tokens than are counted in one request."""
         if (least := self._token_bytes.least_tokens(text)) > self.most_ids:
             raise bad_request(f"prompt: at most {self.most_ids} tokens are counted, got at least {least}", "prompt")
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
-        """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""
+        """Tokenize a prompt. ``texts`` are its texts that may be too long; a chat template may omit some."""
         most = self.llm.max_model_len
         is_long = sum(map(len, texts)) > _BEGINNING_CHARS * most
         if is_long or sum(map(self._token_bytes.least_tokens, texts)) > most:
@@ -122,9 +122,9 @@ class Service:
         return self.llm.host.encode(prompt)
 
     def _tokens_of_beginning(self, text: str) -> int:
-        """Return how many tokens a text's beginning has, if it is so many that the whole cannot fit; else 0.
+        """Return the number of tokens at a text's beginning if the whole cannot fit; else 0.
 
-        Tokenizing takes a hundred times the memory of a text, so one that is far too long is not tokenized whole.
+        Tokenizing takes a hundred times the memory of a text, so a text that is far too long is not tokenized whole.
         """
         most = self.llm.max_model_len
         beginning = text[: _BEGINNING_CHARS * most]
@@ -136,13 +136,13 @@ class Service:
     def _rendered(self, messages: Any) -> str:
         try:
             return render_chat(self.tokenizer, messages, add_generation_prompt=True)
-        except PromptError:  # a template that refuses them, or none: tokenizing says it better
+        except PromptError:  # no template, or one that refuses them: tokenizing reports it better
             return ""
 
     async def run_in_thread(self, is_long: bool, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Return what ``function`` gives, run beside the event loop. Raises: whatever it raises.
+        """Run ``function`` beside the event loop and return its result. Raises: any error of ``function``.
 
-        Short texts have threads of their own, so that they never wait for long ones.
+        Short texts have their own threads, so that they never wait for long ones.
         """
         return await asyncio.wrap_future(self._threads[is_long].submit(function, *args, **options))
 
@@ -152,7 +152,7 @@ class Service:
         Args:
             guide: the field of the request that the grammar came from.
         Raises: ApiError 400 if it cannot be used or takes too long, 503 if it has not begun by then, 499 if the client
-            hangs up; CapacityError if there is no room for it.
+            disconnects; CapacityError if there is no room for it.
         """
         if grammar is None:
             return
@@ -169,7 +169,7 @@ class Service:
                 raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)
             else:
                 raise TooSlowError(
-                    f"the grammar is not compiled within the {limit_s:g} s that this server allows; use a simpler one"
+                    f"the grammar was not compiled within the {limit_s:g} s that this server allows; use a simpler one"
                 )
         except SettingsError as error:
             code = "grammar_timeout" if isinstance(error, TooSlowError) else None
@@ -185,7 +185,7 @@ class Service:
         return request.client.host if request.client is not None else ""
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int | None:
-        """Return how many tokens a request may write; None: as many as there is room for.
+        """Return how many tokens a request may write; None: as many as fit.
 
         Raises: ApiError 400 if the prompt leaves no room, or it asks for more than the server's limit allows.
         """
@@ -202,9 +202,9 @@ class Service:
     def start(
         self, fields: SamplingFields, jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]]
     ) -> Generation:
-        """Queue a request's texts: `n` of each job, in this order; a job without parameters writes nothing.
+        """Queue a request's texts: `n` of each job, in this order; a job without parameters writes no text.
 
-        Raises: ApiError 429 or 503 if they are not taken; PromptError, SettingsError, WorkerError.
+        Raises: ApiError 429 or 503 if they are not admitted; PromptError, SettingsError, WorkerError.
         """
         ticket = self.gate.enter(len(jobs) * fields.n)
         choices: list[Choice] = []
@@ -223,23 +223,23 @@ class Service:
         except BaseException:
             for choice in choices:
                 self.ledger.forget(choice.record)
-            self.gate.leave(ticket)  # the streams end as they are let go of
+            self.gate.leave(ticket)  # dropping the streams ends them
             raise
         return Generation(self, ticket, fields, choices)
 
     def cut_off(self) -> None:
-        """End all that runs: its time for shutting down is over."""
+        """End all running requests: the time for shutting down is over."""
         for generation in list(self.running):
             generation.deadline.cut(shutting_down())
 
     def close(self) -> None:
-        """Start no more work beside the event loop, and do not wait for running work."""
+        """Start no more work beside the event loop, without waiting for running work."""
         for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def _end_of(work: Future[Any], seconds: float) -> None:
-    """Wait until work is done, or for so long."""
+    """Wait until work is done, at most so long."""
     loop, is_done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(_: Future[Any]) -> None:
@@ -252,7 +252,7 @@ async def _end_of(work: Future[Any], seconds: float) -> None:
 
 
 def _texts_of(one: str | Mapping[str, Any]) -> list[str]:
-    """Return the texts of a prompt or of one message."""
+    """Return the texts of a prompt or a message."""
     if isinstance(one, str):
         return [one]
     content, reasoning = one.get("content") or "", one.get("reasoning_content", "")

@@ -1,4 +1,4 @@
-"""Running the application: its socket, signals, and an end that loses no request and leaves no process behind."""
+"""Running the application: its socket, its signals, and a shutdown that loses no request and leaves no process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from card.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-_CUT_OFF_S = 2.0  # for requests that are cut off to say so to their clients
+_CUT_OFF_S = 2.0  # for requests that are cut off to report it to their clients
 _CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
 _HASTY_CLOSING_S = 1.0  # the same after a second signal
 _DEAD_ENGINE = 1  # exit status
@@ -39,13 +39,13 @@ def serve(
     *,
     announce: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Load the model and serve it until a signal or the engine's death ends the process's work; return the exit status.
+    """Load the model and serve it until a signal or the engine's death; return the exit status.
 
-    The first SIGTERM or SIGINT lets what runs go on for `shutdown_timeout_s` and takes nothing new, the second one ends
-    at once. Must be called in the main thread.
+    The first SIGTERM or SIGINT refuses new requests and gives running ones `shutdown_timeout_s`; the second one ends at
+    once. Must be called in the main thread.
 
     Args:
-        own: listens on the address of the settings; is closed at the end.
+        own: listens on the address of the settings; closed at the end.
         announce: gets the address once requests are answered.
     Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
     """
@@ -57,7 +57,7 @@ def serve(
         raise
     run = _Run(llm, settings, own, announce)
     gc.collect()
-    gc.freeze()  # loaded objects stay: garbage collection over them would hold up every request
+    gc.freeze()  # loaded objects stay: collecting garbage among them would delay every request
     return run.run()
 
 
@@ -97,7 +97,7 @@ class _Run:
         with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
             runner.run(self._main())
         tell(logger, logging.INFO, "stopped")
-        if self._llm.host.grammars.is_compiling:  # nothing but the end of this process ends that
+        if self._llm.host.grammars.is_compiling:  # only the end of this process stops that
             sys.stderr.flush()
             os._exit(self._status)
         return self._status
@@ -147,25 +147,25 @@ class _Run:
         self._server.should_exit = True
 
     async def _watch_engine(self) -> None:
-        """End the process once the engine has died, so that its supervisor can restart it: nothing else helps."""
+        """End the process once the engine has died, so that its supervisor can restart it."""
         death = await self._llm.ended()
         self._status = _DEAD_ENGINE
         cause = death.__cause__
         told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)} if cause else {}
         tell(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
-        with contextlib.suppress(TimeoutError):  # clients with running requests get their errors first
+        with contextlib.suppress(TimeoutError):  # clients with running requests first get their errors
             await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 
     async def _leave(self, status: int) -> None:
-        """End without regard to requests, but not without the drafter."""
+        """End without waiting for requests, but close the drafter."""
         await self._close_engine(_HASTY_CLOSING_S)
         os._exit(status)
 
     async def _close_engine(self, seconds: float) -> bool:
         """End the engine and the drafter; return whether they have ended.
 
-        If the engine hangs, only the end of this process ends its thread; the drafter then notices and ends too.
+        If the engine hangs, its thread ends only with this process; the drafter then notices and ends too.
         """
         try:
             await asyncio.wait_for(self._llm.shutdown(), seconds)

@@ -1,7 +1,7 @@
-"""The shape of a JSON text, seen before it is decoded: how many objects it would make, and how deep they nest.
+"""The shape of a JSON text before it is decoded: how many objects it would make, and how deep they nest.
 
-A decoded object takes many times the bytes that it was written in: `{},` is 3 bytes and becomes 72. So what has far
-more objects than any request needs is refused while it is still bytes. Lists of whole numbers or texts have no bound.
+A decoded object takes many times the bytes of its text: `{},` is 3 bytes and becomes 72. So a body with far more
+objects than any request needs is refused undecoded. Lists of whole numbers or texts have no bound.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import accumulate
 
 MAX_CONTAINERS = 100_000  # objects and lists of one body; 2,000 messages with calls and parts have 20,000
 MAX_MEMBERS = 200_000  # names with their values
-MAX_DECIMALS = 10_000  # numbers with a fraction or an exponent: the worst of them take 9 microseconds each to decode
+MAX_DECIMALS = 10_000  # numbers with a fraction or an exponent: the worst take 9 microseconds each to decode
 MAX_DEPTH = 128
 MAX_DIGITS = 400  # of one number in a row; the time for a whole number grows with their square
-_PIECE_BYTES = 64 * 1024  # looked at without a pause for other threads
+_PIECE_BYTES = 64 * 1024  # scanned without a pause for other threads
 _DECIMAL = re.compile(rb"[0-9][.eE]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DIGITS = bytes(ord("0") if one in b"0123456789" else ord(" ") for one in range(256))
@@ -24,16 +24,16 @@ _STEPS = bytes.maketrans(b"[{]}", b"\2\2\0\0")  # one more than the change of de
 
 @dataclass(slots=True)
 class Shape:
-    """Counts of one JSON text; those of a text that is no JSON mean nothing."""
+    """Counts of one JSON text; meaningless for a text that is not JSON."""
 
     containers: int = 0
     members: int = 0
     decimals: int = 0
     depth: int = 0
-    has_long_number: bool = False  # seen surely if it is twice as long as may be
+    has_long_number: bool = False  # surely found if it is twice the limit
 
     def excess(self) -> str | None:
-        """Return which bound it exceeds, in words for the client; None if it keeps to all of them."""
+        """Return the exceeded bound, in words for the client; None if there is none."""
         if self.depth > MAX_DEPTH:
             return f"nested too deeply: at most {MAX_DEPTH} levels are allowed"
         if self.has_long_number:
@@ -50,9 +50,9 @@ class Shape:
 
 
 def shape_of(data: bytes | bytearray) -> Shape:
-    """Return the shape of a JSON text. What stands within its strings does not count."""
+    """Return the shape of a JSON text. The content of strings does not count."""
     if _most_brackets(data) <= MAX_DEPTH and len(data) <= 2 * MAX_DECIMALS:
-        return Shape()  # it cannot exceed anything, as nearly all requests
+        return Shape()  # too small to exceed a bound, like nearly all requests
     shape, depth, is_inside = Shape(), 0, False
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
     for start in range(0, len(plain), _PIECE_BYTES):
@@ -72,7 +72,7 @@ def shape_of(data: bytes | bytearray) -> Shape:
 
 
 def containers_in(text: str) -> int:
-    """Return how many objects and lists a JSON text has; a bound from above where that is cheap and small."""
+    """Return how many objects and lists a JSON text has; an upper bound if that is small."""
     data = text.encode()
     most = _most_brackets(data)
     return most if most <= MAX_DEPTH else shape_of(data).containers

@@ -1,4 +1,4 @@
-"""Sending answers: as server-sent events while they are written, and only as long as the client listens."""
+"""Sending answers: as server-sent events while they are written, and only while the client is connected."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from card.server.protocol import PROBE
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
-_COMMENT = b":\n\n"  # of a stream of events; readers pass over it
+_COMMENT = b":\n\n"  # a comment in a stream of events, which readers ignore
 _GONE = 499  # status in the log if the client did not wait for the answer; nginx uses the same
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what ``work`` gives; give it up if the client hangs up meanwhile.
+    """Return the result of ``work``; cancel it if the client disconnects meanwhile.
 
-    Raises: ApiError then, for the log only, and what ``work`` raises.
+    Raises: ApiError then, for the log only; any error of ``work``.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_hung_up(request))
@@ -48,12 +48,12 @@ async def _hung_up(request: Request) -> None:
 
 
 def failure(error: CardError) -> bytes:
-    """Return the event that tells of an error."""
+    """Return the event for an error."""
     return event(error_content(as_api_error(error)))
 
 
 class EventStream(StreamingResponse):
-    """Sends what a generation writes. A client that hangs up ends it; an error becomes the last event."""
+    """Sends the text of a generation. A client that disconnects ends it; an error becomes the last event."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class EventStream(StreamingResponse):
         tell: Callable[[CardError], bytes] = failure,
         end: bytes = DONE,
     ) -> None:
-        """Take over ``generation``, which is closed at the end.
+        """Send the text of ``generation``, which is closed at the end.
 
         Args:
             events: all but the last ones of the stream.
-            tell: makes the event of an error.
-            end: is sent last.
+            tell: makes the event for an error.
+            end: sent last.
         """
         no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches and by nginx
         super().__init__(events, media_type="text/event-stream", headers=no_buffering)
@@ -91,7 +91,7 @@ class EventStream(StreamingResponse):
                 async for piece in self._events:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
-            await self._generation.close()  # before anything is sent: a client that does not read holds no place
+            await self._generation.close()  # first, so that a client that does not read holds no place
             await send({"type": "http.response.body", "body": self._tell(error), "more_body": True})
         await self._generation.close()
         await send({"type": "http.response.body", "body": self._end, "more_body": False})

@@ -1,4 +1,4 @@
-"""The base of all that clients may send."""
+"""The base of all bodies that clients may send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import (
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, unless they are null, and values that must be converted first."""
+    """Refuses unknown fields, unless they are null, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -31,7 +31,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        """Count a field that is null as left out: clients send back what they were sent.
+        """Treat a field that is null as absent: clients send back what they were sent.
 
         The first unknown field stays and is refused; more of them would only add errors.
         """
@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 def takes(words: str) -> WrapValidator:
-    """Report every error in a field's value with one sentence that says what the field takes."""
+    """Report every error in a field's value with one sentence that says what is allowed."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -57,7 +57,7 @@ def takes(words: str) -> WrapValidator:
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuse an object with more names than ``count`` before it looks at any of them."""
+    """Refuse an object with more than ``count`` names before its values are read."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:
@@ -69,9 +69,9 @@ def at_most(count: int) -> BeforeValidator:
 
 def _refuse_true(value: bool) -> bool:
     if value:
-        raise ValueError("is not done; leave it out, or set it to false")
+        raise ValueError("is not supported; leave it out, or set it to false")
     return value
 
 
 NotDone = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
-"""A switch that may be there as long as it is off. (`Literal[False]` would take 0 as well.)"""
+"""A switch that may only be off. (`Literal[False]` would accept 0 as well.)"""

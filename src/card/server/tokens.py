@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.outputs import StreamChunk
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT, piece_bytes
 from card.tree.sampling import TokenLogprobs
 
@@ -18,29 +17,29 @@ _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 class TokenNames:
     """Names the tokens of one tokenizer; remembers them."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """Return what one token adds to a text, special ones included; broken UTF-8 gives replacement characters."""
+        """Return the text that one token adds, special ones included; broken UTF-8 gives replacement characters."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._decoded(token_id)
-            # Decoded after a copy of itself: at a text's beginning decoders drop a blank, or show a mark.
+            # Decoded after a copy of itself: at the beginning of a text decoders drop a blank, or show a mark.
             if not self._is_broken(token_id, text):
                 text = self._decoded(token_id, token_id).removeprefix(text)
             self._texts[token_id] = text
         return text
 
     def raw_bytes(self, token_id: int) -> list[int]:
-        """Return the bytes of one token, also where they are only a part of a character."""
+        """Return the bytes of one token, even if they are only part of a character."""
         text = self.text(token_id)
         is_broken = self._is_broken(token_id, text)
         return list(piece_bytes(self._piece(token_id)) if is_broken else text.encode("utf-8", errors="replace"))
 
     def _is_broken(self, token_id: int, text: str) -> bool:
-        """Return whether a token has bytes that are no text by themselves."""
+        """Return whether a token's bytes are not valid text by themselves."""
         return REPLACEMENT in text and REPLACEMENT not in self._piece(token_id)
 
     def _piece(self, token_id: int) -> str:
@@ -67,7 +66,7 @@ class TokenNames:
 
         Args:
             tokens: a bare id has no log-probability: the first token of an echoed prompt.
-            offsets: where in the text each of them begins.
+            offsets: where each token begins in the text.
         """
         told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
         for token in tokens:
@@ -79,12 +78,12 @@ class TokenNames:
             told["token_logprobs"].append(_finite(token.logprob))
             top: dict[str, float] = {}
             for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
-                top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with one name the likeliest counts
+                top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with equal text the likeliest counts
             told["top_logprobs"].append(top)
         return {**told, "text_offset": list(offsets)}
 
     def provenance(self, chunks: Iterable[StreamChunk]) -> list[dict[str, Any]]:
-        """Return where each token came from and which candidates lay beside it (`shows_tree`)."""
+        """Return the origin of each token and the candidates beside it (`shows_tree`)."""
         found = []
         for chunk in chunks:
             for token_id, origin, beside in zip_longest(chunk.token_ids, chunk.origins, chunk.alternatives):

@@ -1,4 +1,4 @@
-"""Functions in what clients send: those offered, the one to call, and the calls of earlier turns."""
+"""Functions in requests: the offered ones, the one to call, and the calls of earlier turns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FunctionDefinition(Strict):
     parameters: Annotated[dict[str, Any] | None, WithJsonSchema(_PARAMETERS_SCHEMA)] = None
     strict: bool | None = Field(
         None,
-        description="true: calls keep to the schema, also where the model is free to call or not; "
-        "false leaves parts that no grammar can hold to the model",
+        description="true: calls keep to the schema, even if the model may choose not to call; "
+        "false: parts that no grammar can enforce are left to the model",
     )
 
     @field_validator("parameters")
@@ -44,14 +44,14 @@ class FunctionDefinition(Strict):
 
 
 class Tool(Strict):
-    """A tool; only functions are known."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FunctionName(Strict):
-    """A function by its name."""
+    """The name of a function."""
 
     name: str
 
@@ -70,7 +70,7 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(Strict):
-    """The function of an earlier call, and what it was given."""
+    """The function of an earlier call, and its arguments."""
 
     name: str
     arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
@@ -79,7 +79,7 @@ class CalledFunction(Strict):
 
 
 def decoded_arguments(arguments: str) -> dict[str, Any] | str:
-    """Return the arguments of a call; the text itself if it is no JSON object: models write such, or are cut off.
+    """Return the arguments of a call; the text itself if it is not a JSON object, as models may write or be cut off.
 
     An empty text counts as no arguments.
     """

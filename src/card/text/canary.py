@@ -221,7 +221,7 @@ class Canary:
         return bytes(data)
 
 
-class Bench:
+class GrammarBench:
     """The place where one thread tries grammars: its child, replaced once it has ended."""
 
     def __init__(self) -> None:

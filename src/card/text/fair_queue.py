@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[T]):
+class QueueTurn(Generic[T]):
     """A piece of work that may begin now."""
 
     client: str
@@ -51,7 +51,7 @@ class FairQueue(Generic[T]):
             self._waiting.setdefault(client, deque()).append(item)
             self._changed.notify_all()
 
-    def take(self) -> Turn[T] | None:
+    def take(self) -> QueueTurn[T] | None:
         """Wait for the next turn, which ends with `done`; None once the queue is closed."""
         with self._changed:
             while not self._is_closed:
@@ -61,15 +61,15 @@ class FairQueue(Generic[T]):
                 self._changed.wait()
             return None
 
-    def _begin(self, client: str, items: deque[T]) -> Turn[T]:
+    def _begin(self, client: str, items: deque[T]) -> QueueTurn[T]:
         del self._waiting[client]
         item = items.popleft()
         if items:
             self._waiting[client] = items  # behind all others
         self._num_running[client] += 1
-        return Turn(client, item)
+        return QueueTurn(client, item)
 
-    def done(self, turn: Turn[T]) -> None:
+    def done(self, turn: QueueTurn[T]) -> None:
         """End a turn."""
         with self._changed:
             self._num_running[turn.client] -= 1

@@ -17,15 +17,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import EngineSettings, Grammar
 from card.errors import CapacityError, CardError, SettingsError, TargetError
-from card.text.canary import Bench, GivenUpError, Passed, Refused, TooSlowError
+from card.text.canary import GivenUpError, GrammarBench, Passed, Refused, TooSlowError
 from card.text.compilation import Charge, Compilation, Start, UnusableGrammarError
 from card.text.compiling import MOST_CHARS, compile_grammar
 from card.text.grammar_tokens import GrammarTokens
 from card.text.matcher import MatcherState, first_line
+from card.text.tokenizer import Tokenizer
 from card.text.workshop import Workshop
 from card.tree.masks import GrammarState
 
@@ -46,7 +45,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         vocab_size: int,
         end_ids: Sequence[int],
         *,
@@ -204,7 +203,7 @@ class GrammarCompiler:
                 work.job = None
                 work.future.set_exception(error)
 
-    def _carry_out(self, work: Compilation, bench: Bench) -> None:
+    def _carry_out(self, work: Compilation, bench: GrammarBench) -> None:
         with self._lock:
             if work.job is None or work.future.done():  # it was begun in another client's turn, or given up
                 return
@@ -219,7 +218,7 @@ class GrammarCompiler:
         else:
             work.future.set_result(state)
 
-    def _compiled(self, work: Compilation, bench: Bench) -> MatcherState:
+    def _compiled(self, work: Compilation, bench: GrammarBench) -> MatcherState:
         try:
             passed = self._tried(work, bench)
         finally:
@@ -238,7 +237,7 @@ class GrammarCompiler:
             with self._lock:
                 self._num_here -= 1
 
-    def _tried(self, work: Compilation, bench: Bench) -> Passed:
+    def _tried(self, work: Compilation, bench: GrammarBench) -> Passed:
         """Return the child's answer to a grammar. Raises: SettingsError, CapacityError."""
         grammar = work.grammar
         digest = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode("utf-8", "surrogatepass")).digest()

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 from card.errors import CapacityError
-from card.text.canary import Bench
+from card.text.canary import GrammarBench
 from card.text.fair_queue import FairQueue
 
 # Four times the stack of a child, and the usual maximum: a grammar that passed there passes here.
 _STACK_BYTES = 16 << 20
 _stack_lock = threading.Lock()  # the size of stacks is the process's, until a thread is started
 
-Job = Callable[[Bench], None]
+Job = Callable[[GrammarBench], None]
 """Does a piece of work where grammars can be tried. Raises: nothing."""
 
 
@@ -29,7 +29,7 @@ class Workshop:
         self._num_threads = num_threads
         self._queue: FairQueue[Job] = FairQueue(most_at_once=max(1, num_threads - 1))
         self._lock = threading.Lock()
-        self._benches: list[Bench] = []
+        self._benches: list[GrammarBench] = []
 
     @property
     def num_waiting(self) -> int:
@@ -47,7 +47,7 @@ class Workshop:
             self._queue.put(client, job)
 
     def _start_thread(self) -> None:
-        bench = Bench()
+        bench = GrammarBench()
         try:
             _start(self._queue, bench)
         except RuntimeError as error:
@@ -70,7 +70,7 @@ class Workshop:
         return left
 
 
-def _start(queue: FairQueue[Job], bench: Bench) -> None:
+def _start(queue: FairQueue[Job], bench: GrammarBench) -> None:
     """Start a thread with room for deep grammars; it ends with the queue, and keeps no process from ending."""
     thread = threading.Thread(target=_serve, args=(queue, bench), name="card-grammar", daemon=True)
     with _stack_lock:
@@ -81,7 +81,7 @@ def _start(queue: FairQueue[Job], bench: Bench) -> None:
             threading.stack_size(before)
 
 
-def _serve(queue: FairQueue[Job], bench: Bench) -> None:
+def _serve(queue: FairQueue[Job], bench: GrammarBench) -> None:
     while (turn := queue.take()) is not None:
         turn.item(bench)
         queue.done(turn)

@@ -13,10 +13,9 @@ from card.drafting.local import find_writer
 from card.drafting.local.lookup import LookupWriter
 from card.drafting.local.suffix import SuffixWriter
 from tests.local_observing import plain, play_shaken, random_target, ranked_tokens
-from tests.local_writing import play
+from tests.local_writing import WRITERS, play
 
 VOCAB_SIZE = 12
-NAMES = ("lookahead", "lookup", "phrases", "recycling", "suffix")
 texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
 
 
@@ -25,7 +24,7 @@ def test_a_writer_is_found_by_its_name(name: str, kind: type) -> None:
     assert find_writer(name) is kind
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=50)
 @given(prompt=texts, seed=st.integers(0, 999), budget=st.integers(1, 40), has_top=st.booleans())
 def test_passes_over_other_trees_than_the_proposed_do_no_harm(

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     model = load_model("demo-target").float()
     export_paged(inflate(model, parse_parameter_count("60M")), folder)
-    load_tokenizer("demo-target").save_pretrained(folder)
+    load_tokenizer("demo-target").save(folder)
     return folder
 
 

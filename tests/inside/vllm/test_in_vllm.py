@@ -36,14 +36,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The demo target at the price of 90 M parameters, as an ordinary folder."""
     folder = tmp_path_factory.mktemp("target")
     inflate(load_model("demo-target"), parse_parameter_count("90M")).save_pretrained(folder)
-    load_tokenizer("demo-target").save_pretrained(folder)
+    load_tokenizer("demo-target").save(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer("demo-target")
-    return [tokenizer(question)["input_ids"] for question in QUESTIONS]
+    return [tokenizer.encode(question) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")

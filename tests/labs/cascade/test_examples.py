@@ -13,8 +13,10 @@ from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from tests.pair import make_model, make_tokenizer
+from card.models.torch_runner import TorchRunner
+from tests.pair import make_model, own_tokenizer
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = own_tokenizer()
 POOL = [SolvedProblem(f"one {word}", f"{word} sat on the mat") for word in ("cat", "two", "six", "the", "there")]
 
 

@@ -91,7 +91,7 @@ def folder(pair: Pair, tmp_path: Path) -> str:
     config = transformers.GemmaConfig(**tiny(len(tokenizer), head_dim=8, max_position_embeddings=64))
     torch.manual_seed(0)
     transformers.GemmaForCausalLM(config).save_pretrained(tmp_path / "gemma")
-    tokenizer.save_pretrained(tmp_path / "gemma")
+    tokenizer.save(tmp_path / "gemma")
     return str(tmp_path / "gemma")
 
 

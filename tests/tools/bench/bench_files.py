@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from card.engine.metrics import RequestStats
-from card.tools.bench.records import Check, Pair, RowFacts, Run, Sample, Sampling, Workload, planned
-from card.tools.bench.results import Writer
+from card.tools.bench.records import Check, ModelPair, RowFacts, Run, Sample, Sampling, Workload, planned
+from card.tools.bench.results import ResultsWriter
 
 BASELINE = "vanilla-all-cores"
 NUM_TOKENS = 40
@@ -41,7 +41,7 @@ def make_run(
         versions={"card": "0.1", "torch": "2.8"},
         machine={"cpu": "Some CPU", "cores": 2, "memory_gb": 7.8, "load_average": 0.1},
         pairs=tuple(
-            Pair(
+            ModelPair(
                 name=name,
                 target="demo-target",
                 draft="demo-draft",
@@ -96,7 +96,7 @@ def make_run(
 
 def write_run(path: Path, run: Run) -> Path:
     """Write a run as `card bench` does and return the path."""
-    with Writer(path, run.run_id) as out:
+    with ResultsWriter(path, run.run_id) as out:
         out.run(run)
         for item in (*run.samples, *run.checks):
             out.add(item)

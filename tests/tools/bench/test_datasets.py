@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from card.errors import BenchError, SettingsError
 from card.models.loading import load_tokenizer
 from card.text.prompts import encode_chat
-from card.tools.bench.datasets import Dataset, DataSpec, Question, parse_spec, read_datasets
+from card.tools.bench.datasets import Dataset, DatasetQuestion, DataSpec, parse_spec, read_datasets
 from card.tools.bench.names import PUBLISHED, shipped
 from tests.pair import Pair
 
@@ -37,13 +37,13 @@ RECORDS: dict[str, dict[str, Any]] = {
     "prompts": {"question": "Repeat this:", "raw": True},
 }
 QUESTIONS = {
-    "gsm8k": Question(("Tom has 3 apples. How many?",)),
-    "mgsm": Question(("Tom hat 3 Äpfel. Wie viele?",)),
-    "mt-bench": Question(("Write a post.", "Now shorter.")),
-    "humaneval": Question(("def f(x):\n",), is_raw=True),
-    "mbpp": Question(("Write f. Your code should pass these tests:\n\nassert f(1)\nassert f(2)",)),
-    "spec-bench": Question(("Who wrote it?",)),
-    "prompts": Question(("Repeat this:",), is_raw=True),
+    "gsm8k": DatasetQuestion(("Tom has 3 apples. How many?",)),
+    "mgsm": DatasetQuestion(("Tom hat 3 Äpfel. Wie viele?",)),
+    "mt-bench": DatasetQuestion(("Write a post.", "Now shorter.")),
+    "humaneval": DatasetQuestion(("def f(x):\n",), is_raw=True),
+    "mbpp": DatasetQuestion(("Write f. Your code should pass these tests:\n\nassert f(1)\nassert f(2)",)),
+    "spec-bench": DatasetQuestion(("Who wrote it?",)),
+    "prompts": DatasetQuestion(("Repeat this:",), is_raw=True),
 }
 
 
@@ -68,7 +68,7 @@ def test_ends_of_lines_and_a_byte_order_mark_are_no_part_of_a_question(tmp_path:
     for name, lines in files.items():
         path = tmp_path / name
         path.write_bytes(b"\xef\xbb\xbf" + "".join(line + ends for line in lines).encode())
-        assert read(path.stem, path).questions == tuple(Question((one,)) for one in asked), name
+        assert read(path.stem, path).questions == tuple(DatasetQuestion((one,)) for one in asked), name
 
 
 @pytest.mark.parametrize(("name", "answer"), [("gsm8k", "3"), ("mgsm", "3"), ("prompts", None), ("mbpp", None)])
@@ -134,7 +134,7 @@ def test_turns_must_be_texts_and_two_in_mt_bench(name: str, turns: list[Any], tm
 def test_mgsm_is_read_as_published_with_a_tab_between_question_and_answer(tmp_path: Path) -> None:
     path = tmp_path / "mgsm_de.tsv"
     path.write_text('Wie "viele"?\t3\nWas nun?\t1,200\n', "utf-8")
-    assert read("mgsm", path).questions == (Question(('Wie "viele"?',)), Question(("Was nun?",)))
+    assert read("mgsm", path).questions == (DatasetQuestion(('Wie "viele"?',)), DatasetQuestion(("Was nun?",)))
     path.write_text("Wie viele?\t3\nohne Antwort\n", "utf-8")
     with pytest.raises(
         BenchError, match=r"mgsm_de\.tsv, line 2: expected .*got 1 columns instead of question and answer"
@@ -148,7 +148,7 @@ def test_compressed_files_and_plain_text_are_read(tmp_path: Path) -> None:
     assert read("humaneval", path).questions == (QUESTIONS["humaneval"],)
     text = tmp_path / "mine.txt"
     text.write_text("one\n\ntwo\n")
-    assert read("mine", text).questions == (Question(("one",)), Question(("two",)))
+    assert read("mine", text).questions == (DatasetQuestion(("one",)), DatasetQuestion(("two",)))
 
 
 def test_without_pyarrow_a_parquet_file_is_refused_with_the_next_step(
@@ -258,7 +258,7 @@ def test_a_raw_prompt_is_continued_as_it_is_and_a_question_is_put_into_the_chat_
 @pytest.mark.parametrize("is_raw", [False, True])
 def test_a_later_turn_stands_behind_the_answers_before_it(pair: Pair, is_raw: bool) -> None:
     tokenizer = load_tokenizer(pair.target)
-    question = Question(("one", "two", "three"), is_raw=is_raw)
+    question = DatasetQuestion(("one", "two", "three"), is_raw=is_raw)
     second = tokenizer.decode(question.encode(tokenizer, ["uno"]))
     third = tokenizer.decode(question.encode(tokenizer, ["uno", "due"]))
     if is_raw:
@@ -270,7 +270,7 @@ def test_a_later_turn_stands_behind_the_answers_before_it(pair: Pair, is_raw: bo
 
 
 def test_the_checksum_tells_other_prompts() -> None:
-    one, other = Question(("a", "b")), Question(("a", "b"), is_raw=True)
+    one, other = DatasetQuestion(("a", "b")), DatasetQuestion(("a", "b"), is_raw=True)
     sums: Callable[..., str] = lambda *questions: Dataset("x", "y", questions).sha256  # noqa: E731
-    assert sums(one) == sums(Question(("a", "b"))) != sums(other)
-    assert len({sums(one), sums(other), sums(one, one), sums(Question(("ab",)))}) == 4
+    assert sums(one) == sums(DatasetQuestion(("a", "b"))) != sums(other)
+    assert len({sums(one), sums(other), sums(one, one), sums(DatasetQuestion(("ab",)))}) == 4

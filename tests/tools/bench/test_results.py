@@ -14,7 +14,7 @@ import pytest
 
 from card.errors import BenchError
 from card.tools.bench.records import Difference, Run, Sample, planned, row_order
-from card.tools.bench.results import Writer, load, read_unchecked
+from card.tools.bench.results import ResultsWriter, load, read_unchecked
 from tests.tools.bench.bench_files import make_run, write_run
 
 Lines = list[dict[str, Any]]
@@ -277,7 +277,7 @@ def test_after_a_near_tie_later_turns_may_differ_and_earlier_ones_may_not(tmp_pa
 
 def interrupted(path: Path, run: Run, num_samples: int, *, torn: str = "") -> Path:
     """Write the first samples of a run, then perhaps a line that was cut off."""
-    with Writer(path, run.run_id) as out:
+    with ResultsWriter(path, run.run_id) as out:
         out.run(run)
         for sample in run.samples[:num_samples]:
             out.add(sample)
@@ -300,7 +300,7 @@ def test_a_resumed_run_is_one_run_and_another_one_under_its_name_is_refused(run:
     path = interrupted(tmp_path / "a.jsonl", run, 7, torn='{"kind":"sample","run_')
 
     def go_on(resumed: Run, rest: tuple[Sample, ...]) -> None:
-        with Writer(path, run.run_id) as out:
+        with ResultsWriter(path, run.run_id) as out:
             out.run(replace(resumed, resumed=True))
             for item in (*rest, *run.checks):
                 out.add(item)

@@ -13,26 +13,28 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast
 
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError, TargetError
+from card.text.tokenizer import Tokenizer
 from card.tools.bench.compare import Gap
-from card.tools.bench.datasets import Dataset, Question
+from card.tools.bench.datasets import Dataset, DatasetQuestion
 from card.tools.bench.environment import Environment
 from card.tools.bench.lineup import BenchPlan
 from card.tools.bench.records import Pair, RowFacts, Run, SampleKey, planned
 from card.tools.bench.results import load, read_unchecked
 from card.tools.bench.rows import Decoded
 from card.tools.bench.runner import Step, run_bench
-from tests.pair import make_tokenizer
+from tests.pair import own_tokenizer
 
 ROWS = ("plain", "fast", "other")
 ENVIRONMENT = Environment("card bench", "abc", "2026-01-01T00:00:00Z", {"card": "1"}, {"cpu": "a CPU", "cores": 2})
 CONSOLE = Console(quiet=True)
 DATASETS = (
-    Dataset("chat", "chat.jsonl", (Question(("how many cats?", "and dogs?")), Question(("the mat", "sat?")))),
-    Dataset("plain", "plain.jsonl", (Question(("one two",), is_raw=True),)),
+    Dataset(
+        "chat", "chat.jsonl", (DatasetQuestion(("how many cats?", "and dogs?")), DatasetQuestion(("the mat", "sat?")))
+    ),
+    Dataset("plain", "plain.jsonl", (DatasetQuestion(("one two",), is_raw=True),)),
 )
 
 
@@ -40,7 +42,7 @@ DATASETS = (
 class World:
     """A tokenizer, what rows do on the n-th decode, and what they were asked."""
 
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: Tokenizer
     on_decode: Callable[[int, str], None] = lambda count, row: None
     spoils: Callable[[str, Sequence[int]], bool] = lambda row, prompt_ids: False
     fingerprint: str = "a"
@@ -116,12 +118,12 @@ class FakePair:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
+def tokenizer() -> Tokenizer:
+    return own_tokenizer()
 
 
 @pytest.fixture
-def world(tokenizer: PreTrainedTokenizerFast) -> World:
+def world(tokenizer: Tokenizer) -> World:
     return World(tokenizer)
 
 
@@ -170,7 +172,7 @@ def test_a_second_turn_stands_behind_the_rows_own_first_answer(world: World, tmp
 
 @pytest.mark.parametrize("number", [0, 1, 3, 8, 14, 16, 29])
 def test_an_interrupted_run_keeps_what_is_done_and_resumes_with_what_is_missing(
-    world: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, number: int
+    world: World, tokenizer: Tokenizer, tmp_path: Path, number: int
 ) -> None:
     path = tmp_path / "a.jsonl"
     whole = measure(World(tokenizer), tmp_path / "whole.jsonl")
@@ -226,7 +228,7 @@ def test_a_run_does_not_go_on_as_another_one(world: World, tmp_path: Path) -> No
         (
             "workloads was .*prompts_sha256",
             lambda: measure(
-                world, path, old, datasets=(DATASETS[0], replace(DATASETS[1], questions=(Question(("x",)),)))
+                world, path, old, datasets=(DATASETS[0], replace(DATASETS[1], questions=(DatasetQuestion(("x",)),)))
             ),
         ),
         ("rows", lambda: measure(world, path, old, rows=world.plan().rows[:2])),
@@ -268,7 +270,14 @@ def test_a_near_tie_is_recorded_once_and_ends_the_comparison_of_that_conversatio
 
 def test_prompts_that_do_not_fit_are_refused_or_left_out_as_asked(world: World, tmp_path: Path) -> None:
     long = Dataset(
-        "mixed", "x", (Question(("cat " * 160,)), Question(("short",)), Question(("shorter",)), Question(("s",)))
+        "mixed",
+        "x",
+        (
+            DatasetQuestion(("cat " * 160,)),
+            DatasetQuestion(("short",)),
+            DatasetQuestion(("shorter",)),
+            DatasetQuestion(("s",)),
+        ),
     )
     with pytest.raises(
         PromptError, match=r"prompt 0 of mixed and its answers may take \d+ tokens, the target takes 128"
@@ -303,7 +312,7 @@ def test_plans_that_make_no_sense_are_refused(world: World, changes: dict[str, A
 
 def test_the_last_turn_of_a_question_with_an_answer_says_whether_it_was_solved(world: World, tmp_path: Path) -> None:
     number = Decimal(world.tokenizer.decode(world.tokenizer.encode("7")))
-    questions = (Question(("how many cats?", "sure?"), answer=number), Question(("and dogs?",)))
+    questions = (DatasetQuestion(("how many cats?", "sure?"), answer=number), DatasetQuestion(("and dogs?",)))
 
     class Seven(FakeRow):
         def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:

@@ -55,7 +55,7 @@ def useless_draft(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("useless")
     tokenizer = load_tokenizer(pair.target)
     make_model(len(tokenizer), noise=20.0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tokenizer.save(folder)
     return str(folder)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from card.assembly.latency.timing import Bench, TimedPass
+from card.assembly.latency.timing import PassBench, TimedPass
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CoreSet, pinned
 from card.models.protocol import LanguageModel
@@ -117,7 +117,7 @@ def _passes_s(model: LanguageModel, core_set: CoreSet, clock: Callable[[], float
     """Return the shortest seconds of a pass of each number of tokens that a turn on these cores comes to."""
     sizes = dict.fromkeys(min(size, model.max_model_len) for size in _SIZES)
     with pinned(core_set):
-        bench = Bench(model, clock)
+        bench = PassBench(model, clock)
         try:
             slot = bench.open(max(sizes))
             found = bench.fastest([TimedPass((slot,), size) for size in sizes], clock() + _TURN_S, num_needed=1)

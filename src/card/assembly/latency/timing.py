@@ -47,7 +47,7 @@ def measure_pass_cost(
             was up before their turn.
     Raises: CapacityError if the model has no room for a single sequence; SettingsError if it allows one token only.
     """
-    bench = Bench(model, clock)
+    bench = PassBench(model, clock)
     try:
         until_warm = clock() + time_limit_s / 2
         num_prefix_rows = max(1, min(_PREFIX_ROWS, model.max_model_len // 2))
@@ -77,7 +77,7 @@ def single_pass_takes(
 
     Raises: CapacityError if the model has no room for a single sequence.
     """
-    bench = Bench(model, clock)
+    bench = PassBench(model, clock)
     try:
         timed = TimedPass((bench.open(_PREFIX_ROWS + 1),), 1)
         bench.run_s(timed)
@@ -94,7 +94,7 @@ class TimedPass:
     num_tokens: int
 
 
-class Bench:
+class PassBench:
     """Sequences of token 0 in a model; each timed pass is undone before the next."""
 
     def __init__(self, model: LanguageModel, clock: Callable[[], float]) -> None:
@@ -180,7 +180,7 @@ def _sizes(most: int) -> list[int]:
     return sorted(sizes, key=lambda size: (_FIRST_SIZES.index(size) if size in _FIRST_SIZES else math.inf, size))
 
 
-def _per_sequence_s(bench: Bench, cost: PassCost, first_slot: int, max_sequences: int, until: float) -> float:
+def _per_sequence_s(bench: PassBench, cost: PassCost, first_slot: int, max_sequences: int, until: float) -> float:
     """Return what each further sequence adds to a pass of as many tokens; least squares through (1 sequence, 0)."""
     slots = [first_slot]
     num_prefix_rows = bench.model.num_rows(first_slot)
@@ -203,7 +203,9 @@ def _per_sequence_s(bench: Bench, cost: PassCost, first_slot: int, max_sequences
     return max(0.0, weighted_s / squares) if squares else 0.0
 
 
-def _per_context_row_s(bench: Bench, cost: PassCost, chunk_tokens: int, until_prefill: float, until: float) -> float:
+def _per_context_row_s(
+    bench: PassBench, cost: PassCost, chunk_tokens: int, until_prefill: float, until: float
+) -> float:
     """Return what each row of context adds to a pass of one token, from as long a context as time and model allow."""
     most_rows = min(_LONG_CONTEXT_ROWS, bench.model.max_model_len - 1)
     if bench.clock() >= until_prefill:

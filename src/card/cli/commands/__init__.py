@@ -1,1 +1,1 @@
-"""The declarations of all commands: quick to import, as help, completion and errors need them all."""
+"""The declarations of all commands: quick to import, as help, completion and errors need all of them."""

@@ -1,4 +1,4 @@
-"""The options of the commands about pairs and machines: methods, pairs, verify-machine."""
+"""The options of the commands about methods, pairs and this machine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from card.cli.starting import run
 @json_option
 @wide_option
 def pairs(as_json: bool, wide: bool) -> int:
-    """List targets on the hub whose draft model is known: named without --draft, they bring it."""
+    """List targets on the hub with a known draft model; without --draft they use it."""
     return run("card.cli.pairs.run", "", as_json=as_json, wide=wide)
 
 
 @command(short_help="List decoding methods.")
 @json_option
 def methods(as_json: bool) -> int:
-    """List the decoding methods that run here, and where each came from."""
+    """List the decoding methods that run here, and the origin of each."""
     return run("card.cli.methods.run", "", as_json=as_json)
 
 
-@command("verify-machine", short_help="Check that exact passes compute here what they do elsewhere.")
+@command("verify-machine", short_help="Check that exact passes give the same results here as elsewhere.")
 @kernels_option
 @json_option
 def verify_machine(**options: Any) -> int:

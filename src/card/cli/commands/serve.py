@@ -63,7 +63,7 @@ _METAVARS = {"allowed_hosts": "NAME", "cors_origins": "ORIGIN"}
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Let the file's values stand in for options that neither the command line nor the environment gives."""
+    """Use the file's values for options that neither the command line nor the environment gives."""
     if path is None:
         return
     _require_extra()
@@ -141,7 +141,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
     def make_llm() -> AsyncLLM:
         make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
         fetch_models(chosen.target, chosen.draft)
-        with spinner(f"loading {chosen.target}", write=logger.info) as say:  # a log has a form
+        with spinner(f"loading {chosen.target}", write=logger.info) as say:  # log lines have a format
             llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
         hint_at_int8(llm.host.could_run_int8, logger.info)
         return llm
@@ -157,7 +157,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
 
 
 def _require_extra() -> None:
-    """Raise SettingsError unless the optional packages are there."""
+    """Raise SettingsError unless the optional packages are installed."""
     missing = [package for module, package in _EXTRA.items() if find_spec(module) is None]
     if missing:
         raise SettingsError(
@@ -166,11 +166,11 @@ def _require_extra() -> None:
 
 
 def _server(module: str, words: str = "") -> Any:
-    """Return a module of the server, which stands on optional packages: other commands must not load it."""
+    """Return a module of the server; other commands must not load its optional packages."""
     return load(f"card.server.{module}", words, logger.info)
 
 
-# ---- drafting for other machines ------------------------------------------------------------------------------------
+# ---- draft servers --------------------------------------------------------------------------------------------------
 
 
 @command(short_help="Draft for targets on other machines.")
@@ -200,8 +200,8 @@ def draft_server(**options: Any) -> int:
 def keys(folder: Path, clients: tuple[str, ...]) -> None:
     """Make DIR/server for the machine of `card draft-server`, and DIR/client (or DIR/NAME) for each client's machine.
 
-    With --client, a server that is there already keeps its keys and gets to know the new clients; start it again then.
-    Nothing is overwritten.
+    With --client, an existing server keeps its keys; it accepts the new clients after a restart. Nothing is
+    overwritten.
     """
     for path in load("card.links.keys", "").make_keys(folder, clients):
         click.echo(f"{path}")

@@ -50,7 +50,7 @@ system_option = click.option("--system", help="System prompt.")
 @system_option
 @file_option("--image", "images", words="Image to show.", multiple=True)
 @click.option("--raw", is_flag=True, help="Use no chat template.")
-@click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
+@click.option("--stats", is_flag=True, help="Print the costs to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
     "--trace",
@@ -76,7 +76,7 @@ def generate(
 ) -> None:
     """Answer PROMPT; the text streams to standard output.
 
-    What is piped in follows PROMPT and a blank line, or is the prompt if there is none or it is "-". Images stand
+    Piped text follows PROMPT and a blank line; it is the prompt if there is no other, or if PROMPT is "-". Images stand
     before the prompt, in their order.
     """
     text = read_prompt(prompt, prompt_file)
@@ -113,7 +113,7 @@ def generate(
 
 
 def _runs_itself(options: dict[str, Any]) -> str:
-    """Return the place that runs the method, if no engine does; take out the options of such methods if one does.
+    """Return the place of the code that runs the method, if no engine does; else remove the options of such methods.
 
     Raises: SettingsError for an option of a method that was not named.
     """
@@ -128,19 +128,19 @@ def _runs_itself(options: dict[str, Any]) -> str:
 
 
 def _seeing(images: Sequence[Path], raw: bool) -> dict[str, Any]:
-    """Return the settings under which these images may be shown. Raises: SettingsError for a raw prompt with them."""
+    """Return the settings that allow these images. Raises: SettingsError for a raw prompt with images."""
     if images and raw:
         raise SettingsError("--image needs the chat template, which places images; leave out --raw")
     return {"max_images": len(images), "image_dir": Path.cwd().anchor} if images else {}
 
 
 def system_turn(system: str | None) -> list[dict[str, str]]:
-    """Return the messages before the first turn of the user: one with the system prompt, if there is one."""
+    """Return the messages before the first turn of the user: the system prompt, if there is one."""
     return [{"role": "system", "content": system}] if system else []
 
 
 def _turn(text: str, images: Sequence[Path]) -> dict[str, Any]:
-    """Return a turn of the user that shows images and then says a text."""
+    """Return a turn of the user with images and a text."""
     if not images:
         return {"role": "user", "content": text}
     shown = [{"type": "image", "image": str(path.absolute())} for path in images]
@@ -206,7 +206,7 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 @command(short_help="Talk with the target model.")
 @click.argument("model", required=False)
 @system_option
-@click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
+@click.option("--stats", is_flag=True, help="Print the costs to standard error.")
 @method_options
 @sampling_options
 @shaping_options
@@ -215,7 +215,7 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 def chat(**options: Any) -> int:
     """Talk with MODEL, which is the same as --target: a folder, a GGUF file, a hub name, or demo-target.
 
-    /help lists what else may be typed. /quit or Ctrl-D ends it, Ctrl-C cuts an answer short.
+    /help lists the commands. /quit or Ctrl-D ends it, Ctrl-C cuts an answer short.
     """
     take_alias(options, "model", "target")
     return run("card.cli.chat.run", "", **options)

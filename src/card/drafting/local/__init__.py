@@ -1,4 +1,4 @@
-"""The writers without a model: the modules of this package, by their names, and those of folders beside the core."""
+"""The writers without a model, by name: the modules of this package and those of folders beside the core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from card.config.record import load_place
 from card.config.registry import writer_places
 from card.errors import SettingsError
 
-if TYPE_CHECKING:  # help lists the names, and must not load torch for it
+if TYPE_CHECKING:  # help lists the names and must not load torch
     from card.drafting.local.protocol import LocalWriter
 
 __all__ = ["find_writer", "writer_names"]

@@ -1,6 +1,6 @@
 """Prompt lookup: if the text's last tokens occurred before, what followed them then may follow again.
 
-Source: Saxena 2023, Prompt Lookup Decoding, of which this is the variant with the longest and then the latest match.
+Source: Saxena 2023, Prompt Lookup Decoding. This variant takes the longest match, and the latest of equal ones.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from card.tree.nodes import NO_NODES, Nodes
 def chance_per_count(match_length: int, total: int = 1, *, novelty: float = 2.5) -> float:
     """Return the estimated chance that a token is accepted, per time that it followed the match before.
 
-    Something new counts like some occurrences too, the fewer the longer the match is: the chance of a token that
-    followed ``count`` times is ``count / (total + novelty / match_length)``. So a match of 2 tokens of the same text,
-    seen once, gets 0.44, one of 8 gets 0.76, and one of 2 that 30 times had the same follower 0.96. The engine corrects
-    such guesses by what it then sees. Their shape is that of the escape counts of Cleary & Witten 1984, Data
-    compression using adaptive coding and partial string matching.
+    An unseen continuation counts as some occurrences too, the fewer the longer the match: a token that followed
+    ``count`` times has the chance ``count / (total + novelty / match_length)``. So a match of 2 tokens of the same
+    text, seen once, gets 0.44, one of 8 gets 0.76, and one of 2 that had the same follower 30 times gets 0.96. The
+    engine corrects these guesses by its observations. The formula resembles the escape counts of Cleary & Witten 1984,
+    Data compression using adaptive coding and partial string matching.
 
     Args:
         match_length: tokens directly before this one that match the earlier place; 1 or more.
@@ -34,15 +34,15 @@ def chance_per_count(match_length: int, total: int = 1, *, novelty: float = 2.5)
 class LookupSequence(WriterSequence):
     """The text of one request, with the last place of every run of ``min_ngram`` to ``max_ngram`` tokens.
 
-    A token costs one look into each of the ``max_ngram - min_ngram + 1`` dictionaries, whatever the text's length.
+    Each token costs one lookup in each of the ``max_ngram - min_ngram + 1`` dictionaries, at any length of the text.
     """
 
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int, *, min_ngram: int = 2, max_ngram: int = 8) -> None:
         """Begin a request.
 
         Args:
-            min_ngram: shortest match that is followed; matches of one token are mostly chance.
-            max_ngram: longest match that counts when the place is chosen; longer ones rank equally.
+            min_ngram: shortest match that is used; matches of one token are mostly chance.
+            max_ngram: longest match that counts when the earlier position is chosen; longer ones rank equally.
         """
         self._token_ids: list[int] = []
         self._vocab_size = vocab_size
@@ -55,12 +55,12 @@ class LookupSequence(WriterSequence):
         self._extend(prompt_ids)
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return what followed the latest of the longest matches, as a chain that ends where the text ends."""
+        """Return what followed the latest of the longest matches, as a chain that may reach the end of the text."""
         if self._match_end < 0:
             return NO_NODES
         start = self._match_end + 1
         tokens = self._token_ids[start : start + budget]
-        # Whatever of the chain is accepted makes the match longer.
+        # Each accepted token of the chain makes the match longer.
         logprobs = [math.log(chance_per_count(self._match_length + depth)) for depth in range(len(tokens))]
         return Nodes.chain(tokens, list(accumulate(logprobs)))
 
@@ -80,12 +80,12 @@ class LookupSequence(WriterSequence):
                     match_end, match_length = ends[run], n
                 ends[run] = end
             if match_length and match_end == self._match_end + 1:
-                match_length = max(match_length, self._match_length + 1)  # the last match goes on, past max_ngram too
+                match_length = max(match_length, self._match_length + 1)  # the last match continues, past max_ngram too
             self._match_end, self._match_length = match_end, match_length
 
 
 class LookupWriter(LocalWriter):
-    """Proposes what the request's own text says after the longest earlier occurrence of its last tokens."""
+    """Proposes what followed the longest earlier occurrence of the last tokens in the request's own text."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""

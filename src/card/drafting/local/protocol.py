@@ -1,10 +1,10 @@
 """The contract of a writer without a model: it proposes candidates beside the drafter's and learns from every pass.
 
 Such writers live in the target's process and cost microseconds. So the engine calls them before each pass, with the
-best path of the other writers and the budget that is left. A `DraftWriter` cannot be called like this: it drafts ahead
-elsewhere and keeps its tree over many passes, while messages may be lost. Hence the two contracts.
+best path of the other writers and the remaining budget. A `DraftWriter` cannot be called like this: it drafts ahead in
+another place and keeps its tree over many passes, while messages may be lost. Hence the two contracts.
 
-Nothing that a writer proposes can change the text: the target's own choices decide (`card.tree.verify.match`).
+No proposal of a writer can change the text: the target's own choices decide (`card.tree.verify.match`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def check_proposal(proposal: Nodes, vocab_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Findings of one target pass about one request: n candidates of any writers were run below the last token."""
+    """Results of one target pass for one request: n candidates of all writers were run below the last token."""
 
-    new_ids: tuple[int, ...]  # tokens that were committed: the accepted candidates, then one of the target's own
+    new_ids: tuple[int, ...]  # committed tokens: the accepted candidates, then one of the target's own
     tokens: tuple[int, ...]  # [n] candidates
     parents: tuple[int, ...]  # [n] index of each candidate's parent, -1 for the last token that was committed before
     choices: tuple[int, ...]  # [1 + n] the target's token after that last token, and after each candidate
@@ -67,19 +67,19 @@ class WriterSequence:
         """Return up to ``budget`` candidates for the next pass. Not called if other writers have filled the budget.
 
         Args:
-            best_path: tokens of the best path that the drafter and the writers before this one propose; may be empty.
+            best_path: tokens of the best path that the drafter and the earlier writers propose; may be empty.
             budget: the request's budget less the likely candidates of other writers, 1 or more.
         """
         raise NotImplementedError
 
     def read(self, first: int, features: FloatArray) -> None:
-        """Take hidden states of tokens that a pass read before the newest one, mostly of a prompt.
+        """Read hidden states of tokens before the newest one, mostly of a prompt.
 
-        Called before `observe`, and only for a writer that wants features of "all" rows.
+        Called before `observe`, and only for a writer that needs features of "all" rows.
 
         Args:
-            first: place of the first of them in the text given to `LocalWriter.open`, which leaves images out. Earlier
-                ones may never come, as their rows were known already; some may come again.
+            first: position of the first of them in the text given to `LocalWriter.open`, which leaves images out.
+                Earlier rows may never come, as they were known already; some rows may come again.
             features: [n, D] as `Observation.features`.
         """
 
@@ -92,16 +92,16 @@ class WriterSequence:
 
 
 class LocalWriter:
-    """A writer of one engine; the base class has what most writers share.
+    """A writer of one engine; this base class has what most writers share.
 
     A module of this package holds a writer and names its class WRITER; the module's name is the writer's name.
     """
 
     top_k: ClassVar[int] = 0
-    """Number of likeliest tokens that it needs of every row that the target runs; 0: none."""
+    """Number of likeliest tokens that it needs for every row that the target runs; 0: none."""
     wanted_features: ClassVar[Rows | None] = None
-    """Rows whose hidden states behind the final norm it needs: "logits" for tokens with logits, "all" for the rest of
-    the prompt too; None costs nothing."""
+    """Rows whose hidden states after the final norm it needs: "logits" for rows with logits, "all" for the rest of the
+    prompt too; None costs nothing."""
     outlives_engine: ClassVar[bool] = False
     """True if it keeps texts for later engines, and so needs the tokenizer's fingerprint."""
     sequence: ClassVar[Callable[..., WriterSequence]]
@@ -111,13 +111,13 @@ class LocalWriter:
         """Make the writer.
 
         Args:
-            tokenizer: fingerprint of the target's if the writer outlives the engine.
-        Raises: SettingsError for settings that it cannot follow.
+            tokenizer: fingerprint of the target's tokenizer if the writer keeps texts for later engines.
+        Raises: SettingsError for settings that it does not support.
         """
         self._vocab_size = vocab_size
 
     def attach(self, target: RowRunner) -> None:
-        """Take the target, before the first request. Raises: ModelError if the writer cannot serve it."""
+        """Connect to the target, before the first request. Raises: ModelError if the writer does not support it."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""

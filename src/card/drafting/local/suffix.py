@@ -1,4 +1,4 @@
-"""A suffix automaton of the request's text: all that followed its longest repeated suffix, weighted by counts.
+"""A suffix automaton of the request's text: all tokens that followed its longest repeated suffix, weighted by counts.
 
 Sources: Blumer et al. 1985, The smallest automaton recognizing the subwords of a text (the automaton, built online);
 Hu et al. 2024, SAM Decoding, arXiv:2411.10666 (drafts from it); Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975
@@ -17,9 +17,9 @@ from card.drafting.local.lookup import chance_per_count
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.tree.nodes import NO_NODES, Nodes
 
-_MIN_PATH_CHANCE = 0.02  # paths less likely than this are not worth a row of any target
+_MIN_PATH_CHANCE = 0.02  # less likely paths are not worth a row of any target
 _MAX_COUNTED_LINKS = 32  # suffixes of the text, longest first, whose counts a new token raises
-_MAX_EDGES = 64  # followers of one state that are looked at
+_MAX_EDGES = 64  # followers of one state that are considered
 
 Place = TypeVar("Place")
 
@@ -39,7 +39,7 @@ def best_first(
     path_logprobs: list[float] = []
     waiting: list[tuple[float, int, int, int, Place]] = []
     place, path_chance = root, 1.0
-    num_pushed = 0  # breaks ties in the heap, as places have no order; the older of equals comes first
+    num_pushed = 0  # breaks ties in the heap, as places have no order; the older entry comes first
     while len(tokens) < budget:
         for token, chance, child in followers(place, _MIN_PATH_CHANCE / path_chance):
             heapq.heappush(waiting, (-path_chance * chance, num_pushed, len(tokens) - 1, token, child))
@@ -57,14 +57,14 @@ def best_first(
 class SuffixAutomaton:
     """The automaton of all substrings of a text that grows at its end; a token takes amortised constant time.
 
-    A state stands for the substrings that end at the same places. Its link leads to the longest suffix of theirs that
-    ends at other places too. So the link of the whole text's state is the longest suffix that has occurred before, and
-    no cursor needs to follow the text.
+    A state stands for the substrings that end at the same places. Its link leads to their longest suffix that also ends
+    elsewhere. So the link of the whole text's state is the longest suffix that occurred before, and no cursor needs to
+    follow the text.
 
-    A new token is one more occurrence of every suffix of the text, and there can be as many states of suffixes as there
-    are tokens. It is counted for the `_MAX_COUNTED_LINKS` longest ones only: exact in ordinary text, where there are
-    seldom more than ten; where a text repeats one thing throughout, short contexts are counted too low, which shifts
-    guesses and nothing else.
+    A new token is one more occurrence of every suffix of the text, and there can be as many states of suffixes as
+    tokens. Only the `_MAX_COUNTED_LINKS` longest suffixes are counted. That is exact in ordinary text, which seldom has
+    more than ten. In a text that repeats one thing throughout, short contexts get too low a count, which only shifts
+    guesses.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class SuffixAutomaton:
         return len(self._links) - 1
 
     def _split(self, state: int, token: int, child: int) -> int:
-        """Part from ``child`` the substrings that are no longer than those of ``state`` and the token."""
+        """Split off from ``child`` the substrings no longer than those of ``state`` plus the token."""
         edges, links = self._edges, self._links
         short = self._add(dict(edges[child]), self._lengths[state] + 1, self._counts[child])
         links[short] = links[child]
@@ -111,7 +111,7 @@ class SuffixAutomaton:
 
     def _count(self, state: int) -> None:
         for _ in range(_MAX_COUNTED_LINKS):
-            if state <= 0:  # the root's count is of no use
+            if state <= 0:  # the root's count is not used
                 return
             self._counts[state] += 1
             state = self._links[state]
@@ -124,8 +124,8 @@ class SuffixAutomaton:
     def followers(self, match: tuple[int, int], min_chance: float) -> list[tuple[int, float, tuple[int, int]]]:
         """Return the followers of a match, latest first, for `best_first`.
 
-        A match at the end of the text has no followers; its longest suffix that has some takes its place. So guesses
-        for a text that repeats itself at short distance reach further than that distance.
+        A match at the end of the text has no followers; its longest suffix with followers takes its place. So guesses
+        for a text that repeats itself at a short distance reach beyond that distance.
         """
         state, length = match
         if not self._edges[state]:
@@ -149,12 +149,12 @@ class SuffixSequence(WriterSequence):
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._automaton = SuffixAutomaton()
-        self._proposed: tuple[int, Nodes] = 0, NO_NODES  # budget and proposal since the last token
+        self._proposed: tuple[int, Nodes] = 0, NO_NODES  # budget and proposal for the present text
         self._extend(prompt_ids)
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return the tree of what followed the longest repeated suffix of the text, likeliest candidates first."""
-        if budget > self._proposed[0]:  # in turns it is called twice; a smaller proposal is a prefix
+        """Return the tree of tokens that followed the longest repeated suffix of the text, likeliest first."""
+        if budget > self._proposed[0]:  # a turn calls it twice; a smaller proposal is a prefix
             automaton = self._automaton
             self._proposed = budget, best_first(automaton.longest_repeated_suffix(), automaton.followers, budget)
         return self._proposed[1].leading(budget)
@@ -170,7 +170,7 @@ class SuffixSequence(WriterSequence):
 
 
 class SuffixWriter(LocalWriter):
-    """Proposes a tree of all that followed the longest match in the request's own text, weighted by counts."""
+    """Proposes a tree of the tokens that followed the longest match in the request's own text, weighted by counts."""
 
     sequence = SuffixSequence
 

@@ -1,1 +1,1 @@
-"""Deciding a round: what it costs, what is accepted, which schedule runs, what is drafted and verified."""
+"""Decisions of a round: its cost, the acceptance of candidates, the schedule, what is drafted and verified."""

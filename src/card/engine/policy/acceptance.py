@@ -1,4 +1,4 @@
-"""Chances of candidates to be accepted: by who proposed them, how likely that writer thinks them, and by depth."""
+"""Chances that candidates are accepted: by their writers, the probability that the writer gives, and depth."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from card.engine.policy.cost import DISCOUNT
 from card.engine.request import Verified
 from card.tree.nodes import ROOT, Nodes
 
-# Chance that the draft model's next token is the target's, until it has been seen. Too high a value costs a few rounds
-# of drafting, too low a one all of it. Evidence: 0.7 and 0.75 are alike on the gate.
+# Assumed chance that the draft model's next token is the target's, before any was seen. Too high a value costs a few
+# rounds of drafting; too low a value prevents all drafting. Evidence: 0.7 and 0.75 are alike on the gate.
 FIRST_AGREEMENT = 0.7
-# Observations that the first agreement counts for among all that a pair showed. Evidence: where nothing lasts, an
-# adversarial draft model costs 1.5 % more at 90 M, as each trial is followed by rounds that draft in vain.
+# Weight of the first agreement, in observations, among all that a pair showed. Evidence: where nothing lasts, an
+# adversarial draft model costs 1.5 % more at 90 M, as useless drafting rounds follow each trial.
 LASTING_COUNT = 30.0
-# Observations that a prior counts for: a writer's own probability, the first guess of an agreement, a prediction of
-# what a schedule brings. Evidence: 8 and 10 are alike on the gate, for each of them.
+# Weight of a prior, in observations: a writer's own probability, the first guess of an agreement, a predicted speed of
+# a schedule. Evidence: 8 and 10 are alike on the gate, for each of them.
 PRIOR_COUNT = 10.0
-# Share of what earlier texts showed that is kept when new ones take over the batch. Evidence: 0.5 to 0.85 are alike on
-# the gate.
+# Share of the evidence of earlier texts that is kept when new texts replace the batch. Evidence: 0.5 to 0.85 are alike
+# on the gate.
 TEXT_KEPT = 0.7
-# Deepest candidates that predictions tell apart, in layers. Evidence: 8 and 12 are alike on the gate.
+# Depth up to which predictions distinguish layers. Evidence: 8 and 12 are alike on the gate.
 DEEPEST = 12
 
 _BOUNDS = tuple(-math.log1p(math.exp(3.5 - i)) for i in range(8))  # path scores between bins: one apart in log-odds
@@ -33,13 +33,13 @@ _BOUNDS = tuple(-math.log1p(math.exp(3.5 - i)) for i in range(8))  # path scores
 class Chances:
     """The share of candidates of one kind that the target accepts, by bins of path probability and of depth.
 
-    Bins are even in log-odds, depths are 1, 2-3, 4-7 and from 8 on. Where little was seen the path probability itself
-    is the estimate. An idle bin fades, too: one that looked too bad to verify from is tried again some day.
+    Bins are even in log-odds; depths are 1, 2-3, 4-7 and from 8 on. With little evidence the path probability itself
+    is the estimate. An unused bin fades too, so a bin that looked too bad to verify is tried again later.
     """
 
     def __init__(self) -> None:
         self._num_seen = 0
-        self._bins: dict[tuple[int, int], tuple[float, float, int]] = {}  # count, accepted, when brought up to date
+        self._bins: dict[tuple[int, int], tuple[float, float, int]] = {}  # count, accepted, time of the last update
 
     def observe(self, depth: int, path_logprob: float, was_accepted: bool) -> None:
         """Count one verified candidate.
@@ -60,12 +60,12 @@ class Chances:
         return (accepted + PRIOR_COUNT * math.exp(min(path_logprob, 0.0))) / (count + PRIOR_COUNT)
 
     def fade(self, kept: float) -> None:
-        """Let what was seen count for less."""
+        """Reduce the weight of past observations."""
         self._bins = {bin_: (kept * count, kept * yes, at) for bin_, (count, yes, at) in self._bins.items()}
 
     def _faded(self, bin_: tuple[int, int]) -> tuple[float, float]:
         count, accepted, seen_at = self._bins.get(bin_, (0.0, 0.0, self._num_seen))
-        kept = DISCOUNT ** ((self._num_seen - seen_at) / (1 + len(self._bins)))  # slower: others got these observations
+        kept = DISCOUNT ** ((self._num_seen - seen_at) / (1 + len(self._bins)))  # the bins share the observations
         return kept * count, kept * accepted
 
     @staticmethod
@@ -74,17 +74,17 @@ class Chances:
 
 
 class Agreement:
-    """Share of the draft model's tokens that are the target's, and how far that is from what the draft model claims.
+    """Share of the draft model's tokens that are the target's, and the ratio to what the draft model claims.
 
-    What was seen of these texts fades back to what the pair showed all along. That in turn begins with a first guess,
-    and is forgotten only as more is seen: rounds without drafting and new texts teach nothing about the pair.
+    Evidence of these texts fades towards the lasting evidence of the pair. The lasting evidence begins with a first
+    guess, and fades only as more is seen: rounds without drafting and new texts say nothing about the pair.
     """
 
     def __init__(self, *, lasts: bool = True) -> None:
         """Begin with the first guess.
 
         Args:
-            lasts: False fades back to the first guess, whatever was seen.
+            lasts: False: evidence fades towards the first guess instead.
         """
         self._lasts = lasts
         self._agreed = self._claimed = self._compared = 0.0
@@ -92,12 +92,12 @@ class Agreement:
         self.recall(FIRST_AGREEMENT)
 
     def recall(self, agreement: float) -> None:
-        """Take this as what the pair showed all along."""
+        """Start from this share as the lasting evidence of the pair."""
         self._lasting = [agreement * LASTING_COUNT, LASTING_COUNT]  # agreed, compared
 
     @property
     def lasting(self) -> float:
-        """Share that the pair showed all along."""
+        """Share by the lasting evidence."""
         agreed, compared = self._lasting
         return agreed / compared
 
@@ -108,12 +108,12 @@ class Agreement:
 
     @property
     def trust(self) -> float:
-        """Chance of a path to be accepted over what its score says, by layer; 1 of an honest draft model."""
+        """Acceptance chance of a path over its score, per layer; 1 for a well-calibrated draft model."""
         prior = self.lasting * PRIOR_COUNT
         return max(self._agreed + prior, 1e-9) / max(self._claimed + prior, 1e-9)
 
     def observe(self, num_agreed: int, num_compared: int, num_claimed: float) -> None:
-        """Count candidates that the target's tokens were compared with, and how many of them should have agreed."""
+        """Count candidates that were compared with the target's tokens, and how many were claimed to agree."""
         self._agreed += num_agreed
         self._claimed += num_claimed
         self._compared += num_compared
@@ -124,21 +124,21 @@ class Agreement:
             self._lasting = [kept * agreed + num_agreed, kept * compared + num_compared]
 
     def fade(self, kept: float) -> None:
-        """Let what was seen count for less."""
+        """Reduce the weight of past observations."""
         self._agreed *= kept
         self._claimed *= kept
         self._compared *= kept
 
 
 class Acceptance:
-    """Estimates for the text: the chance of each candidate.
+    """Estimates of each candidate's chance to be accepted.
 
-    Candidates of the draft model alone are as likely as it says, times its `trust` for each layer. Those that other
-    writers propose as well or instead are calibrated by who proposes them.
+    A candidate of the draft model alone is as likely as the model says, times `trust` for each layer. Candidates of
+    other writers, shared ones included, are calibrated by their set of writers.
     """
 
     def __init__(self, *, lasts: bool = True) -> None:
-        """Start without knowledge; ``lasts`` as of `Agreement`."""
+        """Start without evidence; ``lasts`` as in `Agreement`."""
         self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
         self.pair = Agreement(lasts=lasts)
         self._texts: frozenset[int] = frozenset()
@@ -150,19 +150,19 @@ class Acceptance:
 
     @property
     def trust(self) -> float:
-        """As of `Agreement`."""
+        """Calibration factor of the draft model; see `Agreement.trust`."""
         return self.pair.trust
 
     def chance(self, depth: int, path_logprob: float) -> float:
-        """Return the chance that a path of the draft model's is accepted to its end, which may be the root."""
+        """Return the chance that a path of the draft model, perhaps empty, is accepted to its end."""
         return _trusted(depth, path_logprob, self.trust)
 
     def probabilities(self, offer: Nodes, *, is_greedy: bool) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
 
-        Of siblings one at most is accepted: together they are never likelier than their parent. Each writer is
-        calibrated apart and knows nothing of that, so the likeliest sibling keeps its chance and each other one gets
-        at most what the likelier ones leave.
+        At most one sibling is accepted: together they are never likelier than their parent. Each writer is calibrated
+        separately, so sums can exceed that. The likeliest sibling keeps its chance; each other one gets at most what
+        the likelier ones leave.
         """
         trust = self.trust
         all_writers = offer.writers or (DRAFTER_BIT,) * len(offer)
@@ -175,7 +175,7 @@ class Acceptance:
         children: defaultdict[int, list[int]] = defaultdict(list)
         for idx, parent in enumerate(offer.parents):
             children[parent].append(idx)
-        for parent, siblings in children.items():  # parents come before children, so the parent's is settled
+        for parent, siblings in children.items():  # parents come before children, so the parent's chance is final
             left = 1.0 if parent == ROOT else probs[parent]
             if len(siblings) > 1:
                 siblings.sort(key=lambda idx: -probs[idx])
@@ -185,7 +185,7 @@ class Acceptance:
         return probs
 
     def begin(self, text_ids: Iterable[int]) -> float:
-        """Let old texts count for less, the more of these are not of the last round. Returns: the share kept."""
+        """Fade old texts, the more the fewer of these were in the last round. Returns: the share kept."""
         texts = frozenset(text_ids)
         new, self._texts = texts - self._texts, texts
         kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts) if new else 1.0
@@ -214,5 +214,5 @@ class Acceptance:
 
 
 def _trusted(depth: int, path_logprob: float, trust: float) -> float:
-    """Return the chance of a path of the draft model's."""
+    """Return the chance of a path of the draft model."""
     return min(1.0, math.exp(min(path_logprob, 0.0)) * trust**depth)

@@ -1,7 +1,7 @@
-"""Asking local writers: always where what they propose brings more than it costs, seldom where it does not.
+"""Frequency of questions to local writers: every round if their candidates pay, rarely if they do not.
 
-To ask takes Python for each request and round, and so does a candidate beside its row. On a text that repeats nothing
-that is a loss. Where it begins to repeat something, that is found out a few rounds later.
+Asking costs Python time for each request and round, and so does each candidate, beside its row. On a text without
+repetition that is a loss. Once a text begins to repeat itself, this is noticed a few rounds later.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from card.engine.offers import DRAFTER_BIT
 from card.engine.policy.modes import TRIAL_SHARE
 from card.engine.request import Verified
 
-# Seconds of Python in which a writer is asked for one request, and in which candidates of one request are verified.
-# Evidence: 54 and 65 us (Zen 4).
+# Seconds of Python to ask the writers for one request, and to verify candidates of one request. Evidence: 54 and 65 us
+# (Zen 4).
 REQUEST_S = 8e-5
-_FEW = 4  # candidates that a writer is asked for which does not pay
-_NEW_SHARE = 0.25  # of a question's expected gain, that the last one says; at first so many tokens are expected
+_FEW = 4  # candidates that a writer is asked for while it does not pay
+_NEW_SHARE = 0.25  # weight of the last question in the expected gain; also the first expectation, in tokens
 
 
 @dataclass(slots=True)
@@ -25,17 +25,17 @@ class _Asked:
     """Answers for one request."""
 
     asked_at: int  # round
-    gain: float  # tokens that a question brings beyond what its candidates cost
+    gain: float  # expected net tokens of a question, after the cost of its candidates
     pause: int = 0  # rounds until the next question
 
 
 class Asking:
-    """Says how many candidates each local writer is asked for in a round."""
+    """Decides how many candidates each local writer is asked for in a round."""
 
     def __init__(self) -> None:
         self._round = 0
         self._asked: dict[int, _Asked] = {}
-        self.was_asked = False  # anybody, in this round
+        self.was_asked = False  # any writer, in this round
 
     def begin(self) -> None:
         """Go on to the next round."""
@@ -51,11 +51,11 @@ class Asking:
         return min(_FEW, most) if asked is not None and asked.pause else most
 
     def observe(self, verified: Sequence[Verified], seconds: float, *, rate: float, row_s: float) -> None:
-        """Learn from the verifications of a round which requests are worth asking for.
+        """Learn from a round's verifications for which requests asking pays.
 
         Args:
             seconds: of the round.
-            rate: tokens that a second brings elsewhere.
+            rate: tokens per second reached elsewhere.
             row_s: seconds of a candidate's row.
         """
         price = rate * REQUEST_S
@@ -72,7 +72,7 @@ class Asking:
 
 
 def _gain(one: Verified, request_price: float, row_price: float) -> float:
-    """Return the tokens that other writers than the draft model brought, less those that their candidates cost."""
+    """Return the tokens gained from writers other than the draft model, less the cost of their candidates."""
     writers = one.offer.writers
     num_verified = sum(bits != DRAFTER_BIT for bits in writers)
     if not num_verified:

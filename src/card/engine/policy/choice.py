@@ -1,8 +1,8 @@
 """Choosing how many candidates a round verifies, and whether to draft on: expected tokens against their seconds.
 
 Everything maximises ``expected tokens - rate * seconds``, with the long-run committed tokens per second as the rate: a
-second spent for less than what a second brings elsewhere is lost. The choice that is best at the rate it then yields is
-the one with the most tokens per second of all. Source: Dinkelbach 1967, On nonlinear fractional programming.
+second must bring at least what it brings elsewhere. The choice that is best at the rate that it yields has the most
+tokens per second of all. Source: Dinkelbach 1967, On nonlinear fractional programming.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def choose(
 ) -> list[int]:
     """Return how many leading candidates of each request the next pass verifies: the smallest of the best sets.
 
-    Every size of the set is weighed, as seconds may rise in steps: a candidate that does not pay for the step may have
-    others behind it that do.
+    Every size of the set is weighed, as seconds may rise in steps: a candidate may not pay for a step that several
+    together pay for.
 
     Args:
         offers: for each request that commits a token in this pass, the acceptance probabilities of its candidates,
-            parents before children; may be empty. One that is likelier than an earlier one of its offer counts as that
-            one, so that the best candidates over all requests are always leading ones.
+            parents before children; may be empty. A candidate that is likelier than an earlier one of its offer counts
+            as that one, so the best candidates over all requests are always leading ones.
         seconds: of a pass with so many new tokens; never falling.
-        rate: tokens per second to be matched; 0 takes all candidates that may be accepted at all.
+        rate: tokens per second to match; 0 takes all candidates that may be accepted at all.
         num_prefill_tokens: tokens in the pass besides the candidates and one token of each request.
         max_per_request: most candidates of one request; None sets no limit.
     """
@@ -55,7 +55,7 @@ def choose(
 
 
 def best_chain(offer: Nodes, probs: Sequence[float], price: float, most: int) -> list[int]:
-    """Return the indices of the chain that is worth most, from the root down; empty if none is worth its price.
+    """Return the indices of the most valuable chain, from the root down; empty if none is worth its price.
 
     Args:
         offer: a tree, parents before children.
@@ -95,7 +95,7 @@ def further_gains(
     present: Sequence[float] = (),
     num_verified: int = 0,
 ) -> Iterator[float]:
-    """Return the tokens that each further layer of one request is expected to bring, less what it costs to verify it.
+    """Return the expected tokens of each further layer of one request, less the cost of verifying it.
 
     Args:
         reached: chance that all of its candidates so far are accepted.
@@ -116,15 +116,15 @@ def is_worth_drafting(
 ) -> bool:
     """Return whether draft passes, made while the target waits, bring more tokens than their time is worth.
 
-    The first layers may bring nothing, because there are candidates as deep already, and later ones pay for them.
+    The first layers may bring nothing, where candidates as deep exist already; later layers may pay for them.
 
     Args:
-        gains: tokens that the next layer, the one after it and so on are expected to bring, over all requests; read as
-            far as is needed.
+        gains: tokens expected of the next layer, the one after it and so on, over all requests; read only as far as
+            needed.
         seconds: by which each draft pass lengthens the round.
-        rate: tokens per second to be matched.
-        start_s: seconds that the first of these passes takes beyond that.
-        layers_per_pass: layers that come of a draft pass.
+        rate: tokens per second to match.
+        start_s: seconds that the first of these passes takes in addition.
+        layers_per_pass: layers that one draft pass makes.
     """
     further, value = iter(gains), -rate * start_s
     while of_pass := tuple(islice(further, layers_per_pass)):

@@ -1,4 +1,4 @@
-"""Cost of a round: passes as measured at start, kept true by one running ratio for each schedule."""
+"""Cost of a round: passes as measured at start, corrected by a running ratio for each schedule."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from card.config import Schedule
 from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost, bucket
 from card.machine.pass_cost import PassCost
 
-# Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
-# by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
+# Weight that one more round leaves to past evidence: a memory of about 300 rounds, for everything learnt. Evidence:
+# with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
 DISCOUNT = 0.997
-# Seconds of Python around a round, before that was measured: a fifth of it for each further request, as much again
-# where a drafter runs, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
+# Seconds of Python around a round before any was measured: a fifth of it for each further request, as much again with
+# a drafter, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
-LEAST_ROUNDS = 16  # from which on rounds say more of passes than a measurement at start
+LEAST_ROUNDS = 16  # after these, rounds tell more about passes than the measurement at start
 
 
 @dataclass(slots=True)
 class Ratio:
-    """Measured over predicted seconds, fading; 1 until something was measured."""
+    """Measured over predicted seconds, fading; 1 before any measurement."""
 
     measured_s: float = 0.0
     predicted_s: float = 0.0
-    most_at_first: float = math.inf  # that the first pass may say; without a bound where the prediction is a guess
+    most_at_first: float = math.inf  # bound on the first measured ratio; none where the prediction is a guess
 
     @property
     def value(self) -> float:
@@ -33,7 +33,7 @@ class Ratio:
         return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
 
     def observe(self, measured_s: float, predicted_s: float) -> None:
-        """Take one pass; one beyond twice what was expected is a hiccup of the machine and counts as that."""
+        """Add one pass; more than twice the expected time is a hiccup of the machine and counts as twice."""
         if measured_s > 0 and predicted_s > 0:
             most_s = predicted_s * (2 * self.value if self.predicted_s else self.most_at_first)
             self.measured_s = DISCOUNT * self.measured_s + min(measured_s, most_s)
@@ -43,7 +43,7 @@ class Ratio:
 class Costs:
     """Seconds of passes and rounds under each schedule, as the machine takes them now.
 
-    Passes have a ratio for each class of rows, as a busy machine makes those of many rows dearer than those of few.
+    Each class of rows has its own ratio: on a busy machine passes of many rows slow down more than those of few.
     """
 
     def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
@@ -51,7 +51,7 @@ class Costs:
         self.at_start = dict(at_start)
         self._target: dict[tuple[bool, int], Ratio] = {}  # by whether the drafter runs at the same time, and by rows
         self._layers: dict[Schedule, Ratio] = {}
-        self._first_layer = Ratio()  # of a turn, behind a pass of the target's: the weights have left the caches
+        self._first_layer = Ratio()  # of a turn, after a target pass: the weights have left the caches
         self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
         self._rows = 0.0  # context of one request, in the last round
 
@@ -66,7 +66,7 @@ class Costs:
         return seconds * self._ratio_of(schedule, num_tokens)
 
     def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
-        """Return what a target pass of so many tokens takes in this round."""
+        """Return the seconds of a target pass in this round as a function of its tokens."""
         cost, ratio = self.at_start[schedule], self._ratio_of(schedule, len(view.requests))
         num_requests, num_rows = len(view.requests), view.num_context_rows
         return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
@@ -81,17 +81,17 @@ class Costs:
     def draft_s(self, schedule: Schedule, num_requests: int, width: int = 1) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
         ratio = self._layers.get(schedule)
-        value = ratio.value if ratio else min(1.0, self._first_layer.value)  # a further one takes no longer
+        value = ratio.value if ratio else min(1.0, self._first_layer.value)  # a further layer takes no longer
         return self._layer_s(schedule, num_requests, width) * value
 
     def first_draft_s(self, schedule: Schedule, num_requests: int) -> float:
-        """Return the same of the first pass of a turn. Evidence: 0.9 ms, where each further one takes 0.45."""
+        """Return the same for the first pass of a turn. Evidence: 0.9 ms, where each further one takes 0.45."""
         if self._first_layer.predicted_s:
             return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
         return self.draft_s(schedule, num_requests) + 3 * ROUND_S
 
     def reading_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
-        """Return the seconds in which the drafter reads what so many rounds without it have written."""
+        """Return the seconds in which the drafter reads the text of so many rounds without it."""
         cost, num_tokens = self.at_start[schedule].drafter, num_requests * min(self._rows, num_rounds)
         return cost.seconds(num_tokens, num_requests) if cost else 0.0
 
@@ -101,12 +101,12 @@ class Costs:
         return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
 
     def plain_s(self, num_requests: int) -> float:
-        """Return the seconds of a plain round by what was measured at start."""
+        """Return the seconds of a plain round as measured at start."""
         cost = self.at_start.get("off") or next(iter(self.at_start.values()))
         return cost.target.seconds(num_requests, num_requests, num_requests * self._rows) + ROUND_S
 
     def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
-        """Learn from a round in which something was decoded, with beams of this width."""
+        """Learn from a round that decoded something, with beams of this width."""
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
         self._rows = view.num_context_rows / num_requests
@@ -118,7 +118,7 @@ class Costs:
         self._around.setdefault(self.drafts(schedule), Ratio()).observe(
             around_s, self._first_around_s(schedule, num_requests)
         )
-        if view.passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
+        if view.passes and not view.num_unread:  # a drafter that first reads texts gives no time of a layer
             layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
             self._first_layer.observe(*layers[0])
             if len(layers) > 1:
@@ -131,7 +131,7 @@ class Costs:
             )
 
     def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return what passes took, with a point for each class of rows of which `LEAST_ROUNDS` rounds or more were."""
+        """Return measured passes, with a point for each class of rows that had at least `LEAST_ROUNDS` rounds."""
         found: dict[Schedule, ScheduleCost] = {}
         for schedule, cost in self.at_start.items():
             points = [
@@ -146,7 +146,7 @@ class Costs:
         return found
 
     def _ratio_of(self, schedule: Schedule, num_tokens: float) -> float:
-        """Return measured over predicted seconds of such passes, else of those that are most alike."""
+        """Return measured over predicted seconds of such passes, else of the most similar ones."""
         is_beside, own = schedule == "beside", bucket(int(num_tokens))
         ratio = self._target.get((is_beside, own))
         if ratio is None:

@@ -1,8 +1,8 @@
-"""Choosing the schedule by what it was seen to bring: measured tokens per second, and short trials of the others.
+"""Choosing the schedule by measured tokens per second, with short trials of the other schedules.
 
-Each schedule has a record of tokens and seconds for each class of batch sizes. Until rounds were seen, a prediction
-stands in for them. What is not run teaches nothing, so now and then another schedule gets a few rounds. Trials may cost
-`TRIAL_SHARE` of the time: one that is expected to be much slower comes seldom, one that is nearly as fast soon.
+Each schedule has a record of tokens and seconds for each class of batch sizes. A prediction stands in until rounds were
+seen. A schedule that does not run teaches nothing, so now and then another one gets a few rounds. Trials may cost
+`TRIAL_SHARE` of the time: a schedule expected to be much slower is tried rarely, one nearly as fast often.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from card.config import Schedule
 from card.engine.policy.acceptance import PRIOR_COUNT
 from card.engine.policy.rounds import bucket
 
-# Share of the time that it may cost to find out what is not run: trials of schedules, of which several requests show as
-# much in half of it, and questions to writers that bring nothing. Evidence: with 0.02 late drafts are found sooner and
-# cells in which nothing pays lose a further percent.
+# Share of the time that exploring may cost: trials of schedules, and questions to writers that bring nothing. With
+# several requests a trial costs half, as it shows as much in less time. Evidence: with 0.02 late drafts are found
+# sooner, and cells in which nothing pays lose a further percent.
 TRIAL_SHARE = 0.01
-# Rounds of a trial. Of plain decoding two say what a round takes. A drafter begins with one layer. As long as it is
-# right it gets more rounds, each of twice as many layers.
+# Rounds of a trial. Two rounds of plain decoding suffice. A drafter begins with one layer; as long as it is right it
+# gets more rounds, each with twice as many layers.
 PLAIN_TRIAL_ROUNDS, MOST_TRIAL_ROUNDS = 2, 8
-HYSTERESIS = 1.02  # by which another schedule must be faster before it is taken
-REVIEW_ROUNDS = 4  # between two looks at the records
-_KEPT = 0.97  # share of what is known that one more round leaves
+HYSTERESIS = 1.02  # another schedule must be faster by this factor to replace the present one
+REVIEW_ROUNDS = 4  # between two comparisons of the records
+_KEPT = 0.97  # weight that one more round leaves to past evidence
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class ModeRecord:
     num_rounds: float = 0.0  # of single requests
     num_tokens: float = 0.0
     num_seen: int = 0  # rounds of single requests, which do not fade
-    excess: float = 0.0  # seconds over those that a plain round was measured to take at start, by request
+    excess: float = 0.0  # seconds beyond a plain round as measured at start, per request
 
     def observe(self, num_requests: int, num_tokens: int, excess: float) -> None:
-        """Take a round; one that takes thrice as long as others is a hiccup and counts as that."""
+        """Add a round; one over three times as long as others is a hiccup and counts as three times."""
         if self.num_rounds:
             excess = min(excess, 3 * self.excess / self.num_rounds)
         self.fade(_KEPT)
@@ -46,7 +46,7 @@ class ModeRecord:
         self.excess += num_requests * excess
 
     def fade(self, kept: float) -> None:
-        """Let what was seen count for less."""
+        """Reduce the weight of past observations."""
         self.num_rounds *= kept
         self.num_tokens *= kept
         self.excess *= kept
@@ -59,8 +59,8 @@ class _Place:
     best: Schedule
     records: dict[Schedule, ModeRecord] = field(default_factory=dict)
     tried_at: dict[Schedule, int] = field(default_factory=dict)  # round
-    rounds: int = 0  # that were no trial
-    credit_s: float = 0.0  # seconds that trials may cost by now
+    rounds: int = 0  # without trials
+    credit_s: float = 0.0  # seconds that trials may cost now
 
 
 class Modes:
@@ -74,13 +74,13 @@ class Modes:
         plain_s: Callable[[int], float],
         trial_s: Callable[[int, int], float],
     ) -> None:
-        """Begin with what is predicted to be the fastest for one request.
+        """Begin with the schedule predicted to be the fastest for one request.
 
         Args:
-            predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, as
-                far as is known now.
-            plain_s: seconds of a plain round for so many requests by what was measured at start.
-            trial_s: seconds of a round in turns with a single layer for so many requests, after so many rounds without.
+            predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, by
+                present knowledge.
+            plain_s: seconds of a plain round for so many requests as measured at start.
+            trial_s: seconds of a round in turns with one layer for so many requests, after so many rounds without any.
         """
         self._all = tuple(schedules)
         self._predict, self._plain_s, self._trial_s = predict, plain_s, trial_s
@@ -98,8 +98,8 @@ class Modes:
         """Choose the schedule of a round.
 
         Args:
-            num_requests: that run, prompts included.
-            available: those that can run.
+            num_requests: running requests, prompts included.
+            available: the schedules that can run.
             has_new_text: a request was not in the last round.
         """
         is_same = num_requests == self._num_requests and self.schedule in available and not has_new_text
@@ -134,15 +134,15 @@ class Modes:
         """Count a round.
 
         Args:
-            num_requests: those that decode; others read their prompts.
-            num_tokens: that these committed.
+            num_requests: the decoding ones; others read their prompts.
+            num_tokens: committed by these.
             seconds: of the round.
             was_right: more than half of what was drafted was accepted, or the drafter was still reading.
             was_asked: the drafter was asked to draft, or drafts unasked. A trial waits for a round in which it is.
-            reading_s: of these seconds, in which the drafter read what was written before: a trial pays for that, and
-                later rounds do not take it.
-            num_rounds: that it stands for.
-            reads_prompts: the target read prompts in it, so that its seconds say nothing of other rounds.
+            reading_s: of these seconds, those in which the drafter read earlier text: a trial pays for them, later
+                rounds do not.
+            num_rounds: that this observation stands for.
+            reads_prompts: the target read prompts too, so the seconds say nothing about other rounds.
         """
         if seconds <= 0.0 or (self.trial_layers is not None and not was_asked):
             return
@@ -168,7 +168,7 @@ class Modes:
         return 1 << self._trial_rounds if self.is_trial and self._starts_slowly(self.schedule) else None
 
     def fade(self, kept: float) -> None:
-        """Let the tokens of old texts count for less."""
+        """Reduce the weight of the tokens of old texts."""
         for place in self._places.values():
             for record in place.records.values():
                 record.fade(kept)
@@ -177,7 +177,7 @@ class Modes:
         """Return the tokens per second expected of a schedule at the present batch size."""
         record, (tokens, seconds) = self._here.records.get(schedule), self._predict(schedule, self._num_requests)
         if record is not None:
-            prior = PRIOR_COUNT**2 / (PRIOR_COUNT + record.num_seen)  # what was seen need not be guessed
+            prior = PRIOR_COUNT**2 / (PRIOR_COUNT + record.num_seen)  # evidence replaces the guess
             tokens = record.num_tokens + prior * tokens
             seconds = record.excess * self._plain_s(self._num_requests) + prior * seconds
         return self._num_requests * tokens / max(seconds, 1e-9)
@@ -192,7 +192,7 @@ class Modes:
             self._here = place
 
     def _review(self, possible: list[Schedule]) -> None:
-        """Take the best schedule, or begin a trial of another one if there is credit for it."""
+        """Switch to the best schedule, or begin a trial of another one if there is credit for it."""
         here, self._since_review, self.is_trial = self._here, 0, False  # the drafter of a trial may have gone
         rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
@@ -209,7 +209,7 @@ class Modes:
         tried = min(others, key=lambda schedule: here.tried_at.get(schedule, 0))
         num_waited = here.rounds - here.tried_at.get(tried, 0)
         price_s = self._price_s(tried, rates, num_waited)
-        # What it costs may be far from what was measured, but not by so much.
+        # The true cost may differ from the measured one, but not beyond this.
         is_unseen = self._starts_slowly(tried) and tried not in here.records
         is_due = is_unseen and price_s < MOST_TRIAL_ROUNDS * self._num_requests / self.rate
         if num_waited and (is_due or here.credit_s >= price_s):
@@ -221,14 +221,14 @@ class Modes:
             self.schedule = schedule
 
     def _starts_slowly(self, schedule: Schedule) -> bool:
-        """Return whether a trial of a schedule begins with one layer: where nothing is drafted otherwise."""
+        """Return whether a trial of a schedule begins with one layer: if nothing is drafted otherwise."""
         return schedule == "turns" and self._here.best == "off"
 
     def _trial_length(self, schedule: Schedule) -> int:
         return PLAIN_TRIAL_ROUNDS if schedule == "off" else MOST_TRIAL_ROUNDS
 
     def _price_s(self, schedule: Schedule, rates: Mapping[Schedule, float], num_waited: int) -> float:
-        """Return the seconds that a trial of a schedule is expected to cost after so many rounds without it."""
+        """Return the expected cost in seconds of a trial of a schedule after so many rounds without it."""
         num_requests, rate = self._num_requests, max(rates.values())
         if self._starts_slowly(schedule):
             return self._trial_s(num_requests, num_waited) - num_requests / rate  # a token each, at least

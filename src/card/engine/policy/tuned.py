@@ -1,8 +1,8 @@
-"""The policy that tunes itself: every choice is the one that promises most committed tokens per second.
+"""The self-tuning policy: every choice is the one with the most expected tokens per second.
 
 Within a round it weighs tokens against seconds at the rate that the engine reaches (`card.engine.policy.choice`).
-Between rounds it chooses the schedule (`card.engine.policy.modes`). What passes cost, and what is accepted, it learns
-in every round (`card.engine.policy.cost`, `card.engine.policy.acceptance`).
+Between rounds it chooses the schedule (`card.engine.policy.modes`). It learns the cost of passes and the acceptance of
+candidates in every round (`card.engine.policy.cost`, `card.engine.policy.acceptance`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from card.tree.nodes import Nodes
 
 
 class TunedPolicy(Policy):
-    """Chooses schedule, length of drafts and candidates by expected committed tokens per second; obeys what was set."""
+    """Chooses schedule, draft length and candidates by expected tokens per second; obeys pinned settings."""
 
     def __init__(
         self, schedules: Mapping[Schedule, ScheduleCost], draft: DraftSettings, *, pinned: frozenset[str] = frozenset()
@@ -31,9 +31,9 @@ class TunedPolicy(Policy):
         """Start with predictions.
 
         Args:
-            schedules: those to choose from, one or more.
+            schedules: to choose from, one or more.
             draft: the settings that serve as bounds.
-            pinned: names of those that the user set: they are obeyed as they are.
+            pinned: names of settings that the user set; they are followed exactly.
         """
         self._draft = draft
         self._pinned = pinned
@@ -47,27 +47,27 @@ class TunedPolicy(Policy):
 
     @property
     def costs(self) -> Mapping[Schedule, ScheduleCost]:
-        """The schedules to choose from, with latencies as they were measured at start."""
+        """The schedules to choose from, with latencies as measured at start."""
         return self._costs.at_start
 
     def recall(self, agreement: float) -> None:
-        """Begin with what earlier starts have seen: the share of the draft model's tokens that were the target's."""
+        """Begin with the share of the draft model's tokens that were the target's in earlier runs."""
         self._acceptance.pair.recall(agreement)
         self._modes = self._new_modes()
         self._follow()
 
     @property
     def agreement(self) -> float | None:
-        """Such a share as it was all along; None after too few rounds."""
+        """Share of the draft model's tokens that were the target's, over all texts; None after too few rounds."""
         pair = self._acceptance.pair
         return pair.lasting if pair.num_compared >= LASTING_COUNT else None
 
     def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return the schedules whose passes were seen in rounds, with what those took."""
+        """Return the schedules whose passes were seen in rounds, with the measured costs."""
         return self._costs.measured()
 
     def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
-        """Return the tokens/s expected of a schedule, whatever it was seen to reach; others as of `round_of`."""
+        """Return the tokens/s predicted for a schedule, without its measured speed; arguments as in `round_of`."""
         tokens, seconds = self.round_of(schedule, num_requests, agreement)
         return num_requests * tokens / max(seconds, 1e-9)
 
@@ -94,7 +94,7 @@ class TunedPolicy(Policy):
             seconds = around_s + costs.pass_s(schedule, num_requests * (1 + depth), num_requests)
             if schedule == "turns":
                 here = tokens, seconds + start_s + depth * draft_s
-            else:  # a path that ends is as likely to be missing in the tree: the next round is a plain one then
+            else:  # if the tree lacks the token after a path's end, the next round is a plain one
                 lost = (1 - reached) * (1 - agreement)
                 cycle_s = seconds + lost * alone_s
                 most = max(alone, cycle_s / max(draft_s, 1e-9))  # each token of a text takes the drafter a layer
@@ -116,14 +116,14 @@ class TunedPolicy(Policy):
         return self._width(self.schedule)
 
     def writer_budget(self, request: Request) -> int:
-        """Return what follows from what the last rounds accepted of such writers' candidates of the request."""
+        """Return the budget that follows from recent acceptance of such writers' candidates in this request."""
         return self._asking.budget(request.request_id, request.draft.budget)
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
-        """Draft as far as paths are likely enough; wait for nothing unless told to."""
+        """Draft as far as paths are likely enough; wait only if the settings say so."""
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
-        if not view.requests:  # a drafter that takes turns reads prompts in the prefill
+        if not view.requests:  # a drafter in turns reads prompts during the prefill
             return Draft(1) if view.num_prompt_tokens else None
         drafting = [request for request in view.requests if request.uses_drafter]
         resting: set[int] = set()
@@ -136,7 +136,7 @@ class TunedPolicy(Policy):
         return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(drafting), frozenset(resting)))
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
-        """Verify what promises more tokens than its seconds are worth at the present rate."""
+        """Verify the candidates whose expected tokens are worth their seconds at the present rate."""
         if "min_verify_prob" in self._pinned:
             return super().choose(view, offers)
         num_requests = len(view.requests)
@@ -169,14 +169,14 @@ class TunedPolicy(Policy):
         self._round += 1
         is_plain = self.schedule == "off" and not self._modes.is_trial
         if not view.requests or (is_plain and self._round % REVIEW_ROUNDS):
-            return  # plain rounds are all alike, and are to cost no more than those of plain decoding
+            return  # plain rounds teach nothing, and must cost no more than plain decoding
         kept = self._acceptance.begin(request.request_id for request in view.requests)
         if kept < 1.0:
             self._has_new_text = True
             self._modes.fade(kept)
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
-        reading_s = 0.0  # of a first pass what is beyond twice the usual: it reads what was written before
+        reading_s = 0.0  # of a first pass, what exceeds twice the usual: it reads earlier text
         if view.passes:
             first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
             reading_s = max(0.0, view.passes[0][1] - 2 * first_s)
@@ -195,18 +195,18 @@ class TunedPolicy(Policy):
         )
 
     def _pays(self, view: RoundView, probs: Sequence[float]) -> bool:
-        """Return whether candidates of these chances bring more than their rows and the Python for their request."""
+        """Return whether candidates of these chances bring more than their rows and their Python time cost."""
         row_s = self._costs.row_s(self.schedule, len(view.requests), len(view.requests))
         spare = sum(max(0.0, prob - self._modes.rate * row_s) for prob in probs)
         return spare > self._modes.rate * REQUEST_S
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
-        """Return the leading candidates of a chain of the draft model's that bring more than this."""
+        """Return the leading candidates of a draft model's chain that bring more than this price."""
         chances = map(self._acceptance.chance, chain.depths, chain.path_logprobs)
         return chain.leading(sum(chance > price for chance in chances))
 
     def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
-        """Return where a turn for so many requests ends: where a layer brings less than its time is worth."""
+        """Return the end of a turn for so many requests: where a layer brings less than its time is worth."""
         costs, schedule = self._costs, self.schedule
         layer_s = costs.draft_s(schedule, num_requests)
         further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests  # for one more request
@@ -214,12 +214,12 @@ class TunedPolicy(Policy):
         layer = worth * (layer_s - num_requests * further_s)
         rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
         floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
-        # Whether to draft at all the schedule has decided, unless it is set.
+        # The schedule already decided to draft, unless the user set it.
         first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
         return TurnEnd((first, *floors), layer, self._acceptance.trust, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
-        """Return the requests for which others have candidates, so likely that a draft would not be worth its time."""
+        """Return the requests with candidates of other writers so likely that a draft is not worth its time."""
         num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.agreement
         draft_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
         start_s = self._costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s
@@ -245,14 +245,14 @@ class TunedPolicy(Policy):
         return Modes(self.costs, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
 
     def _trial_s(self, num_requests: int, num_rounds: int) -> float:
-        """Return the seconds of a round in turns with a single layer, behind so many rounds that it has yet to read."""
+        """Return the seconds of a round in turns with one layer, when so many earlier rounds are still unread."""
         costs = self._costs
         pass_s = costs.pass_s("turns", 2 * num_requests, num_requests)
         draft_s = costs.reading_s("turns", num_requests, num_rounds) + costs.first_draft_s("turns", num_requests)
         return costs.around_s("turns", num_requests) + pass_s + draft_s
 
     def _follow(self) -> None:
-        """Take schedule and cores from what was chosen; long prompts are read on all cores."""
+        """Adopt the chosen schedule and its cores; long prompts are read on all cores."""
         self.schedule, self.reason = self._modes.schedule, self._modes.reason
         self.cores = self.costs[self.schedule].cores
         self.reading_cores = self.costs["off"].cores if "off" in self.costs else self.cores
@@ -262,11 +262,11 @@ class TunedPolicy(Policy):
         return 1 if schedule == "turns" and "beam_width" not in self._pinned else self._draft.beam_width
 
     def _ranked(self, request: Request, offer: Nodes) -> tuple[Sequence[int], list[float]]:
-        """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
+        """Return the offer's indices, probes first, then the likeliest candidates, and the chances of these."""
         num_probes = offer.num_probes
         probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
         if not offer.writers:
-            return range(len(offer)), probs  # those of one drafter are in a good order: `choose` sees to the rest
+            return range(len(offer)), probs  # one drafter's candidates are sorted well enough; `choose` does the rest
         order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
         return [*range(num_probes), *order], [probs[idx] for idx in order]
 

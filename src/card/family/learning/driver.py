@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.cli.files import check_can_write, read_prompts
@@ -23,6 +22,7 @@ from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.prompts import encode_chat, encode_prompt
+from card.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TrainingTarget:
     """A target whose texts something is to be learnt from."""
 
     name: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     runner: RowRunner
     end_ids: frozenset[int]
 
@@ -103,7 +103,7 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
     return TrainingPair(target_name, tokenizer, target, end_token_ids(models[0], tokenizer), draft, name)
 
 
-def encode_questions(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
+def encode_questions(tokenizer: Tokenizer, questions: Sequence[str], most: int) -> list[list[int]]:
     """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
     encoded = []
     for question in questions:

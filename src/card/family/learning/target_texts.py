@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from card.models.files.tensor_files import MappedTensors, write_tensors
 from card.models.images import ImagePrompt
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_array, as_tensor
 from card.tree.sampling import Sampler
 
 _LOGITS_WISH, _WHOLE_WISH = FeatureWish((FINAL,), "logits"), FeatureWish((FINAL,), "all")
@@ -58,8 +60,8 @@ class TargetTexts:
 
     def save(self, path: Path, facts: str) -> None:
         """Keep the texts for a training that is cut off, with facts of how they came to be."""
-        tensors = {one.name: getattr(self, one.name) for one in fields(self)}
-        write_tensors(path, tensors, {"facts": facts})
+        arrays = {one.name: as_array(getattr(self, one.name), keeps_bits=True) for one in fields(self)}
+        write_tensors(path, arrays, {"facts": facts})
 
     @classmethod
     def load(cls, path: Path, facts: str) -> TargetTexts | None:
@@ -70,7 +72,7 @@ class TargetTexts:
             file = MappedTensors(path)
             if file.facts.get("facts") != facts:
                 return None
-            return cls(**{one.name: file.tensors[one.name] for one in fields(cls)})
+            return cls(**{one.name: as_tensor(file.arrays[one.name]) for one in fields(cls)})
         except (HeaderError, OSError, KeyError) as error:
             if is_shortage(error):
                 raise
@@ -181,7 +183,7 @@ def _write(target: RowRunner, texts: Sequence[WrittenText], wish: FeatureWish) -
         rows = target.features.of(idx, wish)
         if wish.rows == "all" and not text.num_new:
             rows = rows[text.shown]
-        text.features.append(rows.cpu().clone())
+        text.features.append(as_tensor(np.array(rows)))
         text.token_ids += text.sampler.choose(logits, [len(text.token_ids)])
 
 

@@ -55,7 +55,7 @@ def _begin_matrix(builder: Builder, num_rows: int) -> None:
 
 
 def _end_matrix(builder: Builder, num_rows: int) -> None:
-    """Let go of the tiles: what other code keeps of them would be saved at each change of threads."""
+    """Release the tiles: a change of threads would save their contents each time."""
     if num_rows >= MATRIX_ROWS:
         call(builder, "llvm.x86.tilerelease", _VOID)
 

@@ -22,7 +22,7 @@ def multiplier(name: str) -> ObjectCode:
 
 
 def prepare(names: Iterable[str]) -> None:
-    """Have the code of formats ready, but for what another process is making: that one is waited for when it is used.
+    """Have the code of formats ready, except code that another process is compiling: a call waits for that.
 
     A target's process and its drafter's so share out what both need.
     """

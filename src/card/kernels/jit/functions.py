@@ -72,7 +72,7 @@ class Function:
             made = ir.Function(module, ir.FunctionType(self._result, self._arguments), name)
             made.linkage = "internal"
             made.attributes.add("nounwind")
-            _Writer(function, made)
+            _InstructionWriter(function, made)
         return made
 
     def write(self, builder: Builder, values: Sequence[Value]) -> Value:
@@ -130,7 +130,7 @@ def _matched(builder: Builder, *values: Any) -> list[Value]:
     return [_as(builder, value, _kind_of(known[0])) for value in values]
 
 
-class _Writer:
+class _InstructionWriter:
     """Writes the instructions of one function."""
 
     def __init__(self, function: Callable[..., Any], made: Any) -> None:
@@ -326,7 +326,7 @@ class _Writer:
             shift = ir.Constant(_INT, right.bit_length() - 1)
             return builder.ashr(x, shift) if is_quotient else builder.and_(x, ir.Constant(_INT, right - 1))
         quotient, rest, zero = builder.sdiv(x, y), builder.srem(x, y), ir.Constant(_INT, 0)
-        # The processor rounds to zero, Python down.
+        # The processor rounds towards zero, Python rounds down.
         has_other_sign = builder.icmp_signed("<", builder.xor(rest, y), zero)
         is_over = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
         if is_quotient:

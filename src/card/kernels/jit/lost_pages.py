@@ -1,4 +1,4 @@
-"""Mapped files that become shorter while they are read: the process goes on with zeros, and can be told.
+"""Mapped files that become shorter while they are read: the process reads zeros, and a flag is set.
 
 A page that the file no longer has is a bus error (SIGBUS), which would end the process in the middle of a pass. The
 handler is machine code, since it may run in any thread and without Python's lock. It puts zeros in the place of all
@@ -64,7 +64,7 @@ class LostPages:
             raise OSError(ctypes.get_errno(), "no handler for lost pages of files can be set")
 
     def watch(self, first: int, size: int) -> ctypes.c_int64:
-        """Watch a mapped file; return what becomes 1 when a part of it was lost."""
+        """Watch a mapped file; return a flag that becomes 1 when a part of it was lost."""
         flag = ctypes.c_int64()
         with self._lock:
             self._flags[first, first + size] = flag
@@ -87,7 +87,7 @@ class LostPages:
 
 @functools.cache
 def lost_pages() -> LostPages | None:
-    """Return the files that are watched; None where bus errors look otherwise than on Linux."""
+    """Return the watched files; None where bus errors differ from those of Linux."""
     return LostPages() if sys.platform == "linux" else None
 
 

@@ -64,16 +64,16 @@ def is_made_elsewhere(name: str) -> bool:
 
 
 def kept_folder() -> Path | None:
-    """Return where the code of these sources and of this kind of kernels is kept; None if that can be trusted nowhere.
+    """Return where the code of these sources and of this kind of kernels is kept.
 
-    Each process compiles for itself then.
+    Returns: None if no folder can be trusted; each process then compiles for itself.
     """
     folder = cache_folder(None) / "code" / kept_name()
     return folder if is_safe_folder(folder, "machine code") else None
 
 
 def kept_name() -> str:
-    """Return what tells these sources and this kind of kernels from others. Raises: OSError."""
+    """Return a name that only these sources and this kind of kernels have. Raises: OSError."""
     return f"{_source_digest()}-{kernel_kind()}"
 
 

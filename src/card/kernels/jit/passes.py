@@ -325,7 +325,7 @@ class ThreadTeam:
         while len(self._orders) < num_threads - 1:
             orders: SimpleQueue[Any] = SimpleQueue()
             threading.Thread(target=_work, args=(orders, len(self._orders) + 1), daemon=True).start()
-            self._orders.append(orders)  # not before: nobody would take what is put there if no thread can be started
+            self._orders.append(orders)  # only once the thread runs: otherwise nothing would take the orders
         barrier = (ctypes.c_int64 * _COUNTER_SIZE)()  # a new one: others may still look at the last pass's
         table[t.BARRIER] = ctypes.addressof(barrier)
         try:
@@ -338,7 +338,7 @@ class ThreadTeam:
             raise
 
     def _wait_for_others(self) -> None:
-        """Return when the others have done what they were told."""
+        """Return when the other threads have done their orders."""
         for orders in self._orders:
             done = threading.Event()
             orders.put(done)

@@ -324,5 +324,5 @@ def pause(builder: Builder) -> None:
 
 @operation(VOID)
 def let_others_run(builder: Builder) -> None:
-    """Give the core to whatever else waits for it."""
+    """Let other threads use the core."""
     call(builder, "sched_yield", _I32)

@@ -143,7 +143,7 @@ def _run_layers(times: _Times, luck: _Luck, place: Scenario, num_tokens: int) ->
 
 
 @dataclass(slots=True)
-class _Layer:
+class _TreeLayer:
     """One layer of a device's tree."""
 
     arrives: float
@@ -156,7 +156,7 @@ class _Tree:
     def __init__(self, times: _Times, luck: _Luck, place: Scenario) -> None:
         self._times, self._luck, self._lead, self._kept_share = times, luck, place.lead, place.kept_share
         self._device, self._radio = VirtualClock(), VirtualClock()
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, _TreeLayer] = {}
         self._next = 1  # position of the next layer
         self._known = 0  # committed tokens, as far as the device knows
         self._corrections: deque[tuple[float, int]] = deque()  # when it learns of how many
@@ -179,7 +179,7 @@ class _Tree:
                 continue
             self._device.advance(self._times.draft_s)
             self._radio.now = max(self._radio.now, self._device.now) + self._times.upload_s
-            self._layers[self._next] = _Layer(self._radio.now + self._times.one_way_s, self._luck.is_right())
+            self._layers[self._next] = _TreeLayer(self._radio.now + self._times.one_way_s, self._luck.is_right())
             self._next, self.num_layers = self._next + 1, self.num_layers + 1
 
     def num_right(self, committed: int, now: float, budget: int) -> int:
@@ -203,7 +203,7 @@ class _Tree:
             depth = int(self._kept_share * (self._next - 1 - committed)) if self._luck.is_hit() else 0
             arrivals = [self._layers[committed + 1 + idx].arrives for idx in range(depth)]
             self._layers = {
-                committed + 1 + idx: _Layer(arrives, self._luck.is_right()) for idx, arrives in enumerate(arrivals)
+                committed + 1 + idx: _TreeLayer(arrives, self._luck.is_right()) for idx, arrives in enumerate(arrivals)
             }
             self._next = committed + depth + 1
             self._device.now, self._radio.now = max(self._device.now, known_at), max(self._radio.now, known_at)

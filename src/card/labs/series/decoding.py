@@ -58,7 +58,7 @@ class ForecastStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ForecastPair:
     """A target, and a draft if there is one, with the rule between them."""
 
     target: PatchModel
@@ -69,7 +69,7 @@ class Pair:
 
 @torch.no_grad()
 def sample_paths(
-    pair: Pair, context: Tensor, num_patches: int, num_paths: int, generator: torch.Generator
+    pair: ForecastPair, context: Tensor, num_patches: int, num_paths: int, generator: torch.Generator
 ) -> tuple[Tensor, ForecastStats]:
     """Draw continuations of a context.
 

@@ -50,7 +50,7 @@ class PatchTransformer(nn.Module):
         self.shape = shape
         self.patch_size, self.max_patches = shape.patch_size, shape.max_patches
         self.embed = nn.Linear(shape.patch_size, shape.width)
-        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(_TransformerLayer(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.width)
         self.head = nn.Linear(shape.width, 2 * shape.patch_size)
         nn.init.zeros_(self.head.weight)  # begins as a walk from the last value
@@ -119,7 +119,7 @@ class _Cache:
         self.keys, self.values = self.keys[rows], self.values[rows]
 
 
-class _Layer(nn.Module):
+class _TransformerLayer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.num_heads = shape.num_heads

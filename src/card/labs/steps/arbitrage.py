@@ -48,7 +48,7 @@ class SteppedOutput:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _UnfinishedAnswer:
     """An answer in the making."""
 
     question: str
@@ -121,7 +121,7 @@ class Arbitrage:
         answers = []
         for question in questions:
             prompt_ids = host.encode([{"role": "user", "content": question}])
-            answers.append(_Answer(question, prompt_ids, host.resolved(params, len(prompt_ids))))
+            answers.append(_UnfinishedAnswer(question, prompt_ids, host.resolved(params, len(prompt_ids))))
         for _ in range(self._max_steps):
             running = [one for one in answers if one.finish_reason is None]
             if not running:
@@ -132,14 +132,14 @@ class Arbitrage:
                     on_step(idx, one.steps[-1])
         return [self._output(one) for one in answers]
 
-    def _advance(self, running: Sequence[_Answer]) -> None:
+    def _advance(self, running: Sequence[_UnfinishedAnswer]) -> None:
         """Add a step to each answer."""
         drafted: list[_Written | None] = [None] * len(running)
         if self._router.knob > 0.0:
             drafted = list(self._write(self._draft, "draft", running))
         asks = [one for one, step in zip(running, drafted, strict=True) if step is None or self._router.needs_target]
         offered = dict(zip(map(id, asks), self._write(self._target, "target", asks), strict=True))
-        rewritten: list[_Answer] = []
+        rewritten: list[_UnfinishedAnswer] = []
         for one, step in zip(running, drafted, strict=True):
             theirs = offered.get(id(one))
             if step is not None and self._router.keeps(step[0], None if theirs is None else theirs[0]):
@@ -151,7 +151,7 @@ class Arbitrage:
         for one, theirs in zip(rewritten, self._write(self._target, "target", rewritten), strict=True):
             _take(one, theirs)
 
-    def _write(self, llm: LLM, writer: Writer, answers: Sequence[_Answer]) -> list[_Written]:
+    def _write(self, llm: LLM, writer: Writer, answers: Sequence[_UnfinishedAnswer]) -> list[_Written]:
         """Let a model write the next step of each answer."""
         if not answers:
             return []
@@ -177,7 +177,7 @@ class Arbitrage:
             found.append(self._written(one, writer, completion))
         return found
 
-    def _written(self, answer: _Answer, writer: Writer, completion: CompletionOutput) -> _Written:
+    def _written(self, answer: _UnfinishedAnswer, writer: Writer, completion: CompletionOutput) -> _Written:
         host, ids = self._target.host, completion.token_ids
         is_full = len(answer.token_ids) + len(ids) >= answer.params.max_tokens or completion.finish_reason != "stop"
         end: FinishReason | None = "stop" if ids[-1] in host.end_ids else "length" if is_full else None
@@ -188,7 +188,7 @@ class Arbitrage:
         step = Step(answer.question, before, text, next(iter(entropies), 0.0), entropies, writers)
         return step, WrittenStep(writer, text, ids), end
 
-    def _output(self, answer: _Answer) -> SteppedOutput:
+    def _output(self, answer: _UnfinishedAnswer) -> SteppedOutput:
         return SteppedOutput(
             text=answer.text,
             token_ids=answer.token_ids,
@@ -201,7 +201,7 @@ class Arbitrage:
         )
 
 
-def _take(answer: _Answer, written: _Written) -> None:
+def _take(answer: _UnfinishedAnswer, written: _Written) -> None:
     _, step, answer.finish_reason = written
     answer.steps.append(step)
 

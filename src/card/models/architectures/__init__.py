@@ -1,4 +1,4 @@
-"""The architectures that are walked directly, one module each, named by what config.json says as ``model_type``."""
+"""The architectures with a pass of our own, one module each, by the ``model_type`` of config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The make-up of decoder-only models as data: the parts that all share, and what an entry of the table says.
+"""Architectures of decoder-only models as data: the parts that all have, and one entry for each architecture.
 
 The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the readers (`card.models.own.decoder_model`,
 `card.models.files.gguf`) read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary

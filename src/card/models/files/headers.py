@@ -13,7 +13,7 @@ _MOST_BYTES = 100_000_000  # as safetensors itself allows
 
 
 class HeaderError(ValueError):
-    """A file that is not as it was written: ``state`` says in a word or two what it is, the text why."""
+    """A file that is not as it was written. ``state`` is a word or two, such as "cut off"; the text says why."""
 
     def __init__(self, state: str, why: str) -> None:
         super().__init__(why)
@@ -30,7 +30,7 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(stream: BinaryIO) -> tuple[dict[str, str], dict[str, StoredTensor]]:
-    """Return the facts and tensors that a file states. Raises: HeaderError if it cannot be so, OSError."""
+    """Return the facts and tensors in a file's header. Raises: HeaderError if the file cannot match it, OSError."""
     num_bytes = os.fstat(stream.fileno()).st_size
     length = int.from_bytes(stream.read(8), "little")
     if num_bytes < 8 or length > min(num_bytes - 8, _MOST_BYTES):

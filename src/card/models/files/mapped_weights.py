@@ -20,7 +20,7 @@ from card.models.files.tensor_files import MappedTensors
 
 
 class MappedWeights(MappedTensors):
-    """The tensors of a safetensors file. Nobody writes to them: what was written would be lost with `release`."""
+    """The tensors of a safetensors file. They are read-only: `release` would lose anything written to them."""
 
     def __init__(self, file: Path) -> None:
         """Map the file. Raises: OSError; HeaderError if it is not as it was written."""
@@ -29,7 +29,7 @@ class MappedWeights(MappedTensors):
         self._lost = self._watched()
 
     def _watched(self) -> ctypes.c_int64:
-        """Return what becomes 1 if a part of the file is read that it no longer has, instead of a bus error."""
+        """Return a flag that becomes 1, instead of a bus error, when a part is read that the file no longer has."""
         watching = machine_code("lost_pages").lost_pages() if why_not_int8() is None else None
         if watching is None:
             return ctypes.c_int64()

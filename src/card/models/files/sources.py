@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,22 @@ def fetch(name: str, repository: str, file: str, bar: Any = None) -> Path:
         return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=is_local, tqdm_class=bar))
 
 
+def files_of(source: Source, names: Sequence[str]) -> Path:
+    """Return a folder with the files of a model that have such names, fetched if they are on the hub alone.
+
+    Raises: almost anything, if the hub does not give them.
+    """
+    if source.is_folder:
+        return Path(source.path)
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            source.path, allow_patterns=list(names), local_files_only=source.is_local, etag_timeout=_HUB_TIMEOUT_S
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _OnHub:
     """Facts of a repository, by the hub."""
@@ -114,7 +130,7 @@ def _is_no_usual_kind(file: str) -> bool:
 
 @contextlib.contextmanager
 def explained(source: Source, what: str) -> Iterator[None]:
-    """Turn whatever a loader raises into a ModelError; ``what`` has a place for the model's name."""
+    """Turn any error of a loader into a ModelError; ``what`` has a place for the model's name."""
     try:
         yield
     except (

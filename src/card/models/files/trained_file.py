@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainedFile:
-    """One kind of such files: what they say of themselves, and the command that makes them."""
+    """One kind of such files: its name, its format, and the command that makes it."""
 
     kind: str  # in words
     format: str

@@ -1,7 +1,7 @@
-"""Contents of a folder's weight files, by their headers: read before anything is built by what config.json asks for.
+"""Contents of a folder's weight files, read from their headers before a model of its config.json is built.
 
-A config can ask for two thousand million layers, or for a matrix of the size of the disk. transformers builds first and
-compares then.
+A config can ask for two thousand million layers, or for a matrix of the size of the disk. transformers would build them
+before it compares them with the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from card.models.files.headers import HeaderError, StoredTensor, read_header
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not read
-# What fields are called that make a loop over layers, in the configs of all families.
+# Names of fields that count layers, in the configs of all families.
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it

@@ -1,4 +1,4 @@
-"""The protocol of what computes the passes of a runner."""
+"""The protocol of a decoder, which computes the passes of a runner."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
         weights = {
             name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
         }
-        model = DecoderModel(architecture, config, read_generation_config(folder, config), weights)
+        model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
         elif any(array is stored[name] for name, array in weights.items()):

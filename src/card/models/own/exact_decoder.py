@@ -192,7 +192,7 @@ class ExactDecoder:
 
         Args:
             positions: [sum T] int64; [3, sum T] with images whose ``axes`` say which of them turns a channel.
-            states: takes the hidden states that somebody wishes for.
+            states: takes the hidden states that were asked for.
             images: what stands in places of images; None: nothing.
         """
         code, buffers = self._code, self._buffers
@@ -284,7 +284,7 @@ class ExactDecoder:
         return np.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
     def _run_and_take(self, states: PassStates, hidden: Floats) -> None:
-        """Run the pass and let it copy the states that a consumer wants: the next layer writes over them."""
+        """Run the pass and let it copy the wanted states, which the next layer overwrites."""
         copies = {layer: empty(hidden.shape) for layer in states.layers - {0, FINAL}}
         if 0 in states.layers:
             states.take(0, hidden.copy())
@@ -322,7 +322,7 @@ class ExactDecoder:
         return padded(own, 4 * GROUP)
 
     def _make_room(self) -> None:
-        """Make buffers as large as is said now, and the table of a pass, which says where they are."""
+        """Make buffers of the sizes now needed, and the table of a pass with their addresses."""
         code, buffers, own_bytes = self._code, self._buffers, self._own_bytes()
         width, size = padded(self._width, GROUP), self._padded_head
         attended = padded(self._num_heads * size, GROUP)

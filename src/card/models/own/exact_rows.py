@@ -13,7 +13,11 @@ from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 
 IntArray = npt.NDArray[np.int64]
-_SCORE_KINDS = "logits", "weights", "bounds"  # as `card.kernels.jit.tables` numbers them; of bounds queries are left
+_SCORE_KINDS = (
+    "logits",
+    "weights",
+    "bounds",
+)  # as `card.kernels.jit.tables` numbers them; bounds need the queries
 _NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
 
 

@@ -55,9 +55,9 @@ class SequencePool:
     """Opens and closes the sequences of one model within ``max_bytes``.
 
     A *running* sequence belongs to the caller, from `open` to `close`. A closed one can stay behind as a *retained*
-    sequence: no request's, there to lend its rows to a text that begins alike, and dropped, the least recently used
-    first, when room is needed. Rows are lent by copying, so no sequence ever sees another's changes. Not thread-safe;
-    call it between forward passes.
+    sequence. It belongs to no request and lends its rows to a text that begins alike. The least recently used one is
+    dropped first when room is needed. Rows are lent by copying, so no sequence ever sees another's changes. Not
+    thread-safe; call it between forward passes.
     """
 
     def __init__(self, model: LanguageModel, max_bytes: int, *, max_retained: int = MAX_RETAINED) -> None:

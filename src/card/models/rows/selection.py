@@ -1,6 +1,7 @@
 """Rows of a KV cache that matter: scores of all rows by a pass's attention, and the choice of the best ones.
 
-A pass may keep scores of the rows that it reads, and a later one read the best rows only. Nobody asks, nobody pays.
+A pass may keep scores of the rows that it reads, and a later one read the best rows only. Both are optional and cost
+nothing unless a method asks for them.
 """
 
 from __future__ import annotations

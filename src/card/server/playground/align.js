@@ -12,11 +12,11 @@ export class Aligner {
   #hasBegun = false;
 
   /**
-   * Add what has come.
+   * Add new text and tokens.
    * @param {string} text
    * @param {Token[]} tokens
    * @param {boolean} isLast nothing more comes
-   * @returns {Aligned[]} what can be said for certain now
+   * @returns {Aligned[]} the pairs that are certain now
    */
   push(text, tokens, isLast) {
     this.#text += text;
@@ -29,7 +29,7 @@ export class Aligner {
     return found;
   }
 
-  /** Text that belongs to no token yet, nor ever will after the last piece. */
+  /** Text that belongs to no token yet; after the last piece it never will. */
   get rest() {
     return this.#text;
   }

@@ -30,7 +30,7 @@ const STATES = {
   skipped: "not run",
 };
 
-/** An answer, from the question's sending to its end. */
+/** An answer, from sending the question to its end. */
 export class Answer {
   rounds = new Rounds();
   /** @type {Entry[]} */
@@ -43,7 +43,7 @@ export class Answer {
   #aligner = new Aligner();
   #code = new CodeFinder();
   #sentAt = NaN;
-  /** @type {[number, Piece[]][]} what came, and when: all that it takes to show the answer again */
+  /** @type {[number, Piece[]][]} pieces with their times, enough to show the answer again */
   #steps = [];
   /** @type {string | null} */
   #finishReason = null;
@@ -80,7 +80,7 @@ export class Answer {
     this.#stateLine.textContent = note;
   }
 
-  /** Say that it does not run at all. */
+  /** Show that it does not run at all. */
   skip() {
     this.#become("skipped");
   }
@@ -147,7 +147,7 @@ export class Answer {
     this.end(state, this.rounds.lastMs);
   }
 
-  /** Show what has come since the last time. */
+  /** Show new tokens since the last call. */
   paint() {
     const nowMs = Number.isNaN(this.endMs) ? this.#now() : this.endMs;
     const fresh = this.entries.slice(this.#numShown);
@@ -216,7 +216,7 @@ export class Answer {
   #listen() {
     this.text.addEventListener("pointerover", (event) => this.#point(event.target));
     this.text.addEventListener("pointerout", (event) => {
-      if (event.pointerType === "touch") return; // a finger leaves at once; the popover goes with the next tap
+      if (event.pointerType === "touch") return; // a finger leaves at once; the next tap closes the popover
       this.strip.mark(-1);
       this.peek.hideSoon();
     });

@@ -14,7 +14,7 @@
  * @property {{speculation: string}} card
  */
 
-/** What went wrong with a request, in words for whoever asked. */
+/** What went wrong with a request, in words for the user. */
 export class RequestError extends Error {
   /**
    * @param {string} message
@@ -56,7 +56,7 @@ export class EventParser {
 }
 
 /**
- * Ask the model and yield what comes, all pieces of one read together.
+ * Ask the model and yield its pieces, all pieces of one read together.
  * @param {Record<string, unknown>} fields of the request
  * @param {string} key empty for none
  * @param {AbortSignal} signal
@@ -94,7 +94,7 @@ async function send(fields, key, signal) {
     response = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(fields), signal });
   } catch (error) {
     if (signal.aborted) throw error;
-    if (!isHeader(key)) throw new RequestError("The API key has characters that no key can have.", { status: 401 });
+    if (!isHeader(key)) throw new RequestError("The API key has characters that are not allowed.", { status: 401 });
     throw new RequestError("The server cannot be reached. It may have been stopped.");
   }
   if (!response.ok) throw await refusal(response);
@@ -145,7 +145,7 @@ async function refusal(response) {
   try {
     error = { ...error, ...(await response.json()).error };
   } catch {
-    // Not the server itself answered but something in between; the status says enough.
+    // The answer came from a proxy, not from the server; the status says enough.
   }
   return new RequestError(sentence(status, error, retryAfterS), { status, code: error.code, retryAfterS });
 }
@@ -157,7 +157,7 @@ async function refusal(response) {
  */
 function sentence(status, { message, code }, retryAfterS) {
   const wait = Number.isFinite(retryAfterS) ? ` Ask again in ${retryAfterS} s.` : "";
-  if (status === 401) return "The server wants an API key, and this is not one of its own. Type it into the settings.";
+  if (status === 401) return "The server needs an API key, and this key is not valid. Type one into the settings.";
   if (status === 429) return `The server is busy and its queue is full.${wait}`;
   if (code === "context_length_exceeded") {
     return `${asSentence(message)} Here that also helps: leave out the earlier turns, or clear the conversation.`;

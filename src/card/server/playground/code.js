@@ -1,13 +1,13 @@
 // @ts-check
-// Which of a text is code, told while it comes: a block whose fence is still open is code already.
+// Which parts of a growing text are code: a block whose fence is still open counts as code.
 
-// Of lists and quotations, in which a fence may stand, there may be markers before it.
+// Markers of lists and quotations may come before a fence.
 const FENCE = /^\s*(?:(?:[-*+>]|\d+[.)])\s+)*(`{3,}|~{3,})/;
 
 /** Follows a text through its blocks and spans of code, as Markdown has them. */
 export class CodeFinder {
-  #line = ""; // as far as it has come
-  #fence = ""; // that opened the block that the text is in; empty outside of blocks
+  #line = ""; // the present line so far
+  #fence = ""; // fence of the open block; empty outside of blocks
 
   /**
    * @param {string} text that comes next

@@ -1,5 +1,5 @@
 // @ts-check
-// The figures below an answer: what the browser saw while it came, and the server's own count at its end.
+// The figures below an answer: measured in the browser during the answer, then the server's own figures.
 
 import { duration, make, percent, short } from "./dom.js";
 

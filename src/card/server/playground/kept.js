@@ -1,5 +1,5 @@
 // @ts-check
-// The conversation, kept so that a reload does not lose it: by the tab, and for the next tab by the browser.
+// The conversation, kept over a reload: by the tab, and for the next tab by the browser.
 
 import { read, write } from "./storage.js";
 
@@ -10,7 +10,7 @@ const AT = "card.conversation";
 const VERSION = 1; // of what is kept: another version's is not read
 const MOST_CHARS = 1_000_000; // browsers give a page 2.5 million or more, twice: here for the tab and for the browser
 /** @type {import("./storage.js").Area[]} */
-const AREAS = [() => sessionStorage, () => localStorage]; // the tab's own first: two tabs do not mix their talks
+const AREAS = [() => sessionStorage, () => localStorage]; // the tab's own first, so that two tabs do not mix their conversations
 
 /** @returns {Kept | null} what was kept last, or null if there is nothing that can be read */
 export function load() {

@@ -14,7 +14,7 @@ import { Turn } from "./turn.js";
 /** @typedef {import("./answer.js").Answer} Answer */
 
 const PAINT_EVERY_MS = 60; // drawing takes time from a model on the same machine
-const NEAR_PX = 40; // of the end of the page: whoever is there wants to see the newest
+const NEAR_PX = 40; // from the end of the page: there the page follows new text
 const EXAMPLES = [
   "Tom has 3 apples and buys 4 more. How many apples has he?",
   "Omar buys 3 notebooks for $4 each and 5 pens for $2 each. How much does he pay?",
@@ -34,7 +34,7 @@ let method = "CARD";
 let turns = [];
 /** @type {AbortController | null} */
 let running = null;
-let isFollowing = true; // the newest, by scrolling along
+let isFollowing = true; // scroll along with new text
 
 /** @param {string} text */
 async function submit(text) {
@@ -106,7 +106,7 @@ function requestFor(text) {
 }
 
 /**
- * Let the model write one answer. A stop by the user is an end like others.
+ * Let the model write one answer. A stop by the user counts as a normal end.
  * @param {Answer} answer
  * @param {Record<string, unknown>} fields
  * @param {AbortSignal} signal
@@ -133,7 +133,7 @@ function paint(answer) {
 }
 
 /**
- * Change the page; whoever is at its end stays there, unless they look at a token.
+ * Change the page; a view at its end stays at the end, unless a token is shown.
  * @param {() => void} change
  */
 function follow(change) {
@@ -146,7 +146,7 @@ function follow(change) {
  * @param {Turn} turn
  */
 function showError(error, turn) {
-  const message = error instanceof RequestError ? error.message : `The page itself has failed: ${error}`;
+  const message = error instanceof RequestError ? error.message : `The page itself failed: ${error}`;
   const buttons = [makeButton("Ask again", () => submit(turn.question))];
   if (error instanceof RequestError && error.status === 401) {
     buttons.unshift(makeButton("To the key", () => settings.askForKey()));
@@ -181,7 +181,7 @@ function restore() {
     intro.hidden = turns.length > 0;
     follow(() => {});
   } catch {
-    save("", []); // something else has written there
+    save("", []); // the stored value is not ours
   }
 }
 
@@ -239,7 +239,7 @@ function listen() {
   byId("new", HTMLButtonElement).addEventListener("click", startNew);
   document.addEventListener("keydown", onKey);
   addEventListener("scroll", onScroll, { passive: true });
-  addEventListener("pagehide", () => running && keep()); // what is written of an unfinished answer
+  addEventListener("pagehide", () => running && keep()); // keeps the part of an unfinished answer
 }
 
 async function begin() {

@@ -1,6 +1,6 @@
 // @ts-check
 // Markdown as elements. The parser only reads: its tokens become elements of the few kinds below, and all text becomes
-// text nodes. No HTML is ever made of what a model wrote, so nothing in it can run, load or look like the page.
+// text nodes. The model's text never becomes HTML, so nothing in it can run, load or look like the page.
 
 import { copyButton } from "./copy.js";
 import { make } from "./dom.js";
@@ -81,7 +81,7 @@ function leaf(token) {
     case "code_block":
       return codeBlock(token);
     case "image": {
-      const image = link(token.attrGet("src")); // never loaded: its address alone could tell others what was written
+      const image = link(token.attrGet("src")); // never loaded: its address alone could leak the text
       image.append(`Image: ${token.content || "without a description"}`);
       return image;
     }

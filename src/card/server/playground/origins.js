@@ -3,7 +3,7 @@
 
 import { make } from "./dom.js";
 
-const DRAFTER = "beam"; // the name of the draft model among those who propose
+const DRAFTER = "beam"; // writer name of the draft model
 const MOST_LOCAL = 3; // colours for writers without a model; further ones share the last
 
 /**
@@ -19,14 +19,14 @@ const PLAIN = {
   kind: "plain",
   className: "plain",
   name: "plain",
-  explanation: "Plain: there were no candidates in this pass, and the target wrote the token as it always can.",
+  explanation: "Plain: there were no candidates in this pass, so the target wrote the token alone.",
 };
 /** @type {Origin} */
 const CORRECTED = {
   kind: "corrected",
   className: "corrected",
   name: "corrected",
-  explanation: "The target’s own: the candidates in this place were wrong, or had come to their end.",
+  explanation: "The target’s own: the candidates in this place were wrong, or there were no more.",
 };
 
 /** @type {Map<string, Origin>} */

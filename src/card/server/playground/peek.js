@@ -1,5 +1,5 @@
 // @ts-check
-// What is known of one token, beside it: where it came from, and what else was verified in its place.
+// Popover of one token: its origin, and the candidates verified in its place.
 
 import { make, percent } from "./dom.js";
 import { originOf } from "./origins.js";

@@ -1,18 +1,18 @@
 // @ts-check
-// CARD against plain decoding: the same question and seed, one after the other, and what came of it.
+// CARD against plain decoding: the same question and seed, one after the other, and a comparison.
 
 import { duration, make, short } from "./dom.js";
 
 /** @typedef {import("./answer.js").Answer} Answer */
 
 /**
- * Say who was how fast, and whether both wrote the same; mark where the texts part.
+ * Report both speeds, and whether the texts are equal; mark where they differ.
  * @param {Answer} card
  * @param {Answer} plain
  */
 export function verdict(card, plain) {
   if (card.state !== "done" || plain.state !== "done") {
-    return make("p", { class: "verdict" }, "The race was stopped before both had finished, so nothing is compared.");
+    return make("p", { class: "verdict" }, "The race was stopped before both had finished, so there is no comparison.");
   }
   const times = [card, plain].map((answer) => `${inSentence(answer)} ${duration(answer.writingMs)}`).join(", ");
   const measured = ` Time after the first token: ${times}. `;

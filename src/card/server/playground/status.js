@@ -1,5 +1,5 @@
 // @ts-check
-// What serves, and whether it is well: asked rarely, and only while somebody looks.
+// Name and health of the server: requested rarely, and only while the page is visible.
 
 import { byId } from "./dom.js";
 

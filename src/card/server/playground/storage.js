@@ -1,5 +1,5 @@
 // @ts-check
-// What the browser keeps for this page: a browser may forbid it, or have no room, and the page must do without.
+// What the browser keeps for this page: a browser may forbid it or have no room, and the page must still work.
 
 /** @typedef {() => Storage} Area `() => localStorage` or `() => sessionStorage`: even naming one may be forbidden */
 

@@ -1,5 +1,5 @@
 // @ts-check
-// A turn of the conversation: the question, its answers, and what came of them.
+// A turn of the conversation: the question, its answers, and a comparison.
 
 import { Answer } from "./answer.js";
 import { make } from "./dom.js";

@@ -1,4 +1,4 @@
-"""Formats of models' tool calls, and the one that a model's chat template and vocabulary know."""
+"""Formats of models' tool calls, and the choice of one by a model's chat template and vocabulary."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ FORMATS = {one.name: one for one in (HERMES, LLAMA3, MISTRAL)}
 
 
 def find_format(template: str, vocabulary: Collection[str]) -> ToolFormat | None:
-    """Return the format that a model knows; None if its template has tools in an unknown format.
+    """Return a model's format; None if its template has tools in an unknown format.
 
     Args:
-        template: the chat template, as it is with tools.
+        template: the chat template with tools.
         vocabulary: the tokenizer's tokens.
     """
     if MISTRAL.marker in template:

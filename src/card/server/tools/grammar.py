@@ -1,4 +1,4 @@
-"""Grammars of tool calls: calls that must come, calls that must be valid if they come, calls or JSON."""
+"""Grammars of tool calls: required calls, optional calls that must be valid, calls or JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.formats import ToolFormat
 
 _ARGUMENTS_OPTIONS = {"whitespace_pattern": " ?"}  # as models write calls
-_CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON: none without end
+_CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON, but bounded
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 _LISTED = ("properties", "$defs", "definitions")  # hold schemas by name
 _ALTERNATIVES = ("anyOf", "oneOf", "prefixItems")
-# An object with one of these may have properties that are not listed beside it.
+# With one of these, an object may have properties that are not listed beside it.
 _OPENING = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 )
@@ -38,9 +38,9 @@ class ToolGrammar:
         """Set the format and the functions.
 
         Args:
-            mark_ids: token ids of those marks of the format that are special tokens; llguidance accepts no other text
-                for them.
-            allows_several: whether there may be more calls than one.
+            mark_ids: token ids of the format's marks that are special tokens; llguidance accepts no other text for
+                them.
+            allows_several: there may be more than one call.
         """
         self._format, self._mark_ids = form, mark_ids
         self._joint = form.joint if allows_several else None
@@ -54,12 +54,12 @@ class ToolGrammar:
         self._rules.append(f'call: ({" | ".join(heads)}) "}}"')
 
     def forced(self) -> Grammar:
-        """Return the grammar of a text that is nothing but calls, one at least."""
+        """Return the grammar of a text of calls only, at least one."""
         block = self._block("" if self._format.is_bare else self._marker())
         return self._grammar(f"start: {_repeated('block', self._block_joint)}", f"block: {block}")
 
     def free(self) -> Grammar:
-        """Return the grammar of a text in which whatever begins like a call is one."""
+        """Return the grammar of a text in which everything that begins like a call is a call."""
         if self._format.is_bare:
             return self._grammar(
                 "start: block | free", f"block: {self._block('')}", "free: FREE?", r"FREE: /\s*[^{\s](.|\n)*/"
@@ -92,7 +92,7 @@ class ToolGrammar:
         return self._literal(self._format.marker)
 
     def _literal(self, text: str) -> str:
-        """Return text as grammars have it, which may end with a special token."""
+        """Return text as a grammar's literal, which may end with a special token."""
         for mark, token_id in self._mark_ids.items():
             if text.endswith(mark):
                 return f"{self._literal(text.removesuffix(mark))} <[{token_id}]>".lstrip()
@@ -119,7 +119,7 @@ def _schema(function: FunctionDefinition) -> dict[str, object]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have only the properties it lists, unless it explicitly allows others.
+    """Return a schema whose objects have only the listed properties, unless it explicitly allows others.
 
     Schemas made from signatures and classes do not mention other properties, and functions fail on unknown ones.
     """

@@ -1,4 +1,4 @@
-"""Tool calls read from a text as it is written, wherever the borders between its pieces are."""
+"""Tool calls read from a text while it is written, however it is split into pieces."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _end_of_object(text: str) -> int | None:
 class ToolParser:
     """Turns the text of one answer into content and calls.
 
-    The calls are those of the whole text, however it was cut into pieces. What begins like a call but is none (no valid
+    The result does not depend on how the text is split into pieces. Text that begins like a call but is none (invalid
     JSON, a function that was not offered, no end) is content. White space around calls is dropped. A call without marks
-    is one only at the beginning of an answer.
+    counts only at the beginning of an answer.
     """
 
     def __init__(
@@ -84,52 +84,52 @@ class ToolParser:
 
         Args:
             names: functions that may be called.
-            is_held_to_grammar: what begins like a call is one, so its arguments are given out as they come; otherwise a
-                call is held back until it is complete.
-            has_content: False where the grammar leaves room for calls only; the beginning of one is no content then.
-            most_calls: what follows the last of so many calls is left out.
+            is_held_to_grammar: text that begins like a call is a call, so its arguments are given out as they come;
+                otherwise a call is held back until it is complete.
+            has_content: False if the grammar allows only calls; the beginning of a call is not content then.
+            most_calls: text after so many calls is left out.
         """
         self._format, self._names = form, names
         self._is_live, self._has_content, self._most_calls = is_held_to_grammar, has_content, most_calls
-        # Some models leave the marks out, or write a block of code instead; a grammar makes them write the marks.
+        # Some models omit the marks, or write a block of code instead; a grammar makes them write the marks.
         self._takes_bare = form.is_bare or not is_held_to_grammar
         self._closing = form.closing.strip()
         self._is_marked = False
         self._decide: Callable[[], bool] = self._at_start if self._takes_bare else self._in_text
         self._rest = ""  # text that is not decided on yet
-        self._before = ""  # white space, marker and opening before an object, should it turn out to be no call
-        self._arguments_start: int | None = None  # in the rest, of a call that is given out while it grows
+        self._before = ""  # white space, marker and opening before an object that may not be a call
+        self._arguments_start: int | None = None  # in the rest, for a call that is given out while it grows
         self._num_given = 0  # characters of these arguments
         self._pieces: list[Piece] = []
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
-        """Add text and return what is certain now."""
+        """Add text and return the pieces that are certain now."""
         self._rest += text
         while self._decide():
             pass
-        return self._taken()
+        return self._pop_pieces()
 
     def flush(self) -> list[Piece]:
         """Return the rest, after the last text."""
         is_cut_off = self._is_live and self._format.marker in self._before  # the beginning of a call, and nothing else
         if self._arguments_start is None and self._decide != self._after_object and not is_cut_off:
-            self._say(self._before + self._rest)
+            self._add_content(self._before + self._rest)
         self._rest = self._before = ""
-        return self._taken()
+        return self._pop_pieces()
 
-    def _taken(self) -> list[Piece]:
+    def _pop_pieces(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _say(self, text: str) -> None:
+    def _add_content(self, text: str) -> None:
         if text and self._has_content:
             self._pieces.append(Content(text))
 
     # ---- states: each handles the beginning of the rest, and returns whether to go on at once -----------------------
 
     def _at_start(self) -> bool:
-        """Before the first character that is no white space."""
+        """Before the first character that is not white space."""
         text = self._rest.lstrip()
         fence = None if self._is_live else _FENCE.match(text)
         if fence and text.startswith("{", fence.end()):
@@ -146,18 +146,18 @@ class ToolParser:
         start = text.find(marker)
         if start >= 0:
             kept, behind = text[:start].rstrip(), start + len(marker)
-            self._say(kept)
+            self._add_content(kept)
             self._before, self._rest = text[len(kept) : behind], text[behind:]
             self._is_marked, self._closing = True, self._format.closing.strip()
             return self._enter(self._before_object)
         num_held = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
         kept = text[: len(text) - num_held].rstrip()
-        self._say(kept)
+        self._add_content(kept)
         self._rest = text[len(kept) :]
         return False
 
     def _before_object(self) -> bool:
-        """Behind a marker."""
+        """After a marker."""
         text = self._rest.lstrip().removeprefix(self._format.opening.strip()).lstrip()
         if text.startswith("{"):
             return self._begin_object(text)
@@ -169,7 +169,7 @@ class ToolParser:
         return self._enter(self._in_object)
 
     def _in_object(self) -> bool:
-        """Inside of what may be a call."""
+        """Inside a possible call."""
         try:
             end = _end_of_object(self._rest)
         except ValueError:
@@ -180,7 +180,7 @@ class ToolParser:
             self._give_arguments(self._rest[self._arguments_start :])
         else:
             may_be_call = self._is_marked or _may_name_a_function(self._rest)
-            if not may_be_call or (end is not None and not self._take(self._rest[:end])):
+            if not may_be_call or (end is not None and not self._read_call(self._rest[:end])):
                 return self._give_up()
         if end is None:
             return False
@@ -189,7 +189,7 @@ class ToolParser:
         return self._enter(self._skip_rest if is_last else self._after_object)
 
     def _after_object(self) -> bool:
-        """Behind a call: before the next one of its block, or the block's end."""
+        """After a call: before the next one of its block, or the block's end."""
         text, joint, closing = self._rest.lstrip(), (self._format.joint or "").strip(), self._closing
         if not text or (closing != text and closing.startswith(text)):
             return False
@@ -204,12 +204,12 @@ class ToolParser:
         return self._enter(self._after_block)
 
     def _after_block(self) -> bool:
-        """Behind a block: white space counts for nothing."""
+        """After a block: white space is ignored."""
         self._rest = self._rest.lstrip()
         return bool(self._rest) and self._enter(self._in_text)
 
     def _skip_rest(self) -> bool:
-        """Behind the last call that is wanted."""
+        """After the last wanted call."""
         self._rest = ""
         return False
 
@@ -218,8 +218,8 @@ class ToolParser:
         return True
 
     def _give_up(self) -> bool:
-        """Take what looked like a call for content, in which the next one may begin."""
-        self._say(self._before)
+        """Treat a failed call as content, in which the next call may begin."""
+        self._add_content(self._before)
         if self._arguments_start is not None:  # the part that was given out stays a call
             self._rest, self._arguments_start = self._rest[self._arguments_start + self._num_given :], None
         self._before = ""
@@ -228,7 +228,7 @@ class ToolParser:
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     def _find_head(self) -> None:
-        """Begin a call that is held to a grammar as soon as its name is known."""
+        """Begin a call under a grammar as soon as its name is known."""
         head = _HEAD.match(self._rest)
         name = _decoded_name(head[1]) if head else None
         if head and name in self._names:
@@ -244,8 +244,8 @@ class ToolParser:
             self._pieces.append(CallArguments(self.num_calls - 1, piece))
             self._num_given += len(piece)
 
-    def _take(self, text: str) -> bool:
-        """Take a complete object; return whether it is a call."""
+    def _read_call(self, text: str) -> bool:
+        """Read a complete object; return whether it is a call."""
         try:
             call = msgspec.json.decode(text, type=_Call)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -262,14 +262,14 @@ class ToolParser:
 
 
 def pieces_of(parser: ToolParser | None, text: str, *, is_end: bool = False) -> list[Piece]:
-    """Return what ``parser``, if there is one, makes of the next text, and at the end of what it held back."""
+    """Return the pieces of the next text, parsed if there is a parser, and at the end the text held back."""
     if parser is None:
         return [Content(text)] if text else []
     return [*parser.push(text), *(parser.flush() if is_end else ())]
 
 
 def _may_name_a_function(text: str) -> bool:
-    """Return whether an object without a mark may be a call by its first key, as far as that is known."""
+    """Return whether an object without a mark may be a call, judging by its first key so far."""
     key = _FIRST_KEY.match(text)
     if key is None:
         return False

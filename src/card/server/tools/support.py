@@ -1,4 +1,4 @@
-"""Tools of a model, and of a chat request: prompt, grammar, and the reading of the answer."""
+"""Tools of a model and of a chat request: the prompt, the grammar, and the parsing of the answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import Grammar
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
@@ -21,6 +19,7 @@ from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserNa
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
 from card.text.prompts import Conversation
+from card.text.tokenizer import Tokenizer
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one in JSON:\n<tools>\n{tools}\n"
@@ -31,7 +30,7 @@ _INTRODUCTION = (
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages for a chat template that knows tools: arguments of earlier calls as objects."""
+    """Return messages for a chat template with tools: arguments of earlier calls as objects."""
     told = []
     for message in messages:
         one = {**message.model_dump(include={"role", "content", "name", "tool_call_id"}), **_reasoning(message)}
@@ -49,9 +48,9 @@ def _reasoning(message: Message) -> dict[str, str]:
 def plain_messages(
     messages: Sequence[Message], functions: Sequence[FunctionDefinition], form: ToolFormat
 ) -> list[dict[str, Any]]:
-    """Return messages for a chat template that knows no tools.
+    """Return messages for a chat template without tools.
 
-    The functions are described in the system message, calls are text of the assistant, results are text of the user.
+    The system message describes the functions; calls are text of the assistant, results are text of the user.
     """
     told: list[dict[str, Any]] = []
     last_role = ""
@@ -87,19 +86,19 @@ _MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """Everything that a chat request with tools asks of the model."""
+    """Everything that a chat request with tools needs from the model."""
 
     conversation: Conversation
     grammar: Grammar | None
     grammar_param: str  # the field of the request that the grammar came from
-    form: ToolFormat | None  # of calls in the answer; None: there are none, whatever it says
-    shown_ids: tuple[int, ...] = ()  # special tokens that calls are known by
+    form: ToolFormat | None  # of calls in the answer; None: the answer has no calls
+    shown_ids: tuple[int, ...] = ()  # special tokens that mark calls
     names: frozenset[str] = frozenset()
     most_calls: int | None = None
-    is_forced: bool = False  # there is nothing but calls
+    is_forced: bool = False  # the answer has only calls
 
     def parser(self) -> ToolParser | None:
-        """Return what reads one answer; None if all of it is content."""
+        """Return a parser for one answer; None if all of it is content."""
         if self.form is None:
             return None
         return ToolParser(
@@ -118,13 +117,13 @@ class ToolPlan:
 
 
 class ToolSupport:
-    """The form in which one model reads the list of tools, and the one in which it writes calls."""
+    """The formats in which one model reads the list of tools and writes calls."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParserName = "auto") -> None:
+    def __init__(self, tokenizer: Tokenizer, parser: ToolParserName = "auto") -> None:
         """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""
         template = ""
         with contextlib.suppress(ValueError):  # there is none
-            # A model may have a template of its own for tools; any list makes the tokenizer choose that one.
+            # A model may have a separate template for tools; any list makes the tokenizer choose it.
             template = tokenizer.get_chat_template(tools=[{}])
         vocabulary = tokenizer.get_vocab()
         self._knows_tools = has_tools(template)
@@ -137,9 +136,9 @@ class ToolSupport:
             self._mark_ids = {mark: added[mark] for mark in marks if mark in added}
 
     def plan(self, fields: ChatRequest) -> ToolPlan:
-        """Return what a request asks for.
+        """Return the plan of a request.
 
-        Raises: ApiError 400 if the model's format of calls is not known, or the fields contradict each other.
+        Raises: ApiError 400 if the model's format of calls is unknown, or the fields contradict each other.
         """
         try:
             return self._plan(fields)
@@ -195,7 +194,7 @@ class ToolSupport:
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> Conversation:
         """Return messages as the chat template takes them."""
-        if not self._knows_developers:  # the newer name of the system's role, which templates pass over silently
+        if not self._knows_developers:  # the newer name of the system role, which templates silently ignore
             messages = [one.model_copy(update={"role": _ROLES.get(one.role, one.role)}) for one in messages]
         if self._knows_tools or self.form is None:
             told = [function.as_template_has_it() for function in functions]

@@ -1,7 +1,7 @@
 """Rotary embeddings with other frequencies for long texts (longrope of Phi-3 and its kin), chosen for each row.
 
-transformers chooses them for a whole pass, by its longest position. Here a row has those of its own text: short ones
-as long as the text has at most `switch_len` tokens, and beyond that long ones for all its rows, the earlier ones too.
+transformers chooses the frequencies for a whole pass, by its longest position. Here a row's own text decides. A text of
+at most `switch_len` tokens has the short frequencies; a longer one has the long ones for all rows, earlier ones too.
 """
 
 from __future__ import annotations

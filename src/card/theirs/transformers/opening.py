@@ -13,6 +13,7 @@ from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 from card.errors import ModelError
 from card.kernels.number_types import BFLOAT16, FLOAT64, STORED_DTYPES, dtype_name
+from card.models.files.generation_config import GENERATION_NAME
 from card.models.files.gguf.source import GgufSource
 from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
 from card.models.files.sources import Source, explained
@@ -31,6 +32,9 @@ def read_model(source: Source, dtype: str) -> tuple[Any, dict[str, Any]]:
         with explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
     shapes = check_folder(source) if source.is_folder else None
+    if source.is_folder and (Path(source.path) / GENERATION_NAME).is_file():  # which is read beside the weights
+        with explained(source, "the generation_config.json of {} cannot be used"):
+            transformers.GenerationConfig.from_pretrained(source.path, local_files_only=True)
     scaled = _find_scaled(source)
     config, names = read_transformers_config(source, is_scaled=scaled is not None), None
     with explained(source, "the config of {} cannot be used"):

@@ -1,4 +1,4 @@
-"""States that cannot be cut: what a recurrent or convolutional layer knows of all rows up to one, and no row less.
+"""States of recurrent and convolutional layers: each sums up all rows up to one, and cannot be cut shorter.
 
 They are kept at few places of a sequence. Rows behind the newest place are run once more, with the rows that follow.
 """
@@ -30,7 +30,7 @@ STATES_PER_SEQUENCE = MAX_RECENT + MAX_LANDMARKS + 1  # and the one that a pass 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Knowledge of all layers with a state after the first ``num_rows`` rows. Nobody writes to it."""
+    """The states of all layers after the first ``num_rows`` rows; read-only."""
 
     num_rows: int
     layers: Mapping[int, Any]  # by number: transformers' cache layers
@@ -68,13 +68,13 @@ class Tail:
         _thin(self._recent, MAX_RECENT)
 
     def cut(self, num_rows: int) -> None:
-        """Drop all rows from ``num_rows`` on, and the states that know of them."""
+        """Drop all rows from ``num_rows`` on, and the states that include them."""
         del self.token_ids[num_rows:]
         self._recent = [state for state in self._recent if state.num_rows <= num_rows]
         self._landmarks = [state for state in self._landmarks if state.num_rows <= num_rows]
 
     def copied(self, num_rows: int) -> Tail:
-        """Return the first rows; the states are the same, as nobody writes to them."""
+        """Return the first rows; they share the states, which are read-only."""
         copied = copy.copy(self)
         copied.token_ids = list(self.token_ids)
         copied.cut(num_rows)

@@ -1,6 +1,6 @@
-"""Tensors of a model's files that the model does not take: a few kinds are harmless, any other changes what it is.
+"""Tensors in a model's files that the model does not use: a few kinds are harmless, any other is an error.
 
-A scale, a bias or a layer that is left out does not stop a model from writing; what it writes is nonsense.
+A model without one of its scales, biases or layers still runs, but writes nonsense.
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
         raise ModelError(
             f"this {model.config.model_type} model does not have the weights of its config: {error}"
         ) from error
-    for mark in _MARKS:
-        if hasattr(model, mark):
-            setattr(decoder, mark, getattr(model, mark))
+    vars(decoder).update({mark: noted for mark, noted in vars(model).items() if mark in _MARKS})
     return decoder
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import PreTrainedTokenizerBase
 
 from card.errors import BenchError, SettingsError
 from card.text.answers import final_number
 from card.text.lines import file_lines
 from card.text.prompts import encode_chat, encode_prompt
+from card.text.tokenizer import Tokenizer
 from card.tools.bench.names import PUBLISHED, shipped, shipped_folder
 
 HUB = "hub:"
@@ -33,14 +33,14 @@ _PLAIN = "prompts"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DatasetQuestion:
     """One prompt: what the user says, turn by turn."""
 
     turns: tuple[str, ...]
     is_raw: bool = False  # continued as it is, without the chat template
     answer: Decimal | None = field(default=None, compare=False)  # number that solves it, where there is one
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> list[int]:
         """Return the token ids of the turn after these answers, the conversation so far before it.
 
         Raises: PromptError for a text that is no prompt, or a tokenizer without a chat template.
@@ -61,7 +61,7 @@ class Dataset:
 
     name: str
     source: str  # file, or place on the hub
-    questions: tuple[Question, ...]
+    questions: tuple[DatasetQuestion, ...]
 
     @property
     def sha256(self) -> str:
@@ -75,24 +75,24 @@ class _Format:
     """A published format: what each record must hold, and the prompt that is made of it."""
 
     needs: Mapping[str, type]
-    question: Callable[[Mapping[str, Any]], Question]
+    question: Callable[[Mapping[str, Any]], DatasetQuestion]
     hub: str = ""  # where the set is published there: OWNER/REPOSITORY/FILE
     num_turns: range = range(1, 1 << 31)
 
 
-def _mbpp_question(record: Mapping[str, Any]) -> Question:
+def _mbpp_question(record: Mapping[str, Any]) -> DatasetQuestion:
     tests = "\n".join(map(str, record["test_list"]))  # the wording is that of the paper, figure 1, without its examples
-    return Question((f"{record['text']} Your code should pass these tests:\n\n{tests}",))
+    return DatasetQuestion((f"{record['text']} Your code should pass these tests:\n\n{tests}",))
 
 
-def _turns(record: Mapping[str, Any]) -> Question:
-    return Question(tuple(record["turns"]))
+def _turns(record: Mapping[str, Any]) -> DatasetQuestion:
+    return DatasetQuestion(tuple(record["turns"]))
 
 
-def _single_turn(record: Mapping[str, Any]) -> Question:
+def _single_turn(record: Mapping[str, Any]) -> DatasetQuestion:
     answer = record.get("answer")
     number = final_number(answer) if isinstance(answer, str) else None
-    return Question((record["question"],), record.get("raw") is True, number)
+    return DatasetQuestion((record["question"],), record.get("raw") is True, number)
 
 
 _TEXT_QUESTION = {"question": str, "answer": str}
@@ -104,7 +104,7 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType(
         "mt-bench": _Format(_CHAT, _turns, "HuggingFaceH4/mt_bench_prompts/raw/question.jsonl", range(2, 3)),
         "humaneval": _Format(
             {"task_id": str, "prompt": str, "entry_point": str},
-            lambda record: Question((record["prompt"],), is_raw=True),
+            lambda record: DatasetQuestion((record["prompt"],), is_raw=True),
             "openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet",
         ),
         "mbpp": _Format(
@@ -191,7 +191,7 @@ def _hub_spec(name: str) -> DataSpec:
     return DataSpec(name, name, f"{HUB}{place}")
 
 
-def _questions(spec: DataSpec) -> Iterator[Question]:
+def _questions(spec: DataSpec) -> Iterator[DatasetQuestion]:
     wanted = _FORMATS[spec.format]
     for line, record in _records(spec):
         for name, kind in wanted.needs.items():

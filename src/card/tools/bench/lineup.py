@@ -40,7 +40,7 @@ from card.tools.bench.names import (
     needs_draft,
     spec_of,
 )
-from card.tools.bench.records import Pair, RowFacts
+from card.tools.bench.records import ModelPair, RowFacts
 from card.tools.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
 from card.tools.bench.summary import decode_rate
 
@@ -208,9 +208,9 @@ class Lineup:
         self._llms.clear()
         gc.collect()
 
-    def pair_facts(self) -> Pair:
+    def pair_facts(self) -> ModelPair:
         """Return what a run says of its pair."""
-        return Pair(
+        return ModelPair(
             name=self._pair.name,
             target=self._pair.target,
             draft=self._pair.draft,
@@ -297,7 +297,10 @@ class Lineup:
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):
-            assistant, lengths = self._draft and modules_of(self._draft), [None, *self._settings.lengths]
+            assistant, lengths = (
+                (modules_of(self._draft) if self._draft is not None else None),
+                [None, *self._settings.lengths],
+            )
         return [
             TransformersRow(
                 name, modules_of(self._target), self.end_ids, cores, assistant=assistant, num_assistant_tokens=n

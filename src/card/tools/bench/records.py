@@ -12,7 +12,7 @@ Status = Literal["complete", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ModelPair:
     """A target and the draft model beside it."""
 
     name: str
@@ -163,7 +163,7 @@ class Run:
     date: str  # ISO 8601, UTC
     versions: dict[str, str]
     machine: dict[str, Any]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[ModelPair, ...]
     dtype: str
     sampling: Sampling
     max_tokens: int
@@ -182,7 +182,7 @@ class Run:
         """Return what the run says of a row."""
         return next(one for one in self.rows if one.name == row)
 
-    def pair_of(self, name: str) -> Pair:
+    def pair_of(self, name: str) -> ModelPair:
         """Return the pair of this name."""
         return next(pair for pair in self.pairs if pair.name == name)
 

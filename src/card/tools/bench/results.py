@@ -32,7 +32,7 @@ _HALF_PRECISION = ("bfloat16", "float16")  # where two orders of summation may p
 T = TypeVar("T")
 
 
-class Writer:
+class ResultsWriter:
     """Appends the lines of one run to a file, each of them written out at once."""
 
     def __init__(self, path: Path, run_id: str) -> None:

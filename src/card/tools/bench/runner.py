@@ -15,20 +15,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import PreTrainedTokenizerBase
 
 from card.config import ResolvedParams
 from card.engine.trace import Trace
 from card.errors import BenchError, PromptError, SettingsError
 from card.machine.pulse import Pulse
 from card.text.answers import final_number
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import decode
 from card.tools.bench.compare import TextJudge, checks_of
-from card.tools.bench.datasets import Dataset, Question
+from card.tools.bench.datasets import Dataset, DatasetQuestion
 from card.tools.bench.environment import Environment
 from card.tools.bench.lineup import BenchPlan, Lineup
-from card.tools.bench.records import Chosen, Pair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
-from card.tools.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
+from card.tools.bench.records import Chosen, ModelPair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
+from card.tools.bench.results import PROMISED, VERSION, ResultsWriter, load, read_unchecked
 from card.tools.bench.rows import Row
 
 _DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode
@@ -40,7 +40,7 @@ class PairJob:
     """Everything needed to decode and compare one pair."""
 
     name: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     datasets: Mapping[str, Dataset]
     params: ResolvedParams
     judge: TextJudge
@@ -93,7 +93,7 @@ def run_bench(
     if resumed is not None:
         refuse_changes(resumed, run)
         run = replace(run, run_id=resumed.run_id, resumed=True)
-    with Writer(path, run.run_id) as writer:
+    with ResultsWriter(path, run.run_id) as writer:
         writer.run(run)
         writer.end(_measure(plan, run, datasets, path, writer, console, traces))
     return next(one for one in load(path) if one.run_id == run.run_id)
@@ -136,8 +136,8 @@ def _short(value: Any, other: Any) -> str:
 
 def _promise(plan: BenchPlan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
     """Return the facts of the run, and the data sets cut to the prompts that all pairs can take."""
-    pairs: list[Pair] = []
-    limits: list[tuple[PreTrainedTokenizerBase, int]] = []
+    pairs: list[ModelPair] = []
+    limits: list[tuple[Tokenizer, int]] = []
     dtypes: list[str] = []
     for name, open_pair in plan.pairs.items():
         console.print(f"reading {name}", highlight=False, soft_wrap=True)
@@ -175,9 +175,7 @@ def _workload(dataset: Dataset) -> Workload:
     )
 
 
-def _fits(
-    dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: BenchPlan
-) -> bool:
+def _fits(dataset: Dataset, prompt: int, limits: Sequence[tuple[Tokenizer, int]], plan: BenchPlan) -> bool:
     """Return whether a prompt and its longest answers fit into the context of every pair's target."""
     question = dataset.questions[prompt]
     num_turns = len(question.turns)
@@ -193,11 +191,9 @@ def _fits(
     return True
 
 
-def _cut(
-    dataset: Dataset, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: BenchPlan, console: Console
-) -> Dataset:
+def _cut(dataset: Dataset, limits: Sequence[tuple[Tokenizer, int]], plan: BenchPlan, console: Console) -> Dataset:
     """Return the first prompts that fit, as many as asked for."""
-    taken: list[Question] = []
+    taken: list[DatasetQuestion] = []
     num_skipped = 0
     for prompt, question in enumerate(dataset.questions):
         if len(taken) == plan.limit:
@@ -223,7 +219,7 @@ def _measure(
     run: Run,
     datasets: Sequence[Dataset],
     path: Path,
-    writer: Writer,
+    writer: ResultsWriter,
     console: Console,
     traces: dict[str, Trace] | None,
 ) -> Status:
@@ -262,7 +258,7 @@ def _is_compared(run: Run, pair: str) -> bool:
     return all(found.get(key) == count * run.repeats for key, count in wanted.items())
 
 
-def _bring_up(pair: Lineup, job: PairJob, before: Run, writer: Writer) -> dict[str, Sequence[Row]]:
+def _bring_up(pair: Lineup, job: PairJob, before: Run, writer: ResultsWriter) -> dict[str, Sequence[Row]]:
     """Return the rows of each workload, warmed up; what was chosen for them is written down."""
     rows: dict[str, Sequence[Row]] = {}
     for workload in job.datasets:
@@ -279,7 +275,7 @@ def decode_missing(
     rows: Mapping[str, Sequence[Row]],
     job: PairJob,
     done: dict[SampleKey, Sample],
-    writer: Writer,
+    writer: ResultsWriter,
     step: Step,
 ) -> None:
     """Decode what is not done yet, in the order of ``keys``.
@@ -311,7 +307,7 @@ def _trace(rows: Mapping[str, Sequence[Row]], job: PairJob, traces: dict[str, Tr
                 traces[f"{job.name}, {workload}, {row.name}"] = trace
 
 
-def compare(job: PairJob, path: Path, writer: Writer, run_id: str) -> None:
+def compare(job: PairJob, path: Path, writer: ResultsWriter, run_id: str) -> None:
     """Write how the texts of a pair compare, those of an earlier part of the run included."""
     run = read_unchecked(path, run_id)  # the file, as an interrupted decode may be in it or not
     own = {sample.key: sample for sample in run.samples if sample.pair == job.name}

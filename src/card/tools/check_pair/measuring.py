@@ -44,7 +44,7 @@ class TimeLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _MeasuredAnswer:
     token_ids: tuple[int, ...]
     chains: tuple[tuple[int, int], ...]  # of each pass, how many candidates were offered, and taken
     decode_s: float  # from the first token to the last
@@ -59,7 +59,7 @@ def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: 
         limit: one pass is looked at in any case.
     Raises: PromptError if the answers are too short to compare anything.
     """
-    answers: list[_Answer] = []
+    answers: list[_MeasuredAnswer] = []
     chains: list[tuple[int, int]] = []
     for prompt in prompts:
         answers.append(_decode(llm, prompt, max_tokens, limit))
@@ -139,9 +139,9 @@ def measure_speeds(
     )
 
 
-def _answers(llm: LLM, prompts: Sequence[str], most: Sequence[int], limit: TimeLimit) -> list[_Answer]:
+def _answers(llm: LLM, prompts: Sequence[str], most: Sequence[int], limit: TimeLimit) -> list[_MeasuredAnswer]:
     """Decode prompts, each to its own length, until time is up: at least the beginning of the first."""
-    answers: list[_Answer] = []
+    answers: list[_MeasuredAnswer] = []
     for prompt, max_tokens in zip(prompts, most, strict=False):
         answers.append(_decode(llm, prompt, max_tokens, limit))
         if limit.left_s <= 0:
@@ -149,25 +149,25 @@ def _answers(llm: LLM, prompts: Sequence[str], most: Sequence[int], limit: TimeL
     return answers
 
 
-def _rate(answers: Sequence[_Answer]) -> float:
+def _rate(answers: Sequence[_MeasuredAnswer]) -> float:
     """Return tokens after the first ones, per second. Raises: PromptError if there are none."""
     if not _num_timed(answers):
         raise _too_short()
     return _num_timed(answers) / sum(answer.decode_s for answer in answers)
 
 
-def _num_timed(answers: Sequence[_Answer]) -> int:
+def _num_timed(answers: Sequence[_MeasuredAnswer]) -> int:
     return sum(len(answer.token_ids) - 1 for answer in answers)
 
 
-def _agree(one: _Answer, other: _Answer) -> bool:
+def _agree(one: _MeasuredAnswer, other: _MeasuredAnswer) -> bool:
     """Return whether two texts are the same as far as both were decoded."""
     shorter = min(len(one.token_ids), len(other.token_ids))
     has_end = len(one.token_ids) == len(other.token_ids) or one.is_cut or other.is_cut
     return has_end and one.token_ids[:shorter] == other.token_ids[:shorter]
 
 
-def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _Answer:
+def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _MeasuredAnswer:
     """Answer a prompt greedily: as a chat turn where the model has a template, else as text to be continued."""
     messages = [{"role": "user", "content": prompt}]
     token_ids: list[int] = []
@@ -189,7 +189,7 @@ def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _Answer
             if last_at >= limit.until and len(chains) >= _LEAST_CHUNKS:
                 is_cut = chunk.finish_reason is None
                 break
-    return _Answer(tuple(token_ids), tuple(chains), last_at - first_at, is_cut)
+    return _MeasuredAnswer(tuple(token_ids), tuple(chains), last_at - first_at, is_cut)
 
 
 def _too_short() -> PromptError:

@@ -25,6 +25,7 @@ from card.family.learning.bound_module import inputs_of
 from card.models.features import FINAL, FeatureWish
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 from card.tools.planner.recording import HeadRows, pack_head
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ def _behind_each(head: SlotHead, target: RowRunner, answer: TargetText) -> list[
         features = target.features.of(0, _HEAD_WISH)
     finally:
         target.close(slot)
-    rows = inputs_of(features, target.embeddings(list(answer.token_ids)))  # [n, 2 * D]: a row and the token it gave
+    rows = inputs_of(
+        as_tensor(features), as_tensor(target.embeddings(list(answer.token_ids)))
+    )  # [n, 2 * D]: a row and the token it gave
     size = head.facts.window
     padded = torch.cat((torch.zeros(size - 1, rows.shape[1]), rows))
     windows = padded.unfold(0, size, 1).transpose(1, 2)  # [n, W, 2 * D]

@@ -22,7 +22,7 @@ class Score:
 
 
 @dataclass(slots=True)
-class Answer:
+class ServerAnswer:
     """One choice."""
 
     text: str = ""
@@ -83,7 +83,7 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
-    def add_to(self, answer: Answer) -> None:
+    def add_to(self, answer: ServerAnswer) -> None:
         """Put what has come of a choice behind what came before."""
         said = self.message or self.delta
         answer.text += said.text if said is not None else self.text or ""
@@ -106,19 +106,19 @@ class _Event(msgspec.Struct):
     timings: _Timings | None = None
 
 
-def read_answers(events: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def read_answers(events: Sequence[Mapping[str, Any]]) -> list[ServerAnswer]:
     """Return the choices of an answer, by their index. Raises: BrokenAnswerError.
 
     Args:
         events: those of a stream, or the one body of an answer that came as a whole.
     """
-    found: dict[int, Answer] = {}
+    found: dict[int, ServerAnswer] = {}
     num_drafted: int | None = None
     try:
         for event in (msgspec.convert(one, _Event) for one in events):
             num_drafted = (event.timings.draft_n if event.timings else None) or num_drafted
             for choice in event.choices or ():
-                choice.add_to(found.setdefault(choice.index, Answer()))
+                choice.add_to(found.setdefault(choice.index, ServerAnswer()))
     except ValueError as error:  # msgspec's are ValueErrors too
         raise BrokenAnswerError(f"the answer is not of the API's shape: {error}") from None
     if not found:

@@ -9,10 +9,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from card.tools.verify_server.answers import Answer
+from card.tools.verify_server.answers import ServerAnswer
 from card.tools.verify_server.comparing import Difference, compare_scores, find_unlikely_choice, largest_gap, misspelt
 from card.tools.verify_server.settings import VerifySettings
-from card.tools.verify_server.sides import Question, Side
+from card.tools.verify_server.sides import ServerQuestion, Side
 
 T = TypeVar("T")
 NUM_TOP = 5  # likeliest tokens asked for; what APIs allow
@@ -39,13 +39,13 @@ class NotSupportedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """Two answers that must be equal."""
 
     prompt_idx: int
-    question: Question  # as the first of them was asked
-    expected: Answer
-    got: Answer
+    question: ServerQuestion  # as the first of them was asked
+    expected: ServerAnswer
+    got: ServerAnswer
     by_text: bool = False  # token ids may differ
     found: Difference | None = None  # what the check itself has found
 
@@ -59,25 +59,25 @@ class Material:
     prompts: Sequence[str]
     settings: VerifySettings
     remarks: list[str] = field(default_factory=list)  # of the check that runs
-    _greedy: list[Answer] | None = None
-    _seeded: list[Answer] | None = None
+    _greedy: list[ServerAnswer] | None = None
+    _seeded: list[ServerAnswer] | None = None
 
     @property
     def base(self) -> Side:
         """The side whose answers count: the one without speculation, or else the server itself."""
         return self.plain or self.fast
 
-    def question(self, *turns: str) -> Question:
+    def question(self, *turns: str) -> ServerQuestion:
         """Return a greedy question."""
-        return Question(turns, {"max_tokens": self.settings.max_tokens, "temperature": 0})
+        return ServerQuestion(turns, {"max_tokens": self.settings.max_tokens, "temperature": 0})
 
     @property
-    def greedy_questions(self) -> list[Question]:
+    def greedy_questions(self) -> list[ServerQuestion]:
         """The prompts, asked greedily."""
         return [self.question(prompt) for prompt in self.prompts]
 
     @property
-    def seeded_questions(self) -> list[Question]:
+    def seeded_questions(self) -> list[ServerQuestion]:
         """The prompts, each with a seed of its own."""
         sampled = {"temperature": self.settings.temperature, "top_p": 1}
         return [
@@ -85,13 +85,13 @@ class Material:
             for idx, question in enumerate(self.greedy_questions)
         ]
 
-    async def greedy(self) -> list[Answer]:
+    async def greedy(self) -> list[ServerAnswer]:
         """Return the greedy answers, asked one after the other."""
         if self._greedy is None:
             self._greedy = await self.base.ask_one_by_one(self.greedy_questions)
         return self._greedy
 
-    async def seeded(self) -> list[Answer]:
+    async def seeded(self) -> list[ServerAnswer]:
         """Return the seeded answers, asked one after the other. Raises: NotSupportedError if seeds do not repeat."""
         if self._seeded is None:
             first, again = [await self.base.ask_one_by_one(self.seeded_questions) for _ in range(2)]
@@ -103,17 +103,19 @@ class Material:
             self._seeded = first
         return self._seeded
 
-    async def ask_at_once(self, side: Side, questions: Sequence[Question], **options: Any) -> list[Answer]:
+    async def ask_at_once(self, side: Side, questions: Sequence[ServerQuestion], **options: Any) -> list[ServerAnswer]:
         """Ask several questions at once."""
         return await side.ask_at_once(questions, self.settings.concurrency, **options)
 
 
-Run = Callable[[Material], Awaitable[list[Pair]]]
+Run = Callable[[Material], Awaitable[list[AnswerPair]]]
 
 
-def _pairs(questions: Sequence[Question], expected: Sequence[Answer], got: Sequence[Answer]) -> list[Pair]:
+def _pairs(
+    questions: Sequence[ServerQuestion], expected: Sequence[ServerAnswer], got: Sequence[ServerAnswer]
+) -> list[AnswerPair]:
     rows = zip(questions, expected, got, strict=True)
-    return [Pair(idx, question, one, other) for idx, (question, one, other) in enumerate(rows)]
+    return [AnswerPair(idx, question, one, other) for idx, (question, one, other) in enumerate(rows)]
 
 
 # ---- alone, in batches, streamed ------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ def _asked_again(
         is_known: the server has been asked before, also if this check is the only one.
     """
 
-    async def run(about: Material) -> list[Pair]:
+    async def run(about: Material) -> list[AnswerPair]:
         if about.plain is None and (plainly or needs_switch):
             raise NotSupportedError(NO_SWITCH)
         questions = about.seeded_questions if seeded else about.greedy_questions
@@ -156,7 +158,7 @@ def _asked_again(
 # ---- reuse of prefixes ----------------------------------------------------------------------------------------------
 
 
-async def _extended(about: Material) -> list[Pair]:
+async def _extended(about: Material) -> list[AnswerPair]:
     """Conversations of two turns; nobody has asked the first one before, and the second one goes on from it."""
     pairs = []
     for idx, prompt in enumerate(about.prompts):
@@ -165,14 +167,14 @@ async def _extended(about: Material) -> list[Pair]:
         following = about.prompts[(idx + 1) % len(about.prompts)]
         longer = about.question(opening, answer or "I do not know.", following)
         (got, *_), (expected, *_) = await about.fast.ask(longer), await about.base.ask(longer)
-        pairs.append(Pair(idx, longer, expected, got))
+        pairs.append(AnswerPair(idx, longer, expected, got))
     return pairs
 
 
 # ---- forms of answers -----------------------------------------------------------------------------------------------
 
 
-async def _schema(about: Material, *, beside_others: bool = False) -> list[Pair]:
+async def _schema(about: Material, *, beside_others: bool = False) -> list[AnswerPair]:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": dict(SCHEMA)}}
     questions = [question.replace(response_format=form) for question in about.greedy_questions]
     expected = await about.base.ask_one_by_one(questions)
@@ -187,7 +189,7 @@ def _interleaved(ones: Sequence[T], others: Sequence[T]) -> list[T]:
     return [item for both in zip(ones, others, strict=True) for item in both]
 
 
-def _check_forms(answers: Sequence[Answer]) -> None:
+def _check_forms(answers: Sequence[ServerAnswer]) -> None:
     """Raise NotSupportedError unless every answer that came to its end has the form."""
     wanted = set(SCHEMA["properties"])
     for answer in answers:
@@ -203,7 +205,7 @@ def _check_forms(answers: Sequence[Answer]) -> None:
             raise NotSupportedError(f"response_format is not heeded: an answer is {answer.text[:40]!r}")
 
 
-async def _stop(about: Material, **options: Any) -> list[Pair]:
+async def _stop(about: Material, **options: Any) -> list[AnswerPair]:
     pairs, num_ignored = [], 0
     answers = await about.greedy()
     for idx, (question, answer) in enumerate(zip(about.greedy_questions, answers, strict=True)):
@@ -213,7 +215,7 @@ async def _stop(about: Material, **options: Any) -> list[Pair]:
         stopped = question.replace(stop=[mark])
         expected = (await about.base.ask(stopped))[0]
         num_ignored += expected.text == answer.text
-        pairs.append(Pair(idx, stopped, expected, (await about.fast.ask(stopped, **options))[0], by_text=True))
+        pairs.append(AnswerPair(idx, stopped, expected, (await about.fast.ask(stopped, **options))[0], by_text=True))
     if not pairs:
         raise NotSupportedError("the answers are too short to be stopped; raise --max-tokens")
     if num_ignored == len(pairs):
@@ -227,7 +229,7 @@ def _stop_string(text: str) -> str | None:
     return middle if len(text) >= _LEAST_STOPPED_CHARS and middle and text.index(middle) > 0 else None
 
 
-async def _logprobs(about: Material) -> list[Pair]:
+async def _logprobs(about: Material) -> list[AnswerPair]:
     """The text of answers without log-probabilities, tokens that spell it, and the plain answer's figures."""
     questions = about.greedy_questions
     expected = await about.base.ask_one_by_one(questions, num_top=NUM_TOP)
@@ -242,14 +244,14 @@ async def _logprobs(about: Material) -> list[Pair]:
         found = misspelt(other)
         if found is None and one.text == other.text:
             found = compare_scores(one, other, tolerance)
-        pairs.append(Pair(idx, question, bare, other, found=found))
+        pairs.append(AnswerPair(idx, question, bare, other, found=found))
     gaps = [largest_gap(one, other) for one, other in zip(expected, got, strict=True) if one.text == other.text]
     if about.plain is not None and gaps:
         about.remarks.append(f"at most {max(gaps):.1g} apart")
     return pairs
 
 
-async def _likeliest(about: Material) -> list[Pair]:
+async def _likeliest(about: Material) -> list[AnswerPair]:
     """Each token of a greedy answer is the likeliest one by the answer's own figures."""
     questions = about.greedy_questions
     got = await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
@@ -261,18 +263,18 @@ async def _likeliest(about: Material) -> list[Pair]:
         if any(map(find_unlikely_choice, plain)):
             raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
     rows = zip(questions, got, found, strict=True)
-    return [Pair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]
+    return [AnswerPair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]
 
 
-async def _choices(about: Material) -> list[Pair]:
+async def _choices(about: Material) -> list[AnswerPair]:
     pairs = []
     for idx, (question, expected) in enumerate(zip(about.greedy_questions, await about.greedy(), strict=True)):
         answers = await _several(about.fast, question)
-        pairs += [Pair(idx, question, expected, answer) for answer in answers]
+        pairs += [AnswerPair(idx, question, expected, answer) for answer in answers]
     return pairs
 
 
-async def _seeded_choices(about: Material) -> list[Pair]:
+async def _seeded_choices(about: Material) -> list[AnswerPair]:
     if about.plain is None:
         raise NotSupportedError(NO_SWITCH)
     await about.seeded()
@@ -282,11 +284,11 @@ async def _seeded_choices(about: Material) -> list[Pair]:
         if [one.text for one in expected] != [one.text for one in again]:
             raise NotSupportedError("seeds do not repeat with n above 1")
         got = await _several(about.fast, question)
-        pairs += [Pair(idx, question, *both) for both in zip(expected, got, strict=True)]
+        pairs += [AnswerPair(idx, question, *both) for both in zip(expected, got, strict=True)]
     return pairs
 
 
-async def _several(side: Side, question: Question) -> list[Answer]:
+async def _several(side: Side, question: ServerQuestion) -> list[ServerAnswer]:
     answers = await side.ask(question.replace(n=_NUM_CHOICES))
     if len(answers) != _NUM_CHOICES:
         raise NotSupportedError(f"n is not heeded: {_NUM_CHOICES} choices were asked for, {len(answers)} came")

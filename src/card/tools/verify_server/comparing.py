@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from card.tools.verify_server.answers import Answer
+from card.tools.verify_server.answers import ServerAnswer
 
 _BEFORE, _AFTER = 24, 24  # characters shown around a difference
 NEAR_TIE = 0.05  # log-probabilities no further apart may swap when a 16-bit pass rounds differently
@@ -35,7 +35,7 @@ class Difference:
         return f"{name}: the two tokens are {abs(self.gap):.2g} apart in log-probability"
 
 
-def compare(expected: Answer, got: Answer, *, by_text: bool = False) -> Difference | None:
+def compare(expected: ServerAnswer, got: ServerAnswer, *, by_text: bool = False) -> Difference | None:
     """Return where the answers part; token ids count where both have them, unless texts alone are to be compared."""
     token_idx = None
     if not by_text and expected.token_ids is not None and got.token_ids is not None:
@@ -50,7 +50,7 @@ def compare(expected: Answer, got: Answer, *, by_text: bool = False) -> Differen
     return None
 
 
-def gap_at(difference: Difference, plain: Answer, got: Answer) -> float | None:
+def gap_at(difference: Difference, plain: ServerAnswer, got: ServerAnswer) -> float | None:
     """Return how much likelier the plain answer's token is than the other one, at the place where they part.
 
     Args:
@@ -74,7 +74,7 @@ def gap_at(difference: Difference, plain: Answer, got: Answer) -> float | None:
     return None
 
 
-def compare_scores(expected: Answer, got: Answer, tolerance: float) -> Difference | None:
+def compare_scores(expected: ServerAnswer, got: ServerAnswer, tolerance: float) -> Difference | None:
     """Return where tokens or log-probabilities of two answers with one text part."""
     pairs = zip(expected.scores or (), got.scores or (), strict=False)
     for idx, (one, other) in enumerate(pairs):
@@ -88,13 +88,13 @@ def compare_scores(expected: Answer, got: Answer, tolerance: float) -> Differenc
     return None
 
 
-def largest_gap(expected: Answer, got: Answer) -> float:
+def largest_gap(expected: ServerAnswer, got: ServerAnswer) -> float:
     """Return how far the log-probabilities of two answers are apart at most."""
     pairs = zip(expected.scores or (), got.scores or (), strict=False)
     return max((abs(one.logprob - other.logprob) for one, other in pairs), default=0.0)
 
 
-def misspelt(answer: Answer) -> Difference | None:
+def misspelt(answer: ServerAnswer) -> Difference | None:
     """Return where the tokens of the log-probabilities do not spell the text; a special token may follow at its end."""
     scores = answer.scores or ()
     whole, last = b"".join(score.raw for score in scores), scores[-1].raw if scores else b""
@@ -107,7 +107,7 @@ def misspelt(answer: Answer) -> Difference | None:
     return _first_difference_of("tokens of the log-probabilities", answer.text, found, note=note)
 
 
-def find_unlikely_choice(answer: Answer) -> Difference | None:
+def find_unlikely_choice(answer: ServerAnswer) -> Difference | None:
     """Return where a greedy answer has a token although another one is likelier by its own log-probabilities."""
     for idx, score in enumerate(answer.scores or ()):
         text, logprob = max(score.top, key=lambda entry: entry[1], default=(score.text, score.logprob))

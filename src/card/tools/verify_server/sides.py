@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from card.tools.verify_server.answers import Answer, read_answers
+from card.tools.verify_server.answers import ServerAnswer, read_answers
 from card.tools.verify_server.client import BrokenAnswerError, Client, LostServerError, RefusedError, ServerError
 from card.tools.verify_server.settings import Address, VerifySettings
 
@@ -19,15 +19,15 @@ _SHOWN_MODELS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ServerQuestion:
     """A question, for any server."""
 
     turns: tuple[str, ...]  # of user and assistant in turn, the user's first and last
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def replace(self, **fields: Any) -> Question:
+    def replace(self, **fields: Any) -> ServerQuestion:
         """Return the question with other fields besides."""
-        return Question(self.turns, {**self.fields, **fields})
+        return ServerQuestion(self.turns, {**self.fields, **fields})
 
 
 @dataclass(slots=True)
@@ -42,7 +42,9 @@ class Side:
     tells_ids: bool = False
     num_drafted: int | None = None  # as answers tell
 
-    async def ask(self, question: Question, *, streams: bool = False, num_top: int | None = None) -> list[Answer]:
+    async def ask(
+        self, question: ServerQuestion, *, streams: bool = False, num_top: int | None = None
+    ) -> list[ServerAnswer]:
         """Return the choices of the answer. Raises: ServerError.
 
         Args:
@@ -71,15 +73,15 @@ class Side:
             self.num_drafted = (self.num_drafted or 0) + answers[0].num_drafted
         return answers
 
-    async def ask_one_by_one(self, questions: Sequence[Question], **options: Any) -> list[Answer]:
+    async def ask_one_by_one(self, questions: Sequence[ServerQuestion], **options: Any) -> list[ServerAnswer]:
         """Return the first choice of each answer; one question is asked after the other. Raises: ServerError."""
         return [(await self.ask(question, **options))[0] for question in questions]
 
-    async def ask_at_once(self, questions: Sequence[Question], most: int, **options: Any) -> list[Answer]:
+    async def ask_at_once(self, questions: Sequence[ServerQuestion], most: int, **options: Any) -> list[ServerAnswer]:
         """Return the same, with up to ``most`` questions in flight. Raises: ServerError, the first one."""
         free = asyncio.Semaphore(most)
 
-        async def ask(question: Question) -> Answer:
+        async def ask(question: ServerQuestion) -> ServerAnswer:
             async with free:
                 return (await self.ask(question, **options))[0]
 
@@ -97,7 +99,7 @@ class Side:
         return self.num_drafted if count is None else int(count)
 
 
-async def open_side(client: Client, address: Address, settings: VerifySettings, probe: Question) -> Side:
+async def open_side(client: Client, address: Address, settings: VerifySettings, probe: ServerQuestion) -> Side:
     """Find out which model a server has and how it may be asked. Raises: ServerError if it cannot be used."""
     model, owner = await _model(client, address.model)
     paths: tuple[Path, ...] = ("chat", "completions") if settings.api == "auto" else (settings.api,)
@@ -115,7 +117,7 @@ async def open_side(client: Client, address: Address, settings: VerifySettings, 
     raise refusal
 
 
-async def switched_off(side: Side, settings: VerifySettings, probe: Question) -> Side | None:
+async def switched_off(side: Side, settings: VerifySettings, probe: ServerQuestion) -> Side | None:
     """Return the same server asked to speculate not, if it has a switch. Raises: ServerError if it refuses the user's.
 
     A server that does not know a field may ignore it, so only switches of servers that are known are tried unasked.
@@ -149,7 +151,7 @@ async def _model(client: Client, wanted: str | None) -> tuple[str, str]:
     return wanted, owners.get(wanted, "")
 
 
-async def _ask_for_ids(side: Side, probe: Question) -> None:
+async def _ask_for_ids(side: Side, probe: ServerQuestion) -> None:
     """Let every answer tell its token ids, if the server can."""
     before = side.extra
     for fields in _ID_FIELDS:

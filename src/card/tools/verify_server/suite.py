@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from card.errors import SettingsError
-from card.tools.verify_server.answers import Answer
-from card.tools.verify_server.checks import CHECKS, NUM_TOP, Check, Material, NotSupportedError, Pair
+from card.tools.verify_server.answers import ServerAnswer
+from card.tools.verify_server.checks import CHECKS, NUM_TOP, AnswerPair, Check, Material, NotSupportedError
 from card.tools.verify_server.client import Client, LostServerError, RefusedError, ServerError
 from card.tools.verify_server.comparing import Difference, compare, gap_at
 from card.tools.verify_server.settings import Address, VerifySettings
-from card.tools.verify_server.sides import Question, Side, open_side, switched_off
+from card.tools.verify_server.sides import ServerQuestion, Side, open_side, switched_off
 
 Outcome = Literal["equal", "differs", "not supported", "failed"]
 Tell = Callable[[str], None]
@@ -89,7 +89,7 @@ async def verify(
         tell: takes what is being done now.
     Raises: ServerError if a server cannot be used at all. Once checks run, what goes wrong is in the report.
     """
-    probe = Question((prompts[0],), {"max_tokens": _PROBE_TOKENS, "temperature": 0})
+    probe = ServerQuestion((prompts[0],), {"max_tokens": _PROBE_TOKENS, "temperature": 0})
     connections = 2 * settings.concurrency
     async with AsyncExitStack() as stack:
         client = Client(address, timeout_s=settings.timeout_s, connections=connections)
@@ -163,7 +163,7 @@ async def _run(about: Material, checks: Sequence[Check], tell: Tell) -> list[Res
     return results
 
 
-async def _judged(about: Material, check: Check, pairs: Sequence[Pair]) -> Result:
+async def _judged(about: Material, check: Check, pairs: Sequence[AnswerPair]) -> Result:
     differences: list[Difference] = []
     for pair in pairs:
         found = pair.found or compare(pair.expected, pair.got, by_text=pair.by_text)
@@ -180,12 +180,12 @@ async def _judged(about: Material, check: Check, pairs: Sequence[Pair]) -> Resul
     )
 
 
-async def _with_gap(about: Material, pair: Pair, found: Difference) -> Difference:
+async def _with_gap(about: Material, pair: AnswerPair, found: Difference) -> Difference:
     """Return the difference with how nearly the tokens tied, if the plain side tells; only greedy answers can tie."""
     if found.gap is not None or found.char_idx is None or pair.question.fields.get("temperature") != 0:
         return found
     try:
-        plain: Answer = (await about.base.ask(pair.question, num_top=NUM_TOP))[0]
+        plain: ServerAnswer = (await about.base.ask(pair.question, num_top=NUM_TOP))[0]
     except LostServerError:
         raise
     except ServerError:

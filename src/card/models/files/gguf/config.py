@@ -12,7 +12,7 @@ import numpy as np
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.models.architectures import Architecture
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
-from card.models.files.gguf.keys import Facts
+from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
 
@@ -34,7 +34,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     num_parts = metadata.get("split.count", 0)
     if not isinstance(num_parts, int) or num_parts > 1:
         raise GgufError("is one part of several; join them with llama-gguf-split --merge")
-    facts = Facts(metadata, header.architecture)
+    facts = GgufFacts(metadata, header.architecture)
     facts.check(path, architecture)
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
     head_dim = _head_dim(facts, hidden, heads, architecture)
@@ -79,7 +79,7 @@ def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-def _head_dim(facts: Facts, hidden: int, heads: int, architecture: Architecture) -> int:
+def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architecture) -> int:
     """Return the size of a head. Raises: GgufError if a part of it has another one."""
     head_dim = facts.whole("attention.key_length", hidden // heads)
     for key in ("attention.value_length", *(() if architecture.turns_parts else (_TURNED,))):
@@ -97,7 +97,7 @@ def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> di
     return {stated: stated in held for stated in architecture.biases.values() if isinstance(stated, str)}
 
 
-def _scales(facts: Facts, architecture: Architecture, head_dim: int) -> dict[str, float]:
+def _scales(facts: GgufFacts, architecture: Architecture, head_dim: int) -> dict[str, float]:
     """Return the fields of the config with factors. Raises: GgufError if attention has one that it has no field for."""
     usual = head_dim**-0.5
     scale = facts.factor("attention", usual)
@@ -107,7 +107,7 @@ def _scales(facts: Facts, architecture: Architecture, head_dim: int) -> dict[str
     return {of: scale if one == "attention" else facts.factor(one, 1.0) for one, of in fields.items()}
 
 
-def _windows(facts: Facts, architecture: Architecture) -> dict[str, Any]:
+def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     """Return the window, and the kind of each layer if the file states it. Raises: GgufError if there may be none."""
     window, pattern = facts.optional("attention.sliding_window", 0), facts.optional(_PATTERN, None)
     if not architecture.has_windows:
@@ -128,7 +128,7 @@ def _windows(facts: Facts, architecture: Architecture) -> dict[str, Any]:
 
 
 def _rotations(
-    path: Path, header: Header, facts: Facts, architecture: Architecture, head_dim: int
+    path: Path, header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
     rope, thetas = _rope(path, header, facts, head_dim), architecture.config_class.default_theta
@@ -144,7 +144,7 @@ def _rotations(
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _rope(path: Path, header: Header, facts: Facts, head_dim: int) -> dict[str, Any]:
+def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if kind not in ("none", "linear"):

@@ -1,8 +1,8 @@
 """The header of a GGUF file: metadata and the places of its tensors, read without mapping the file.
 
 A mapped file that is cut off while it is read ends the process; one that is read is only short. Everything is compared
-with the size of the file before it is believed, and what a header may take of memory is bounded: arrays that nobody
-reads are passed over, and there are bounds for those that are read, for texts, entries and tensors.
+with the size of the file before it is used. The memory that a header can take is bounded: arrays that are not needed
+are skipped, and there are limits for the other arrays, for texts, entries and tensors.
 Source of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -49,7 +49,7 @@ class DamagedError(GgufError):
 
 @dataclass(frozen=True, slots=True)
 class LongArray:
-    """Stands for a long array that nobody reads."""
+    """Stands for a long array that is skipped."""
 
     num_values: int
 

@@ -1,9 +1,9 @@
-"""A folder of converted models, kept between starts: bounded, shared by processes, and never with half of one in it.
+"""A folder of converted models, kept between starts: bounded, shared by processes, and without partial entries.
 
-What was damaged is made anew. Where others can write, nothing is kept.
+A damaged entry is made again. Nothing is kept in a folder that other users can write to.
 
-Each entry is a folder. Who converts holds a lock beside it, writes under another name and renames. Who reads maps the
-files and so keeps what it reads, even if the entry is removed meanwhile.
+Each entry is a folder. The process that converts a model holds a lock beside the entry, writes under another name and
+renames at the end. Processes that read an entry map its files, so the data stays readable after the entry is removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KeptWeights:
                 return None
         except OSError as error:
             if is_shortage(error):
-                raise  # what cannot be read now is whole: to make it anew would delete it first
+                raise  # a read error is no sign of damage, and converting again would delete the entry first
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)
@@ -112,7 +112,7 @@ def _alone_at(file: Path) -> Iterator[None]:
     while not is_mine:
         with file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # who was here before has removed it
+            with contextlib.suppress(FileNotFoundError):  # the process that held the lock before has removed it
                 is_mine = os.path.samestat(os.fstat(lock.fileno()), file.stat())
             if is_mine:
                 try:

@@ -1,6 +1,6 @@
-"""The entries of a file's metadata: which are followed, which change nothing here, and which cannot be followed.
+"""The entries of a file's metadata: which are used, which change nothing here, and which are refused.
 
-What llama.cpp reads for the architectures that are read here, by its names without the architecture's own.
+They are the entries that llama.cpp reads for these architectures; names here lack the architecture's prefix.
 Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-arch.cpp
 """
 
@@ -84,7 +84,7 @@ _TOKENIZER = _names(
 _INSTEAD = "use a folder saved by transformers"
 
 
-class Facts:
+class GgufFacts:
     """The metadata of one architecture."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:

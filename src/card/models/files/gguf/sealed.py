@@ -1,4 +1,4 @@
-"""Folders of kept files with a list of what each holds: one that was cut off or written over is not taken."""
+"""Folders of kept files, each with a list of its contents, so that a cut off or changed file is noticed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def seal(folder: Path) -> None:
-    """Note what the files of a folder hold, and let nobody else write to them. Raises: OSError."""
+    """List what the files of a folder hold, and make them writable for this user only. Raises: OSError."""
     for one in folder.iterdir():
         one.chmod(PRIVATE_FILE)
     files = {one.name: _look(one) for one in sorted(folder.iterdir())}
@@ -31,7 +31,7 @@ def seal(folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether the files of a folder are as they were sealed, and nobody else can have written to them.
+    """Return whether the files of a folder are as they were sealed, and writable for this user only.
 
     Files that were not touched since then are not read: weights are gigabytes, and a start takes seconds.
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import LANES
@@ -36,6 +34,7 @@ from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.own.layers import BlockWeight
+from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class GgufSource:
         """True if some weights have fewer than 16 bits."""
         return bool(self.config["is_quantized"])
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, with the chat template."""
         kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
         if kept is not None:
@@ -141,7 +140,7 @@ class GgufSource:
         config.dtype = dtype.name
         architecture = find_architecture(config.model_type)
         assert architecture is not None
-        model = DecoderModel(architecture, config, GenerationConfig(**generation_config(self.config)), weights)
+        model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
         model.pages = () if pages is None else (pages,)
         return model
 
@@ -151,7 +150,7 @@ class GgufSource:
 
     @contextlib.contextmanager
     def _explained(self, kept: Path) -> Iterator[None]:
-        """Turn whatever reading a kept folder raises into one line."""
+        """Turn any error of reading a kept folder into one line."""
         try:
             yield
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -223,7 +222,7 @@ class GgufSource:
 
 @contextlib.contextmanager
 def _tokenizer_explained() -> Iterator[None]:
-    """Turn whatever the makers of tokenizers raise into one line: almost anything, Exception itself too."""
+    """Turn any error of building a tokenizer into one line; the libraries raise even Exception itself."""
     try:
         yield
     except OSError:
