@@ -33,7 +33,7 @@ from card.theirs.transformers.loading import load_model
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, describe_run, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan
-from card.tools.bench.records import Pair, RowFacts
+from card.tools.bench.records import ModelPair, RowFacts
 from card.tools.bench.rows import CardRow, PromptIds
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import rich_tables
@@ -97,12 +97,12 @@ class Places:
         """End drafters, proxies and the server."""
         self._stack.close()
 
-    def pair_facts(self) -> Pair:
+    def pair_facts(self) -> ModelPair:
         """Return what the run says of the pair."""
         draft = load_model(self._args.draft, dtype=self._args.dtype)
         original = inflated_from(self._target)
         cost = f"{parameter_count(self._target) / 1e6:.0f}M (inflated from {(original or 0) / 1e6:.1f}M, same outputs)"
-        return Pair(
+        return ModelPair(
             name=pair_name(self._args),
             target=self._args.target,
             draft=self._args.draft,

@@ -35,7 +35,7 @@ from card.theirs.transformers.loading import load_model
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan, fastest
-from card.tools.bench.records import Pair, RowFacts, Run
+from card.tools.bench.records import ModelPair, RowFacts, Run
 from card.tools.bench.rows import CardRow, PromptIds, Row, TransformersRow
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import rich_tables
@@ -79,9 +79,9 @@ class InflatedPair:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def pair_facts(self) -> Pair:
+    def pair_facts(self) -> ModelPair:
         """Return what the run says of the pair."""
-        return Pair(
+        return ModelPair(
             name=pair_name(self._args, self._target_cost),
             target=self._args.target,
             draft=f"{self._args.draft}, {price(self._draft)}",

@@ -36,11 +36,8 @@ import card.hf
 import card.inside.hf.session
 from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
-from card.models.demo import DEMO_PROBLEMS
-from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.models.demo import DEMO_PROBLEMS, demo_folder
-from card.models.loading import load_model
+from card.theirs.transformers.loading import load_model
 from tests.pair import MAX_POSITIONS, make_model, make_tokenizer
 from tests.reaching_in import sessions_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from card.errors import CardError, ModelError, SettingsError
-from card.labs.series.decoding import Pair, sample_paths
+from card.labs.series.decoding import ForecastPair, sample_paths
 from card.labs.series.forecaster import forecast, load_forecaster, save_forecaster
 from card.labs.series.transformer import Shape
 from card.labs.series.verify import find_rule
@@ -22,7 +22,7 @@ BOUND = 8.0
 
 def walked(mode: str, num_ahead: int, draft: Walk | None) -> torch.Tensor:
     """Return paths of a walk that begins at 1: [NUM_PATHS, NUM_STEPS]."""
-    pair = Pair(Walk(0.8, 1.0), draft, find_rule(mode), num_ahead)
+    pair = ForecastPair(Walk(0.8, 1.0), draft, find_rule(mode), num_ahead)
     context = torch.ones(2, 1, dtype=torch.float64)
     paths, stats = sample_paths(pair, context, NUM_STEPS, NUM_PATHS, torch.Generator().manual_seed(num_ahead))
     assert stats.num_patches == NUM_PATHS * NUM_STEPS

@@ -66,9 +66,9 @@ def test_steps_stream_and_stats_say_who_wrote(capfd: pytest.CaptureFixture[str],
         (["generate", "--method", "arbitrage", "--target", "x", "hi"], "needs a draft model"),
         (
             ["chat", "--method", "arbitrage"],
-            "take card generate --method arbitrage, or card.steps.Arbitrage in Python",
+            "use card generate --method arbitrage, or card.steps.Arbitrage in Python",
         ),
-        (["serve", "--method", "arbitrage"], "take card generate --method arbitrage"),
+        (["serve", "--method", "arbitrage"], "use card generate --method arbitrage"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -21,7 +21,7 @@ from card.tools.bench.compare import Gap
 from card.tools.bench.datasets import Dataset, DatasetQuestion
 from card.tools.bench.environment import Environment
 from card.tools.bench.lineup import BenchPlan
-from card.tools.bench.records import Pair, RowFacts, Run, SampleKey, planned
+from card.tools.bench.records import ModelPair, RowFacts, Run, SampleKey, planned
 from card.tools.bench.results import load, read_unchecked
 from card.tools.bench.rows import Decoded
 from card.tools.bench.runner import Step, run_bench
@@ -98,8 +98,8 @@ class FakePair:
         self.dtype = "bfloat16" if world.is_half else "float32"
         self.judge: Any = SimpleNamespace(gap=lambda *_: Gap(0.01, is_near_tie=world.is_half))
 
-    def pair_facts(self) -> Pair:
-        return Pair(
+    def pair_facts(self) -> ModelPair:
+        return ModelPair(
             name="pair",
             target="t",
             draft="d",
