@@ -17,7 +17,6 @@ from card.engine.policy.rounds import Policy
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError
 from card.machine.pass_cost import PassCost
-from card.text.given_tokenizer import as_tokenizer
 from tests.assembly.test_plan import TWO_CORES, Told
 from tests.decoding import inline, make_request, plain, run_all
 from tests.toy import TableModel

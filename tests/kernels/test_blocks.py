@@ -70,7 +70,9 @@ def test_the_bits_of_a_product_depend_on_its_row_and_channel_alone(name: str) ->
     x = rows(33, width_of(form), 2)
     whole = multiply_rows(x, linear)
     for first, count in ((0, 1), (3, 2), (1, 5), (4, 7), (0, 13), (0, 16), (2, 17)):
-        assert np.array_equal(multiply_rows(x[first : first + count], linear, num_parts=2), whole[first : first + count])
+        assert np.array_equal(
+            multiply_rows(x[first : first + count], linear, num_parts=2), whole[first : first + count]
+        )
 
 
 def test_factor_bias_and_padding_are_those_of_the_layer() -> None:

@@ -43,10 +43,8 @@ from transformers import (
 )
 
 from card.errors import ModelError
-from card.models.facts import end_token_ids, parameter_count
-from card.models.loading import load_decoder
 from card.models.facts import end_token_ids, parameter_count, sampling_defaults
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.protocol import Extension
 from card.models.runners import plain_runner

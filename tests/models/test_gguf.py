@@ -32,10 +32,8 @@ from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.models.warn_once import warn_once
-from card.theirs.transformers.loading import load_model
-from card.models.said_once import say_once
-from card.models.torch_runner import TorchRunner
 from card.text.prompts import encode_chat
+from card.theirs.transformers.loading import load_model
 from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.reaching_in import say_why_not_int8

@@ -27,9 +27,9 @@ from card.models.files import tensor_files
 from card.models.files.gguf import block_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.loading import load_decoder
-from card.models.own.layers import EmbeddedRows, embedded
 from card.models.own.decoder_model import is_int8
 from card.models.own.exact_layers import products_of
+from card.models.own.layers import EmbeddedRows, embedded
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, make_runner, plain_runner
 from card.models.warn_once import warn_once

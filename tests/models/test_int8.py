@@ -126,7 +126,7 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Row
     if dtype:
         model = model.to(getattr(torch, dtype))
     if in_integers and not dtype:
-        mark_int8(model)
+        model.computes_int8 = True
     return plain_runner(model, max_model_len=128, max_tree_rows=128, own_pass=None if in_integers else False)
 
 

@@ -42,7 +42,7 @@ def make_runner(kind: str) -> RowRunner:
     if kind.endswith("int8"):
         if NO_INTEGERS is not None:
             pytest.skip(f"no integer passes: {NO_INTEGERS}")
-        mark_int8(model)
+        model.computes_int8 = True
     return (Ordinary if kind.endswith("torch") else RowRunner)(model, max_model_len=80)
 
 

@@ -23,14 +23,11 @@ from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.machine.packages import install_command
 from card.models.loading import load_tokenizer
-from card.text.grammar import BackgroundGrammars, GrammarCompiler
-from card.text.matcher import MatcherState, first_line
-from card.theirs.transformers.loading import load_model
-from card.models.loading import load_model, load_tokenizer
 from card.text.given_tokenizer import as_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
 from card.text.tokenizer import Tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tree.masks import GrammarState
 from tests.pair import Pair, own_tokenizer
 from tests.reaching_in import finish, matcher_of

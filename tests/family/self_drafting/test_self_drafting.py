@@ -13,7 +13,6 @@ from card.engine.queue import Limits
 from card.engine.request import Request
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
-from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
@@ -34,7 +33,7 @@ def runner_of(kind: str) -> TorchRunner:
     if kind == "int8":
         if (reason := why_not_int8()) is not None:
             pytest.skip(f"no integer passes: {reason}")
-        mark_int8(model)
+        model.computes_int8 = True
     return TorchRunner(model, max_model_len=100, own_pass=kind != "transformers")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from card.config.record import load_place
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
@@ -249,8 +250,7 @@ def _state_input(model: LanguageModel, parallel: ParallelDraft, target: RowRunne
             "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
         )
     assert isinstance(model, RowRunner), "a folder says what it reads"
-    from card.family.pard.state_input import StateInput  # where it is used: it needs torch, as its training does
-
-    state_input = StateInput.load(path)
+    kind = load_place("card.family.pard.state_input:StateInput")  # which needs torch, as its training does
+    state_input: StateInput = kind.load(path)
     state_input.check(target, model.original.hidden_size, str(path))
     return state_input

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from card.errors import ModelError
 from card.models.layer_kinds import has_state
 from card.models.names import model_name
+from card.models.others import others
 from card.models.own.decoder_model import is_int8
 from card.models.runner import ExactRunner, RowRunner
 from card.theirs.transformers.hybrid import HybridRunner
@@ -44,6 +45,5 @@ def make_runner(model: PreTrainedModel, *, max_model_len: int, max_tree_rows: in
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if model.device.type != "cuda" or has_state(model):
         return plain_runner(model, **sizes)
-    from card.theirs.cuda.bucketed import BucketedRunner
-
-    return BucketedRunner(model, **sizes)
+    made: RowRunner = others("cuda.bucketed", f"device {model.device}").BucketedRunner(model, **sizes)
+    return made
