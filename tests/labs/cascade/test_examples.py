@@ -28,7 +28,7 @@ def _whole_loss(model: LanguageModel, prompt: str, answer: str) -> tuple[float, 
     slot, text = model.open(), [*ids, *answer_ids]
     (logits,) = model.forward([Extension(slot, text, range(-1, len(text) - 1))])
     model.close(slot)
-    logprobs = torch.log_softmax(logits.double(), -1)[len(ids) - 1 : -1]
+    logprobs = torch.log_softmax(torch.from_numpy(logits).double(), -1)[len(ids) - 1 : -1]
     return -float(logprobs[range(len(answer_ids)), answer_ids].sum()), len(answer_ids)
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from card.config import INT8, DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
 from card.models.facts import num_bytes, parameter_count
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import DecoderModel, LoadedModel
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
 _SHOWN_TOKENS = (1, 2, 4, 8, 16)
