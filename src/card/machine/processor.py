@@ -48,8 +48,8 @@ def has_matrix_unit() -> bool:
     """Return whether this process may multiply bytes in the matrix unit (AMX); asks the system for it."""
     if platform.system() != "Linux" or not {"amx-tile", "amx-int8"} <= _features():
         return False
-    system: Any = ctypes.CDLL(None, use_errno=True)
-    return bool(system.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+    system = ctypes.CDLL(None).syscall
+    return bool(system(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_REQUEST_PERMISSION), ctypes.c_long(_TILE_DATA)) == 0)
 
 
 @functools.cache
