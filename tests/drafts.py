@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from card.config import SamplingRule, TreeShape
 from card.drafting.beam import BeamSequence
@@ -84,6 +84,6 @@ class LayersWriter(DraftWriter):
         nodes = sequence.frontier()[:max_tokens]
         while nodes and len(layers) < self.layers_per_pass:
             texts = [sequence.token_ids + sequence.cache.path_tokens(node) for node in nodes]
-            layers.append(sequence.grow(nodes, torch.stack([self._model.logits_after(text) for text in texts])))
+            layers.append(sequence.grow(nodes, np.stack([self._model.logits_after(text) for text in texts])))
             nodes = sequence.frontier()
         return NewNodes.joined(layers)

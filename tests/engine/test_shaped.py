@@ -6,8 +6,8 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,6 +223,6 @@ def test_a_request_without_speculation_runs_one_token_a_pass():
 
 def test_the_slow_reference_finds_a_penalty_that_forgets_the_path():
     """The control: shaped as if the candidates before it did not count, a row is another one."""
-    row = torch.linspace(-3, 3, 12).tolist()
+    row = np.linspace(-3, 3, 12, dtype=np.float32).tolist()
     ahead = slowly_shaped(row, PENALISED, PROMPT, [7, 7], ENDS)
     assert ahead != slowly_shaped(row, PENALISED, PROMPT, [], ENDS)
