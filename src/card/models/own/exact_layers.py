@@ -94,8 +94,8 @@ def turning_tables(model: DecoderModel, num_positions: int, kind: str) -> tuple[
 
 def angles_of_axes(tables: tuple[Floats, Floats], positions: IntArray, axes: IntArray) -> tuple[Floats, Floats]:
     """Return cos and sin [T, channels] of rows with positions [3, T], of which each channel takes that of its axis."""
-    places = np.ascontiguousarray(positions[axes].T)  # [T, channels]; what NumPy takes lies in the order of its index
-    cos, sin = (table[places, np.arange(len(axes))] for table in tables)
+    places = positions[axes].T  # [T, channels]
+    cos, sin = (np.ascontiguousarray(table[places, np.arange(len(axes))]) for table in tables)
     return cos, sin
 
 
