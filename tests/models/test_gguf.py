@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -22,7 +23,8 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
 from card.kernels.int8_linear import why_not_int8
-from card.models import dtypes, loading
+from card.kernels.number_types import BFLOAT16, FLOAT16, dtype_name
+from card.models import loading
 from card.models.facts import end_token_ids, parameter_count
 from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
@@ -99,7 +101,7 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     where = cache if kept else ""
     own, theirs = load_decoder(file, cache_dir=where), load_decoder(folders(kind))
     assert type(own) is DecoderModel
-    assert own.dtype == torch.float32
+    assert own.dtype == np.float32
     assert torch.equal(logits(own), logits(theirs))
     known_by_name = load_tokenizer(folders(kind)).convert_tokens_to_ids("<|endoftext|>")
     assert end_token_ids(own) == end_token_ids(theirs) | {known_by_name}
@@ -143,9 +145,9 @@ def test_quantised_weights_are_what_is_left_of_them(folders, tmp_path, cache, ki
     file = write_gguf(folders(kind), tmp_path / "model.gguf", kind=quantised)
     for dtype in ("float32", "bfloat16", "float64"):
         own, theirs = (load_decoder(one, dtype=dtype, cache_dir=cache) for one in (file, folder))
-        assert own.dtype == getattr(torch, dtype)
+        assert dtype_name(own.dtype) == dtype
         assert torch.equal(logits(own), logits(theirs))
-    stored = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}.get(quantised)
+    stored = {Kind.F16: FLOAT16, Kind.BF16: BFLOAT16}.get(quantised)
     if stored is not None:
         assert load_decoder(file, cache_dir=cache).dtype == stored
 
@@ -158,7 +160,7 @@ def test_a_head_that_equals_the_embeddings_is_shared(folders, tmp_path, cache):
     demo_tokenizer().save_pretrained(tmp_path / "apart")
     file = write_gguf(tmp_path / "apart", tmp_path / "model.gguf", kind=Kind.Q8_0)
     own = load_decoder(file, dtype="bfloat16", cache_dir=cache)
-    assert own.lm_head.weight.data_ptr() == own.model.embed_tokens.weight.data_ptr()
+    assert own.lm_head.weight is own.embeddings
     assert parameter_count(own) == parameter_count(load_model(folders("llama, tied")))
 
 
@@ -227,7 +229,7 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_processor(
     folders, tmp_path, cache, monkeypatch, caplog, is_quick
 ):
-    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: is_quick)
+    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: is_quick)
     file = write_gguf(folders("qwen2"), tmp_path / "other.gguf", kind=Kind.MXFP4)
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -238,7 +240,7 @@ def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_pro
 
 
 def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: False)
     files = {
         kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)
     }
@@ -246,11 +248,11 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
         say_why_not_int8(monkeypatch, reason)
         quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
         assert is_int8(quantised) == (reason is None)
-        assert quantised.has_blocks == (reason is None)
-        as_it_runs = torch.float32 if reason else torch.bfloat16  # our machine code multiplies 16 bits
-        assert (is_int8(stored), stored.dtype) == (False, as_it_runs)
+        assert (type(quantised) is DecoderModel and quantised.has_blocks) == (reason is None)
+        as_it_runs = "float32" if reason else "bfloat16"  # our machine code multiplies 16 bits
+        assert (is_int8(stored), dtype_name(stored.dtype)) == (False, as_it_runs)
         asked = load_decoder(files[Kind.Q8_0], dtype="bfloat16", cache_dir=cache)
-        assert (is_int8(asked), asked.dtype) == (False, torch.bfloat16)
+        assert (is_int8(asked), dtype_name(asked.dtype)) == (False, "bfloat16")
 
 
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
@@ -350,14 +352,14 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     code = (
         "import sys; from card.models.loading import load_decoder, load_tokenizer\n"
         "load_tokenizer(sys.argv[1], cache_dir=sys.argv[2])\n"
-        "print(load_decoder(sys.argv[1], cache_dir=sys.argv[2]).lm_head.weight.double().sum().item())"
+        "print(load_decoder(sys.argv[1], cache_dir=sys.argv[2]).lm_head.weight.sum(dtype='float64'))"
     )
     command = [sys.executable, "-c", code, str(tiny), cache]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [one.communicate(timeout=110) for one in running]
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
-    assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.double().sum().item())
+    assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.sum(dtype="float64"))
     assert entries(cache) == ["v4-facts1", "v4-float16", "v4-text"]
 
 
@@ -602,7 +604,7 @@ def test_a_file_on_the_hub_is_fetched_by_its_name(tiny, cache, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: ModelInfo(id="org/repo"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
-    assert load_decoder("org/repo/sub/tiny.gguf", cache_dir=cache).dtype == torch.float16
+    assert load_decoder("org/repo/sub/tiny.gguf", cache_dir=cache).dtype == FLOAT16
     assert asked == [("org/repo", "sub/tiny.gguf", {"local_files_only": False, "tqdm_class": None})]
 
 

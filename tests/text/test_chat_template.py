@@ -87,6 +87,16 @@ TEMPLATES: dict[str, str] = {
     "{% generation %}gen{% endgeneration %}{{ dict(a=1) | tojson }}{{ strftime_now('%Y') }}{{ unknown }}"
     "{% with y = 2 %}{{ y }}{% endwith %}{% block b %}block"
     "{% endblock %}{{ self.b() }}{{ (messages | list)[0:1] | length }}",
+    "what an assistant writes": "{% set x = 'out' %}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{%- generation -%}{% set x = 'in' %}{{ m.content }}{{ x }}{{ loop.index }}{%- endgeneration -%}{% else %}"
+    "{{ m.role }}{% endif %}{{ x }}{% endfor %}{% macro said(m) %}{% generation %}{{ m.role }}{% endgeneration %}"
+    "{% endmacro %}{{ said(messages[-1]) }}{% generation %}{% endgeneration %}{{ x }}",
+    "JSON as it is wanted": "{% set v = {'b': ['é', '<&>'], 'a': none, 'c': 1.5} %}{{ v | tojson }}"
+    "{{ v | tojson(ensure_ascii=true) }}{{ v | tojson(indent=4, sort_keys=true) }}"
+    "{{ v | tojson(separators=(',', ':')) }}"
+    "{{ v | tojson(false, 2, (' , ', ' : '), true) }}{{ messages | tojson }}{{ 'é' | tojson }}{{ nothing | tojson }}",
+    "namespaces with a value called self": "{% set ns = namespace({'a': 1}, self=2, b=3) %}{{ ns.self }}{{ ns.a }}"
+    "{% set ns.b = ns.b + 1 %}{{ ns.b }}{{ ns.nothing }}{{ dict([('x', 1)], y=2) }}{{ dict.fromkeys(['k']) }}",
     "refuses": "{{ raise_exception('no ' ~ messages[0].role) }}",
     "escapes": "{{ messages.__class__ }}{{ ''.__class__.__mro__ }}",
 }
@@ -130,6 +140,24 @@ def test_a_template_writes_what_transformers_writes(name: str) -> None:
         expected = theirs(TEMPLATES[name], messages, kwargs, tools=tools, add_generation_prompt=asks)
         got = ours(TEMPLATES[name], messages, tools=tools, add_generation_prompt=asks, template_kwargs=kwargs)
         assert got == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = namespace(_a=1) %}{{ ns._a }}",
+        "{% set ns = namespace() %}{% set ns._b = 1 %}",
+        "{{ dict.mro() }}",
+        "{{ dict.__call__.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ lipsum() }}",
+    ],
+)
+def test_a_template_that_reaches_for_what_it_may_not_have_is_refused(template: str) -> None:
+    tokenizer: Any = Templated(template)
+    with pytest.raises(PromptError, match="the model's chat template refuses the messages"):
+        render_chat(tokenizer, CONVERSATIONS[0])
 
 
 def test_a_conversation_with_a_template_becomes_the_ids_that_transformers_makes_of_it() -> None:

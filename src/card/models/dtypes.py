@@ -21,10 +21,9 @@ def parse_dtype(dtype: object) -> str:
 
     Raises: ModelError for another one.
     """
-    name = dtype_name(dtype)
-    if name in (AUTO, INT8):
+    if isinstance(dtype, str) and dtype in (AUTO, INT8):
         return AUTO  # runners make integers of the weights as they are stored
-    name = _SHORT_NAMES.get(name, name)
+    name = _SHORT_NAMES.get(dtype_name(dtype), dtype_name(dtype))
     if name not in _DTYPES:
         raise ModelError(
             f"unknown dtype {str(dtype)!r}; allowed: {AUTO}, {INT8}, {', '.join((*_DTYPES, *_SHORT_NAMES))}"

@@ -172,7 +172,8 @@ def _inflated(llama: DecoderModel, shape: InflatedShape) -> DecoderModel:
         name: _inflated_weight(name, source.get(name), size, shape.copies, llama, random)
         for name, size in _shapes(config, llama).items()
     }
-    inflated = DecoderModel(llama.architecture, config, copy.deepcopy(llama.generation_config), weights)
+    generation = copy.deepcopy(llama.generation_config)
+    inflated = DecoderModel(llama.architecture, config, generation, weights, angles=llama.angles)
     inflated.computes_int8 = llama.computes_int8
     return inflated
 

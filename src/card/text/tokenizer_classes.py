@@ -29,7 +29,6 @@ class TokenizerClass:
     special_tokens: Mapping[str, str]  # where tokenizer_config.json does not name a part
     has_unknown: bool = False  # the model has a token for what it cannot write
     keeps_frame: bool = True  # the file's post-processor
-    adds_named: bool = False  # special tokens are special to the backend, whatever the files say of them
 
 
 def find_class(model_type: str, declared: str, *, is_byte_level: bool) -> TokenizerClass | None:
@@ -178,7 +177,6 @@ CLASSES: Mapping[str, TokenizerClass] = {
             "sep_token": "<SEP>",
             "mask_token": "<MASK_TOKEN>",
         },
-        adds_named=True,
     ),
 }
 

@@ -67,12 +67,10 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
         kind = None  # the classes that set something are all of this model
     stated = _stated(folder, config)
     added = _added_tokens(folder, config, file, stated)
-    special, others = _special_tokens(stated, added, kind)
+    special, others = _special_tokens(stated, kind)
     backend = tokenizers.Tokenizer.from_buffer(data if kind is None else _remade(file, kind, config, special))
     backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
     _add(backend, added, special, others)
-    if kind is not None and kind.adds_named:
-        backend.add_special_tokens([*special.values(), *others])
     return Tokenizer(
         backend,
         special_tokens={name: str(token) for name, token in special.items()},
@@ -114,26 +112,30 @@ class _Stated:
 
     parts: dict[str, Any]  # by part; None: there is none
     others: list[Any]  # without a part
+    late: list[Any]  # the same, which added_tokens.json does not count as special
 
 
 def _stated(folder: Path, config: Mapping[str, Any]) -> _Stated:
     """Return what tokenizer_config.json states; without a list of added tokens there, special_tokens_map.json too."""
     others = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     parts = {name: token for name, token in config.items() if name.endswith("_token") and not isinstance(token, bool)}
+    parts = {
+        name: parts[name] for name in sorted(parts, key=lambda name: isinstance(parts[name], str))
+    }  # objects first
     if isinstance(others, dict):
         parts, others = {**parts, **others}, []
+    late: list[Any] = []
     older = {} if "added_tokens_decoder" in config else _read(folder / "special_tokens_map.json")
     for name, value in older.items():
         if name == "additional_special_tokens":
-            if not {name, "extra_special_tokens"} & config.keys():
-                others = [*others, *value]
+            late = [] if {name, "extra_special_tokens"} & config.keys() else list(value)
         elif name != "extra_special_tokens":
             parts[name] = {**value, "special": True} if isinstance(value, dict) else value
         elif isinstance(value, dict):
             parts |= value
         else:
             others = [*others, *(one for one in value if one not in others)]
-    return _Stated(parts, list(others))
+    return _Stated(parts, list(others), late)
 
 
 def _added_tokens(folder: Path, config: Mapping[str, Any], file: _File, stated: _Stated) -> dict[int, AddedToken]:
@@ -150,16 +152,12 @@ def _added_tokens(folder: Path, config: Mapping[str, Any], file: _File, stated: 
     return added
 
 
-def _special_tokens(
-    stated: _Stated, added: Mapping[int, AddedToken], kind: TokenizerClass | None
-) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+def _special_tokens(stated: _Stated, kind: TokenizerClass | None) -> tuple[dict[str, AddedToken], list[AddedToken]]:
     """Return the special tokens by their parts, and those without a part."""
-    known = {str(token): token for token in added.values()}
     parts = {**({} if kind is None else kind.special_tokens), **stated.parts}
     names = [*NAMED_TOKENS, *(name for name in parts if name not in NAMED_TOKENS)]
-    found = {name: _token(parts[name]) for name in names if parts.get(name) is not None}
-    special = {name: known.get(str(token), token) if name in NAMED_TOKENS else token for name, token in found.items()}
-    return special, [_token(token) for token in stated.others]
+    special = {name: _token(parts[name]) for name in names if parts.get(name) is not None}
+    return special, [_token(token) for token in (*stated.others, *stated.late)]
 
 
 def _token(given: Any) -> AddedToken:

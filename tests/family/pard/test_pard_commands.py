@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from card.cli.options import choose_models
+from card.errors import SettingsError
 from card.family.pard import command as train_pard
+from card.models.files.known_pairs import KNOWN_PAIRS
 from card.models.parallel_draft import FILE, STATES_FILE
 from tests.commands import Ran, run_command
 from tests.pair import Pair
@@ -126,3 +129,8 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(run, pair, data, tmp_pat
     ran = run(*(word for pair in args.items() for word in pair))
     assert (ran.status, said in ran.err) == (2, True), ran.err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_draft_model_of_a_known_pair_is_none_for_it() -> None:
+    with pytest.raises(SettingsError, match="this method needs a draft model"):
+        choose_models({"method": "pard", "target": KNOWN_PAIRS[0].target.repository, "draft": None})

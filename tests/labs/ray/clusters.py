@@ -24,8 +24,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from card import LLM, SamplingParams
-from card.labs.ray import app
 from card.labs.ray.target import DESK
+from card.ray import app
 
 PATIENCE_S = 120.0
 MODEL = "tiny"

@@ -1,1 +1,1 @@
-"""Methods that are settings of the engine, and those of a local writer of the core alone."""
+"""Methods that are only settings of the engine, and methods that are one local writer of the core."""

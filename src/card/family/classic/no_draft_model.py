@@ -1,4 +1,4 @@
-"""Methods without a draft model: plain decoding, and those that are one local writer (`card.drafting.local`) alone."""
+"""Methods without a draft model: plain decoding, and single local writers (`card.drafting.local`)."""
 
 from card.config.method import Method
 

@@ -1,4 +1,4 @@
-"""Methods that are settings of the engine, and those of one local writer of the core."""
+"""The records of these methods."""
 
 from card.config.record import Record
 from card.family.classic import no_draft_model, pearl, query_and_correct, sps, ssd

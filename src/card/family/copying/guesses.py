@@ -153,7 +153,7 @@ class GuessRates:
 
 
 def guess_rates(num_ranks: int) -> GuessRates:
-    """Return the chances to begin with where nothing is known yet: the newest of several n-grams is the likeliest."""
+    """Return the initial chances, before any counts: the newest of several n-grams is the likeliest."""
     first = [0.35 * 0.4**rank for rank in range(num_ranks)]
     later = [0.6 * 0.3**rank for rank in range(num_ranks)]
     return GuessRates(RankRates(first, weight=6.0), RankRates(later, weight=6.0))

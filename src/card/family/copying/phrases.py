@@ -20,13 +20,13 @@ def new_pool() -> NgramPool:
 
 
 class PhraseSequence(WriterSequence):
-    """One request among those that share phrases, and what it proposed last until it is known how that fared."""
+    """One of the requests that share phrases, and its latest proposal until that is verified."""
 
     pool: NgramPool
     """The phrases, by the token that they follow."""
 
     def __init__(self, prompt_ids: Sequence[int], pool: NgramPool, *, num_phrases: int = _NUM_PHRASES) -> None:
-        """Begin with the phrases that are known, those of the prompt as the newest."""
+        """Begin with the shared phrases; phrases of the prompt are the newest."""
         self.pool = pool
         self.pool.learn_text(prompt_ids)
         self._ngram = ngram = pool.length
@@ -98,15 +98,15 @@ class PhraseSequence(WriterSequence):
 class PhraseWriter(LocalWriter):
     """Lengthens the best path of all writers before it by phrases that followed its last token.
 
-    Phrases come from the text, from candidates that were rejected but that the target would have gone along with from
-    some token on, and from proposed phrases, which the target corrects. They are kept from request to request. That
-    the drafter too drafts with phrases is the business of `card.family.copying.phrase_drafting`.
+    Phrases come from the text, from the agreeing ends of rejected candidates, and from proposed phrases, which the
+    target corrects. They are kept from request to request. `card.family.copying.phrase_drafting` lets the draft model
+    use phrases, too.
 
     Source: Ouroboros, arXiv:2402.13720.
     """
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
-        """Make the writer, as yet without a phrase."""
+        """Make the writer, without any phrase."""
         super().__init__(settings, vocab_size, tokenizer)
         self._pool = new_pool()
 

@@ -93,7 +93,7 @@ def slot_tree(probs: Floats, most: int) -> Nodes:
 
 
 class _Best:
-    """The likeliest beginnings, grown layer by layer: what is less likely than ``most`` others is never looked at."""
+    """The likeliest beginnings, grown layer by layer: only the ``most`` likeliest are looked at."""
 
     def __init__(self, most: int) -> None:
         self._most = most

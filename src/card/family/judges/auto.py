@@ -1,4 +1,4 @@
-"""AutoJudge: a logistic regression on the target's hidden states says which mismatches matter to the answer.
+"""AutoJudge: a logistic regression on the target's hidden states predicts which mismatches change the answer.
 
 A mismatch is important if the target, made to go on from the draft's token, ends with another answer. What looks
 unimportant is tolerated. Source: Garipov et al. 2025, arXiv:2504.20039. Ours: the last hidden state of the target
@@ -79,12 +79,12 @@ class AutoJudge:
         return _FILE.load(path, made)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
-        """Write the judge as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
+        """Write the judge as safetensors; ``figures`` are its quality, by name. Raises: ModelError if that fails."""
         facts = {"draft": self.pair.draft, "bias": repr(self.bias), "usual": repr(self.usual)}
         _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
 
     def check_pair(self, target: RowRunner, draft: str) -> None:
-        """Refuse another pair than the judge's own; ``draft`` may be empty if nobody knows it. Raises: ModelError."""
+        """Refuse another pair than the judge's own; ``draft`` is empty if it is unknown. Raises: ModelError."""
         _FILE.check_made_for("pair", "the judge", self.pair.difference(PairFacts.of(target, draft)))
 
     def tolerates(self, mismatch: Mismatch) -> bool:

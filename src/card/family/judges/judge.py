@@ -30,7 +30,7 @@ class Mismatch:
 
 
 class Judge(Protocol):
-    """Says which candidates may stay against the target's choice."""
+    """Decides which candidates may stay against the target's choice."""
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate may stay."""

@@ -58,7 +58,7 @@ class Relaxed:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Tolerate whatever a target has drafted for itself, unless ``knob`` is 0.
+    """Tolerate everything that a target has drafted for itself, unless ``knob`` is 0.
 
     So what passed a verification over few KV rows stays, as in SpecPV. Source: arXiv:2512.02337.
     """

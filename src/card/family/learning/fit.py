@@ -1,4 +1,4 @@
-"""The one loop of all trainings: schedule, optimizer, checkpoints, and who is told how far it is.
+"""The one loop of all trainings: schedule, optimizer, checkpoints and progress.
 
 Every step of a run follows from the settings and the data. So a run that goes on from a checkpoint ends with the
 weights of one that was never cut off.

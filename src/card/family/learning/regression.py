@@ -15,7 +15,7 @@ _NEWTON_STEPS = 25
 
 @dataclass(frozen=True, slots=True)
 class CrossValidated:
-    """The ridge that tells best apart what a regression had not learnt from."""
+    """The ridge under which a regression does best on data that it has not seen."""
 
     ridge: float
     area: float  # under the ROC curve

@@ -31,7 +31,7 @@ BATCH = 32  # texts that are written side by side
 class TargetTexts:
     """Answers of a target, perhaps behind their prompts, one behind the other: M tokens in all.
 
-    Prompts are those that a drafter sees: without the places of images.
+    Prompts are as a drafter sees them: without the places of images.
     """
 
     features: Tensor  # [M, D] in the target's dtype, on the CPU: the hidden state of the token before each

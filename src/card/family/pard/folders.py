@@ -114,7 +114,7 @@ def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
                 position_ids=batch.positions.to(place),
             ).logits[0]
             alone = model(torch.tensor([[*range(_CHECKED_TOKENS - 4), mask_id, mask_id]], device=place)).logits[0]
-    except Exception as error:  # whatever the code of one of many architectures raises
+    except Exception as error:  # the code of an architecture may raise anything
         raise ModelError(f"{model_name(model)} cannot be adapted: it takes no attention mask of ours") from error
     origin = _CHECKED_TOKENS - 5
     own = (batch.origins[0] == origin).nonzero()[:, 0]

@@ -30,7 +30,7 @@ class Lesson:
 
     weights: Tensor  # [M] float32, in [0, 1]; 1 for tokens of the text
     logits: Tensor  # [M, V of the target] float
-    states: Tensor | None = None  # [B, S of the texts, layers * D]; None: nobody reads them
+    states: Tensor | None = None  # [B, S of the texts, layers * D]; None: the drafter reads none
 
     def loss(self, logits: Tensor, labels: Tensor, rows: slice) -> Tensor:
         """Return the summed loss of some of the tokens, in nats.

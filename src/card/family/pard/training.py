@@ -145,7 +145,7 @@ def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.
     return model if state_input is None else torch.nn.ModuleList([model, state_input])
 
 
-# ---- what is learnt when --------------------------------------------------------------------------------------------
+# ---- the order of training -------------------------------------------------------------------------------------------
 
 
 def split(documents: Sequence[Document], seed: int) -> tuple[list[Document], list[Document]]:
@@ -230,7 +230,7 @@ def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None =
 
 
 def added_to(batch: PackedBatch, lesson: Lesson, teacher: Teacher, shown: Tensor | None = None) -> Tensor | None:
-    """Return what the target's states add to the embeddings of a batch, [B, S, D]; None if nobody reads them.
+    """Return what the target's states add to the embeddings of a batch, [B, S, D]; None without such states.
 
     A token has those added that it was chosen from: the states at the place before it. The first one and masks have
     nothing added.

@@ -63,7 +63,7 @@ class Evidence:
 
 
 class HRad:
-    """Says how likely it is that a chain of drafted tokens will be accepted: none of it, some of it, all of it.
+    """Predicts how much of a chain of drafted tokens will be accepted: none, some, or all.
 
     Once it is attached to a target it is a consumer of features.
     """
@@ -119,7 +119,7 @@ class HRad:
         """Write the predictor as safetensors, weights in float16.
 
         Args:
-            figures: how well it does, by name; for people who look into the file's metadata.
+            figures: its quality, by name; for people who look into the file's metadata.
         Raises: ModelError if it cannot be written.
         """
         arrays: dict[str, Array] = {"mean": self._mean, "std": self._std}
@@ -190,7 +190,7 @@ def last_states(runner: RowRunner, num_layers: int, rows: Rows) -> FeatureWish:
 
 
 def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSettings) -> list[HRad]:
-    """Return who is to be shown the features of ``runner``, a target; nobody if that never moves a branch point.
+    """Return the observers for the features of ``runner``, a target; none if they never move a branch point.
 
     Args:
         settings: name a predictor, "off" or as of `HRad.load`, with its errors.

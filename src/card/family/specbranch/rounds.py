@@ -26,7 +26,7 @@ class Rounds:
     inputs: Tensor  # [N, (num_layers + 1) * D] in the target's dtype: features and embedding as `HRad` takes them
     num_accepted: Tensor  # [N] int64: from 0 to K
     confidences: Tensor  # [N, K] float32: the drafter's own probability of each token that it drafted, up to the first
-    # that was rejected; those behind it tell nothing
+    # that was rejected; tokens behind it have no outcome
     prompt_idx: Tensor  # [N] int64: which prompt it came from
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ _Round = tuple[Tensor, int, list[float], int]
 
 
 class RoundCollector:
-    """Lets the target answer prompts greedily, several at a time, and says how rounds of speculation would have gone.
+    """Lets the target answer prompts greedily, several at a time, and works out how each round would have ended.
 
     A drafted token is accepted if it is the target's own, so the target's text and what the draft model would say to
     each of its beginnings tell where rounds begin and how they end.
@@ -92,7 +92,7 @@ class RoundCollector:
     def collect(self, prompts: Sequence[Sequence[int]], on_answer: Callable[[], None] = lambda: None) -> Rounds:
         """Answer all prompts and return the rounds in which the outcome is known.
 
-        A round whose text ends within the accepted tokens is left out: nobody knows how the rest would have fared.
+        A round whose text ends within the accepted tokens is left out: the fate of the rest is unknown.
 
         Args:
             prompts: token ids, 1 to `max_prompt_tokens` each.

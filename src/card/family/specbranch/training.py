@@ -32,7 +32,7 @@ _DROPOUT = 0.2  # of inputs and hidden values
 _RULE = Rule(learning_rate=3e-4, weight_decay=0.5, betas=(0.9, 0.999), schedule=constant_rate, clipped_norm=None)
 _LEAST_GAIN = 2.0  # nats over all tokens, by which chance alone lowers the loss in one case of twenty
 _LEAST_SCALE = 0.05  # of the scores in calibration: one at 0 or below would turn the order of classes round
-_RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs say the same
+_RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs are redundant
 _MOST_FITTING_STEPS = 100  # of L-BFGS, which ends by itself before
 _ALMOST = 1e-4  # a token is never certain
 TensorLayer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out]
@@ -286,7 +286,7 @@ class TokenOutcomes:
         """Take the rounds and, for each, the foreseen log odds, [N] float."""
         positions = torch.arange(rounds.num_drafted)
         num_accepted = rounds.num_accepted[:, None]
-        compared = positions <= num_accepted  # those behind the first rejected one tell nothing
+        compared = positions <= num_accepted  # tokens behind the first rejected one have no outcome
         confidences = rounds.confidences.double().clamp(_ALMOST, 1.0 - _ALMOST)
         self._was_accepted = (positions < num_accepted)[compared].double()
         self._confidence = confidences.logit()[compared]

@@ -1,4 +1,4 @@
-"""CARD inside somebody else's engine: what an engine that verifies chains needs, and no engine's import."""
+"""CARD as a drafter for other engines that verify chains: shared parts, which import no engine."""
 
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.settings import AdapterSettings

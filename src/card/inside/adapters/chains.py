@@ -1,7 +1,7 @@
 """The policy for an engine that verifies chains and lets nothing be measured at start.
 
 It differs from `card.engine.policy.tuned` in what it is told, not in its rule: what a step costs is learnt from the
-engine's own steps, and greedy and sampled texts count together, as nobody says which is which.
+engine's own steps, and greedy and sampled texts count together, as the engine does not tell them apart.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class ChainPolicy:
             row_cost: tokens that a candidate must bring; None: the rate times what a row costs, as learnt.
         """
         self._row_cost = row_cost
-        self._acceptance = Acceptance(lasts=False)  # so that it drafts again some day: nobody here tries it anew
+        self._acceptance = Acceptance(
+            lasts=False
+        )  # it fades, so that drafting starts again: nothing else here would retry
         self._steps: defaultdict[int, StepCost] = defaultdict(StepCost)  # by bucket of batch sizes
         self._passes: defaultdict[int, Ratio] = defaultdict(Ratio)  # the same; seconds of drafter passes
 

@@ -95,7 +95,7 @@ class DraftedText(FollowedText):
         return [*messages, self._replica.open_message()]
 
     def reopen(self) -> list[Open]:
-        """Return what a new drafter must be told."""
+        """Return the messages that a new drafter needs."""
         if self._replica is None:
             return []
         self._replica.forget_drafter()
@@ -123,13 +123,13 @@ class DraftedText(FollowedText):
         return [] if self._replica is None else self._replica.receive(message)
 
     def judge(self, new_ids: Sequence[int]) -> Verified:
-        """Return what the tokens that a step committed tell of the candidates; before `commit`."""
+        """Return how the candidates fared, by the tokens that a step committed; before `commit`."""
         known, num_right = judged(self.chain, new_ids)
         compared = (0, 0, 0.0) if self._replica is None else self._replica.compare(new_ids)
         return Verified(id(self), known, tuple(range(num_right)), True, *compared)
 
     def commit(self, new_ids: Sequence[int], drafting: DraftingFacts | None) -> list[TargetMessage]:
-        """Go on with the tokens that a step committed. Returns: what the drafter must be told."""
+        """Go on with the tokens that a step committed. Returns: messages for the drafter."""
         self.append(new_ids)
         stats = self._stats
         stats.target_passes += 1
@@ -137,7 +137,7 @@ class DraftedText(FollowedText):
         self._offers.observe(
             Observation(
                 new_ids=tuple(new_ids),
-                tokens=tuple(new_ids[:-1]),  # of rejected candidates nothing is told but that they were wrong
+                tokens=tuple(new_ids[:-1]),  # of rejected candidates only the rejection is known
                 parents=tuple(range(ROOT, num_accepted - 1)),
                 choices=tuple(new_ids),
                 accepted=tuple(range(num_accepted)),

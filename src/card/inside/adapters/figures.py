@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Figures:
-    """Counters since the start. An engine's own metrics count verified and accepted tokens; these say whose they were.
+    """Counters since the start. The engine's metrics count verified and accepted tokens; these count them by writer.
 
     A token that several writers proposed counts under all their names, joined by "+".
     """

@@ -179,7 +179,7 @@ class ChainProposer:
             self.link.send(message)
 
     def _listen(self) -> list[TargetMessage]:
-        """Take what the drafter said. Returns: the replies."""
+        """Take the drafter's messages. Returns: the replies."""
         replies: list[TargetMessage] = []
         for message in self.link.receive():
             if isinstance(message, Ready):  # a new one, which knows of no request

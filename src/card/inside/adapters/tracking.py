@@ -1,7 +1,7 @@
 """Follow requests that have no names: an engine hands over rows of tokens, and rows move, leave and come back.
 
 A row is the request whose text it goes on with. Two requests with equal texts cannot be told apart and need not be:
-whatever is known of one is true of the other. Taking one request for another that ends alike costs speed at most, as
+all that is known of one is true of the other. Taking one request for another that ends alike costs speed at most, as
 candidates never decide what the text is.
 """
 
@@ -55,7 +55,7 @@ class Followed(Generic[TextT]):
     texts: list[TextT | None]  # of each row; None: the row holds nothing to follow
     begun: list[TextT] = field(default_factory=list)  # seen for the first time
     resumed: list[TextT] = field(default_factory=list)  # back from the parked ones
-    left: list[TextT] = field(default_factory=list)  # finished or preempted: nobody says which
+    left: list[TextT] = field(default_factory=list)  # finished or preempted: the engine does not say which
     forgotten: list[TextT] = field(default_factory=list)  # away for too long
 
 

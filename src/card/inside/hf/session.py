@@ -99,7 +99,7 @@ class Session:
         )
 
     def run(self, requests: Sequence[Request], batch: Batch) -> list[RequestStats]:
-        """Run the requests, one for each row, until the batch has what it wants; return their counters."""
+        """Run the requests, one for each row, until the batch is complete; return their counters."""
         stats = [RequestStats() for _ in requests]
         row_of: dict[int, int] = {}
         try:
@@ -164,7 +164,7 @@ def release(model: PreTrainedModel) -> None:
 def borrowed_session(
     model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings, requests: Sequence[Request]
 ) -> Iterator[Session]:
-    """Lend the session of these models, made anew where the kept one does not fit; nobody else has it meanwhile."""
+    """Lend the session of these models, made again where the kept one does not fit; it has one user at a time."""
     max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)
     call = _GenerateCall(model, draft, settings, max_len, num_rows=min(len(requests), _MOST_SEQUENCES))
     session = _sessions.pop(model, None)

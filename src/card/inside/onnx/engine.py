@@ -37,7 +37,7 @@ class _Turn:
     """A text while the engine goes on with it."""
 
     def __init__(self, owner: Any, token_ids: list[int], text: DraftedText) -> None:
-        self.owner = weakref.ref(owner)  # the engine gives up requests that nobody holds any longer
+        self.owner = weakref.ref(owner)  # the engine gives up requests once their owner is gone
         self.token_ids = token_ids
         self.text = text
         self.new_ids: list[int] = []  # of these, what the proposer has yet to be told
@@ -50,7 +50,7 @@ class _Turn:
 
     @property
     def is_running(self) -> bool:
-        """Also while the proposer has yet to be told of its last tokens."""
+        """Also while the proposer does not have its last tokens."""
         return bool(self.new_ids) if self.is_over else self.wants_drafts
 
 

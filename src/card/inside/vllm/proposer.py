@@ -47,7 +47,7 @@ class CardProposer:
 
     @property
     def proposer(self) -> ChainProposer | None:
-        """The proposer; None before `load_model`, on ranks whose candidates nobody reads, and after a failure."""
+        """The proposer; None before `load_model`, on ranks whose candidates are not used, and after a failure."""
         return self._proposer
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -100,7 +100,7 @@ class CardProposer:
             if self._update is not None:
                 self._tell(self._proposer, self._update)
         except Exception as error:  # a fault of ours must not end an engine that serves others
-            at = traceback.extract_tb(error.__traceback__)[-1]  # of its text nothing is said: it may quote a prompt
+            at = traceback.extract_tb(error.__traceback__)[-1]  # without the error's text, which may quote a prompt
             what = f"{type(error).__name__} at {at.filename}:{at.lineno}"
             logger.error("CARD failed with %s and proposes nothing any more; please report it", what)
             self._proposer.close()

@@ -1,7 +1,7 @@
 """A fault of vLLM 0.32.0 on CPUs, found by a test of its function and put right.
 
 vLLM gives each candidate the temperature, top-k and top-p of its request by `expand_batch_to_tokens`. The CPU backend's
-kernel for that writes whole numbers into a copy, so what comes back is memory that nobody wrote. Sampled text then has
+kernel for that writes whole numbers into a copy, so the result is uninitialised memory. Sampled text then has
 another law as soon as candidates are verified, vLLM's own ngram proposer included. Greedy text does not need these.
 """
 
@@ -49,7 +49,7 @@ def is_sound(expand: Expand) -> bool:
 
 
 def repair_sampling() -> None:
-    """Replace vLLM's function for the CPU if it is at fault, and say so."""
+    """Replace vLLM's function for the CPU if it is at fault, and log that."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
 

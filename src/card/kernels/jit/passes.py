@@ -50,7 +50,7 @@ from card.kernels.jit.vectors import (
 )
 
 _PATIENCE = 2000  # looks at the others before the core is given away
-_PAST_ALL = 1 << 40  # a counter that nobody waits for
+_PAST_ALL = 1 << 40  # beyond every turn that threads wait for
 _COUNTER_SIZE = 8  # integers that a counter has to itself, a line of the caches
 _MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
 
@@ -266,7 +266,9 @@ def end_layer(
         gated_scales(table, first_row), gated_sums(table, first_row), mlp_groups, part, parts, turn,
     )  # fmt: skip
     copy_to, padded = entry(of, t.COPY_TO), entry(table, t.PADDED_WIDTH)
-    if copy_to and part == 0:  # nobody writes to these hidden states before this thread has come to the next layer
+    if (
+        copy_to and part == 0
+    ):  # other threads write to these hidden states only after this one has reached the next layer
         for at in range(4 * padded * first_row, 4 * padded * (first_row + num_rows), 4 * LANES):
             store(copy_to + at, load(entry(table, t.HIDDEN) + at))
     return turn

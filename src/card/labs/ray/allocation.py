@@ -126,7 +126,7 @@ class Allocation:
         return self._hold(holder, incarnation, wish, now, since=since)
 
     def give_back(self, holder: str) -> None:
-        """End whatever the holder has."""
+        """End the lease of the holder, if there is one."""
         self._held.pop(holder, None)
 
     def figures(self, now: float) -> PoolFigures:

@@ -47,7 +47,7 @@ class LeaseDesk:
         return as_text(self._pool.renew(holder, incarnation, msgspec.json.decode(wish, type=Wish), time.monotonic()))
 
     async def give_back(self, holder: str) -> None:
-        """End whatever the holder has."""
+        """End the lease of the holder, if there is one."""
         self._pool.give_back(holder)
 
     async def figures(self) -> str:
@@ -105,7 +105,7 @@ class RayLeases:
         return self._line.call("renew", self._holder, lease.incarnation, as_text(wish), answer=_Answer)
 
     def give_back(self) -> None:
-        """End whatever is held."""
+        """End the lease, if there is one."""
         self._line.call("give_back", self._holder)
 
     def close(self) -> None:

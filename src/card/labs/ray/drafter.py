@@ -1,4 +1,4 @@
-"""A drafter of the pool: one replica, one draft server, which tells the desk that it is there."""
+"""A drafter of the pool: one replica with one draft server, which reports to the desk."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class _Quiet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
-        except Exception as error:  # whatever it is: Ray would log its message
+        except Exception as error:  # of any type: Ray would log its message
             raise WorkerError(f"an answer was broken off by {type(error).__name__}") from None
 
 

@@ -1,6 +1,6 @@
 """Arbitrage: the draft model writes an answer step by step, and the target rewrites the steps that a router names.
 
-Steps are lines, or whatever a delimiter ends. Inside the target's steps its own method speculates token by token.
+Steps end with a line, or with a delimiter. Inside the target's steps its own method speculates token by token.
 Source: Arbitrage, arXiv:2512.05033. The text is another one than plain decoding's, unless the router's knob is 0.
 """
 

@@ -1,4 +1,4 @@
-"""Routers: they say whether the draft model's step may stay.
+"""Routers: they decide whether the draft model's step may stay.
 
 Each has one knob. At 0 the target writes every step, so that the text is that of plain decoding; the larger it is, the
 more steps of the draft model stay.
@@ -30,7 +30,7 @@ class Step:
 
 
 class Router(Protocol):
-    """Says which steps of the draft model may stay."""
+    """Decides which steps of the draft model may stay."""
 
     knob: float  # 0: none
     needs_target: bool  # it looks at the target's step too, which is then always written
@@ -57,7 +57,7 @@ class EntropyRouter:
 
 
 class RandomRouter:
-    """Keep a share ``knob`` of the steps, whatever they say: the rate that others are to beat."""
+    """Keep a share ``knob`` of the steps, independent of their content: a baseline for other routers."""
 
     needs_target = False
 

@@ -29,7 +29,7 @@ class NewRows:
     extension: Extension
     score_room: Floats | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
     part: int = 0  # rows of a part
-    scores: Floats | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
+    scores: Floats | None = None  # [L, Hkv, S - T] float32, as `AttentionScores.of` gives them
 
     @property
     def num_new(self) -> int:
@@ -74,6 +74,7 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
 def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:
     """Return what the table of a row says of chosen rows and of scores."""
     reads, room = step.extension.reads, step.score_room
+    assert reads is None or reads.rows.flags.c_contiguous
     chosen = (0, 0, 0) if reads is None else (reads.rows.ctypes.data, reads.rows.shape[2], reads.since)
     if room is None:
         return (*chosen, 0, 0, 0)

@@ -1,7 +1,7 @@
 """KV rows of paused sequences in files, for as long as memory is full.
 
 Each sequence has a file of its own without a name: the system frees it when it is closed, or when the process ends in
-whatever way. Source of the idea: SparseSpec, arXiv:2512.01278, its offloading of KV rows.
+any way. Source of the idea: SparseSpec, arXiv:2512.01278, its offloading of KV rows.
 """
 
 from __future__ import annotations

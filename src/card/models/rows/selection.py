@@ -36,7 +36,7 @@ def choose_rows(scores: Floats, count: int) -> IntArray:
     num_rows = scores.shape[-1]
     if count >= num_rows:
         return np.broadcast_to(np.arange(num_rows), scores.shape).copy()
-    best = np.argpartition(-scores, count - 1, axis=-1)[..., :count]
+    best = np.ascontiguousarray(np.argpartition(-scores, count - 1, axis=-1)[..., :count])  # the machine code reads it
     best.sort(axis=-1)
     return best
 

@@ -1,4 +1,4 @@
-"""Work in fixed shapes, ready to be captured: recorded steps, copies that nobody waits for.
+"""Work in fixed shapes, ready to be captured: recorded steps and asynchronous copies.
 
 A step is a function without arguments that reads and writes tensors of fixed shape at fixed addresses, with no value
 read back. On CUDA it is captured once (`torch.cuda.CUDAGraph`) and replayed, which costs one launch instead of

@@ -66,6 +66,6 @@ def as_shared(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def share(linears: Sequence[nn.Linear], joined: Tensor) -> None:
-    """Let the layers' own weights be views of the joined one, so that memory is not doubled."""
+    """Make the layers' own weights views of the joined one, so that memory is not doubled."""
     for module, view in zip(linears, torch.split(joined, [m.out_features for m in linears]), strict=True):
         module.weight.data = view

@@ -96,7 +96,7 @@ class StaticDecoder:
             token_ids, positions: [T] int64.
             row_idx: [T] int64, different rows of the desk for the keys and values of the tokens.
             visible: [T, span] bool, the rows that each token sees, its own among them; ``span`` from `span_of`.
-            states: takes the hidden states of all rows that somebody wishes for; None: nobody does.
+            states: takes the hidden states of all rows; None: none were asked for.
         Returns: logits [T, V].
         """
         step = self._static_pass(row_idx, visible)

@@ -188,7 +188,7 @@ def _keep_scores(step: SequencePass, layer: int, query: Tensor, scoring: Scoring
     logits = _logits_of(rows, keys, scoring).view(*query.shape[:3], -1).float()
     if bias is not None:
         logits = logits + bias
-    step.score_room[layer] = _MEANS[step.score_kind](logits)[:, : step.score_room.shape[2]]
+    step.score_room[layer] = MEANS[step.score_kind](logits)[:, : step.score_room.shape[2]]
 
 
 def _logits_of(rows: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
@@ -220,7 +220,7 @@ def _mean_logits(logits: Tensor) -> Tensor:
     return logits.mean((1, 2))
 
 
-_MEANS: Mapping[ScoreKind, Callable[[Tensor], Tensor]] = MappingProxyType(
+MEANS: Mapping[ScoreKind, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"weights": _mean_weights, "logits": _mean_logits}
 )
 """Scores [Hkv, S] of rows, by attention logits [Hkv, T, G, S] of T new rows and the G query heads of each KV head.

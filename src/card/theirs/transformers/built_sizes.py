@@ -40,7 +40,7 @@ def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
     if not is_packed and needed > stored * _ABSENT:
         first = next((name for name in asked if name not in held and name not in tied), "a part of one")
         raise FolderError(
-            f"it asks for {needed} numbers, and they are {stored}: tensors are missing or have names that nobody knows,"
+            f"it asks for {needed} numbers, and they are {stored}: tensors are missing or have unknown names,"
             f" the first is {first}; download it again"
         )
 

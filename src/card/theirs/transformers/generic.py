@@ -102,7 +102,7 @@ class GenericDecoder:
             raise ModelError("it does not hand arguments on to its attention") from error
         except ModelError:
             raise
-        except Exception as error:  # whatever the code of one of many architectures raises
+        except Exception as error:  # the code of an architecture may raise anything
             if self._places and not probe.layers:
                 raise ModelError(own_attention) from error
             raise ModelError(f"a trial pass failed: {in_few_words(error)}") from error
@@ -171,7 +171,7 @@ class GenericDecoder:
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        ``states`` takes the hidden states that somebody wishes for, ``images`` are what stands in places of images.
+        ``states`` takes the hidden states that were asked for, ``images`` are what stands in places of images.
         Raises: ModelError if the model does not give those states.
         """
         device = self.model.device

@@ -18,7 +18,7 @@ from card.models.warn_once import warn_once
 from card.theirs.transformers.devices import computes_bfloat16
 from card.theirs.transformers.opening import read_model
 from card.theirs.transformers.stray_tensors import check_taken
-from card.theirs.transformers.walking import walked
+from card.theirs.transformers.walking import walked, why_not_exact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,20 +54,23 @@ def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedM
     read_parallel_draft(Path(source.path) if source.is_folder else None, loaded)
     if dtype == INT8:
         setattr(loaded, "computes_int8", True)  # noqa: B010 - a mark of ours
+    elif dtype == "auto" and loaded.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(wanted_device):
+        _widen(loaded)
     return loaded
 
 
-def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
-    """Load a model for `card.models.runners`: as a decoder of our own pass if that can run it after all."""
-    model = load_source(source, dtype=dtype, device=device)
-    decoder = walked(model, context_limit(model)) if device == "cpu" else None
-    if decoder is not None:
-        return decoder
-    if dtype == "auto" and model.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(device):
+def _widen(model: PreTrainedModel) -> None:
+    """Make float32 of the weights of a model, unless our own pass runs it."""
+    if why_not_exact(model, context_limit(model)) is not None:
         warn_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
         )
         any_model: Any = model
         any_model.float()
-    return model
+
+
+def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
+    """Load a model for `card.models.runners`: as a decoder of our own pass if that can run it after all."""
+    model = load_source(source, dtype=dtype, device=device)
+    return walked(model, context_limit(model)) or model

@@ -89,7 +89,7 @@ def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
     try:
         with callers.watching(model):
             model(input_ids=token, position_ids=token, use_cache=True, **{name_of_cache: cache})
-    except Exception as error:  # whatever the code of one of many architectures raises
+    except Exception as error:  # the code of an architecture may raise anything
         raise ModelError(
             f"{name} cannot be run, a trial pass with a state failed: {in_few_words(error)}; {advice}"
         ) from error
@@ -108,7 +108,7 @@ def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
 
 
 class _Callers:
-    """Notes which module writes to the states of a cache, and what it was called with."""
+    """Notes which module writes to the states of a cache, and its arguments."""
 
     def __init__(self, cache: Any) -> None:
         self.calls: dict[int, tuple[nn.Module, _Call]] = {}  # by layer

@@ -271,7 +271,7 @@ class Lineup:
                 coins = ForcedAcceptance(self._settings.forced_acceptance, self._settings.params.seed or 0)
                 settings |= {"verifier": coins, "allows_inexact": True}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
-            with pinned(core_set(self._settings.cores, None)):  # who chooses cores by itself has these
+            with pinned(core_set(self._settings.cores, None)):  # a row that chooses its own cores chooses among these
                 llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]

@@ -124,7 +124,7 @@ class RowSummary(Group):
 
 
 def summarise(run: Run) -> list[RowSummary]:
-    """Return the figures of each pair, workload and row, in the run's order; what nobody completed is left out."""
+    """Return the figures of each pair, workload and row, in the run's order; incomplete ones are left out."""
     found: list[RowSummary] = []
     complete = _by_repeat(run)
     for pair, workload, row in product(run.pairs, run.workloads, run.rows):
@@ -261,7 +261,9 @@ def _with_candidates(costs: CostSummary, total: RequestStats, tokens: int) -> Co
     """Add how the candidates fared, of all writers."""
     depths = zip_longest(total.accepted_per_depth, total.offered_per_depth, fillvalue=0)
     by_writer = Counter(total.accepted_by_writer)
-    if alone := total.accepted_tokens - by_writer.total():  # nobody is named where the draft model alone could propose
+    if (
+        alone := total.accepted_tokens - by_writer.total()
+    ):  # no writer is named where the draft model alone could propose
         by_writer[DRAFTER] += alone
     return replace(
         costs,

@@ -57,7 +57,7 @@ def same_text(run: Run, summary: RowSummary) -> str:
 
 
 def accepted_from(summary: RowSummary) -> str:
-    """Return who proposed what was accepted, the largest shares first."""
+    """Return the share of each writer in the accepted tokens, the largest first."""
     shares = summary.costs.accepted_by_writer or {}
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= _SHOWN_SHARE) or "–"
 

@@ -183,7 +183,7 @@ def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _Measur
             first_at = last_at if not token_ids else first_at
             token_ids += chunk.token_ids
             taken = chunk.stats.accepted_tokens - accepted
-            is_end_in_chain = len(chunk.token_ids) == taken  # nobody knows of the rest of the chain
+            is_end_in_chain = len(chunk.token_ids) == taken  # the rest of the chain is unknown
             chains.append((taken if is_end_in_chain else chunk.stats.verified_tokens - verified, taken))
             verified, accepted = chunk.stats.verified_tokens, chunk.stats.accepted_tokens
             if last_at >= limit.until and len(chains) >= _LEAST_CHUNKS:

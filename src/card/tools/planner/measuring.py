@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
-MEASURING_LIMIT_S = 10.0  # for the passes on one number of threads: nobody waits for a first text here
+MEASURING_LIMIT_S = 10.0  # for the passes on one number of threads: no request waits meanwhile
 
 
 def measure_profile(

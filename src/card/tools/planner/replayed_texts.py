@@ -1,6 +1,6 @@
 """The texts of a recording, and which recorded position speaks for any path of tokens.
 
-On the way of a recorded text that is the position itself. Off it, below a candidate that was wrong, nobody knows what
+On the way of a recorded text that is the position itself. Off it, below a candidate that was wrong, it is unknown what
 the models would have said. There both say what they said elsewhere in the same text: behind the same token if it came
 before, else at a place drawn by a hash. Such candidates are never accepted, but compete for their place in a beam with
 scores of the right kind.

@@ -44,7 +44,7 @@ _GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
 _SERVER = "tcp://planned:1"  # stands for the draft server of a scene with a network
 _ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none
-_ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time nobody is pinned
+_ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time no thread is pinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +358,7 @@ def draft_model(
     def on_pass(size: PassSize) -> None:
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
         clock.advance(pass_s + factor * (overheads.step_s + overheads.node_s * size.num_logits))
-        if shown is not None and _is_tuned(plan):  # who drafts by itself is asked by nobody
+        if shown is not None and _is_tuned(plan):  # a drafter that runs freely is never asked
             clock.advance(overheads.tuned_step_s + overheads.tuned_node_s * size.num_logits)
         if shown is not None and shown.are_targets:
             shown.are_targets, shown.are_cool = False, True

@@ -159,7 +159,7 @@ def _asked_again(
 
 
 async def _extended(about: Material) -> list[AnswerPair]:
-    """Conversations of two turns; nobody has asked the first one before, and the second one goes on from it."""
+    """Conversations of two turns; the first one is new to the server, and the second one goes on from it."""
     pairs = []
     for idx, prompt in enumerate(about.prompts):
         opening = f"Please answer in a sentence or two. {prompt}"

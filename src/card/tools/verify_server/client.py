@@ -1,4 +1,4 @@
-"""One server over HTTP. Whatever goes wrong is a `ServerError` of one line, and comes within the time limit."""
+"""One server over HTTP. Every fault is a `ServerError` of one line, raised within the time limit."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class KeptWeights:
         Args:
             num_bytes: what it will take.
         Returns: None if it cannot be kept, which is logged.
-        Raises: whatever ``write`` raises besides OSError.
+        Raises: the errors of ``write``, except OSError.
         """
         if (kept := self.find(name)) is not None:
             return kept

@@ -18,7 +18,7 @@ class SplitRule:
     """One way to cut a text, and what goes with it unless the file says otherwise."""
 
     patterns: tuple[str, ...]
-    looks_up_words: bool = False  # a whole piece that is a token is taken as it is, whatever the merges say
+    looks_up_words: bool = False  # a whole piece that is a token stays one, without a look at the merges
     begins_with_bos: bool = False
     composes: bool = False  # letters and their accents become one character first (NFC)
 

@@ -1,4 +1,4 @@
-"""The results in sentences: who was fastest, by how much over plain decoding, and where that was lost."""
+"""The results in sentences: the fastest method, its gain over plain decoding, and the losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Table = Mapping[str, Mapping[str, Spread]]  # of each row on each workload, how
 
 
 def headlines(run: Run, rows: Sequence[RowSummary]) -> Iterator[list[str]]:
-    """Yield what is to be said of each pair, in sentences: the first is who was fastest, then come the losses.
+    """Yield sentences on each pair: first the fastest method, then the losses.
 
     Speed-ups are the medians of repeats; over several workloads the fastest is the one with the largest geometric mean.
     A pair of which there is no speed-up is left out.
@@ -72,7 +72,7 @@ def _fastest(run: Run, pair: str, name: str, speedups: Mapping[str, Spread], tab
 
 
 def _winner(run: Run, workload: str, own: Spread | None, others: _Table) -> str:
-    """Return who was faster than ``own`` there, in words; empty if nobody was."""
+    """Return the methods that were faster than ``own`` there, in words; empty if none was."""
     faster = [
         (one[workload], name)
         for name, one in others.items()
