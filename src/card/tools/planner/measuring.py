@@ -92,6 +92,6 @@ def _device_name(device: str) -> str:
 
 
 def _usual_threads(is_cpu: bool) -> tuple[int, ...]:
-    """Return the threads that passes have by themselves, and one fewer: a drafter in a process takes one from a plan."""
+    """Return the threads that passes have by themselves, one fewer too: a drafter in a process takes one."""
     most = default_threads()
     return (most - 1, most) if is_cpu and most > 1 else (most,)
