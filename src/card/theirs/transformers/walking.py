@@ -88,8 +88,14 @@ def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
 
     Raises: ModelError if the model continues no text.
     """
-    if why_not_exact(model, max_model_len) is not None:
-        return None
+    return None if why_not_exact(model, max_model_len) is not None else decoder_of(model)
+
+
+def decoder_of(model: PreTrainedModel) -> DecoderModel:
+    """Return a decoder with the weights of a model that can be walked: on the CPU the same memory, else copies.
+
+    Raises: ModelError if they are not those of its config.
+    """
     architecture = architecture_of(model)
     assert architecture is not None
     weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model, architecture)}
