@@ -15,6 +15,7 @@ from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import CardError
 from card.models.protocol import NO_PARENT
 from card.protocol.messages import DraftSpec
+from card.tree.logits import log_softmax
 from card.tree.nodes import NewNodes
 from tests.toy import TableModel
 
@@ -60,7 +61,7 @@ def assert_scores_are_those_of_the_model(model: TableModel, beam: BeamSequence) 
     cache, nodes = beam.cache, beam.cache.snapshot()
     for node, parent, token, logprob in zip(nodes.ids, nodes.parents, nodes.tokens, nodes.logprobs, strict=True):
         before = [] if parent == cache.root_id else cache.path_tokens(parent)
-        expected = float(model.logits_after(beam.token_ids + before).log_softmax(-1)[token])
+        expected = float(log_softmax(model.logits_after(beam.token_ids + before))[token])
         assert logprob == pytest.approx(expected, abs=1e-5)
         score_above = 0.0 if parent == cache.root_id else cache.path_logprob(parent)
         assert cache.path_logprob(node) == pytest.approx(score_above + logprob, abs=1e-9)

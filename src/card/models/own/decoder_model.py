@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from card.kernels.number_types import Array, Dtype, Floats, STORED_DTYPES
+from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Part, rotary_parameters, sizes_of
 from card.models.decoder_config import DecoderConfig

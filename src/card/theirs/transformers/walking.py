@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from card.errors import ModelError
 from card.kernels.float_linear import FLOAT_PRODUCTS
 from card.kernels.int8_linear import why_not_int8
-from card.kernels.number_types import Floats, STORED_DTYPES, dtype_name
+from card.kernels.number_types import STORED_DTYPES, Floats, dtype_name
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
 from card.models.layer_kinds import WITH_CHUNKS, has_state, layer_kinds
