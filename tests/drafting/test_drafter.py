@@ -39,6 +39,7 @@ from card.protocol.messages import (
     Shutdown,
 )
 from card.tree.candidates import CandidateCache
+from card.tree.logits import top
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.protocol.test_messages import id_lists, messages
 from tests.reaching_in import cache_of
@@ -145,7 +146,7 @@ def known_children(model: TableModel, beam: BeamSequence) -> dict[tuple[int, ...
     return {
         (*path, token): -1
         for path in expanded
-        for token in model.logits_after([*beam.token_ids, *path]).topk(beam.spec.shape.branch).indices.tolist()
+        for token in top(model.logits_after([*beam.token_ids, *path])[None], beam.spec.shape.branch)[0][0].tolist()
     }
 
 
