@@ -151,12 +151,10 @@ FILES = {
             click.echo("hello")
     """,
     "models/architectures/added_arch.py": """
-        from huggingface_hub.dataclasses import strict
+        from card.models.architectures.architecture import Architecture
+        from card.models.decoder_config import DecoderConfig
 
-        from card.models.architectures.architecture import Architecture, DecoderConfig
 
-
-        @strict
         class AddedFields(DecoderConfig):
             model_type = "added_arch"
 
