@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, reject, settings
@@ -250,3 +252,16 @@ def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
     logits = np.array([[0.1, 2.0, 0.3]], np.float32)
     kept = np.isfinite(filter_logits(logits, replace(PLAIN, top_p=5e-324))[0]).tolist()
     assert kept == [False, True, False]
+
+
+@settings(max_examples=300)
+@given(logits=batches(), rule=rules, dtype=st.sampled_from([np.float32, np.float64]), seed=st.integers(0, 99))
+def test_filters_are_those_of_recorded_steps_bit_for_bit(
+    logits: FloatArray, rule: SamplingRule, dtype: npt.DTypeLike, seed: int
+) -> None:
+    logits = (logits + np.random.default_rng(seed).random(logits.shape) / 100).astype(
+        dtype
+    )  # ties: their order is free
+    for row in logits.tolist():
+        clear_law(row, rule)  # rounding decides nothing
+    assert np.array_equal(filter_logits(logits, rule), filter_on_device(torch.from_numpy(logits), rule).numpy())
