@@ -13,7 +13,6 @@ from card.kernels.number_types import Floats
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.row_tree import IntArray
 from card.models.rows.selection import AttentionScores, ChosenRows
-from card.tree.logits import FloatArray
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # odd, near 2**64 / golden ratio: spreads consecutive numbers

@@ -11,7 +11,6 @@ from card.engine.watchers import Watchers
 from card.kernels.number_types import Floats
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.protocol import Extension
-from card.tree.logits import FloatArray
 from tests.toy import TableModel
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
