@@ -26,6 +26,7 @@ from card.family.learning.target_texts import TargetTexts, write_texts
 from card.models.loading import load_decoder
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_tensor
 from card.theirs.transformers.loading import load_model
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
@@ -268,7 +269,7 @@ def test_the_head_reads_in_the_engine_what_it_reads_in_training(
     for count, window in seen[:-1]:  # the last pass may have been cut
         end += count
         first = max(len(PROMPTS[0]), end - 3)
-        expected = inputs_of(hidden[first - 1 : end - 1], target.embeddings(text[first:end]))
+        expected = inputs_of(hidden[first - 1 : end - 1], as_tensor(target.embeddings(text[first:end])))
         torch.testing.assert_close(window, expected, atol=1e-3, rtol=1e-3)
 
 
