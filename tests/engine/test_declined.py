@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from card.api.llm import LLM, RequestOutput
 from card.config import DraftSettings, SamplingParams
@@ -21,6 +21,7 @@ from card.links.in_process import ThreadLink
 from card.links.link import DrafterLink
 from card.models.protocol import Extension
 from card.protocol.messages import MAX_REQUEST_BYTES, Close, Declined, Open
+from card.tree.logits import FloatArray
 from tests.decoding import drafter_for, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
 from tests.links.serving import connected, make_server, running
@@ -46,11 +47,11 @@ class PoorDraft(TableModel):
         super().__init__(TARGET.seed, FOREIGN, 2, spread=1.5, max_model_len=CONTEXT, num_tree_rows=512)
         self._like = toy_draft(TARGET, 0.8)
 
-    def _make_logits(self, context: tuple[int, ...]) -> Tensor:
+    def _make_logits(self, context: tuple[int, ...]) -> FloatArray:
         logits = self._like._make_logits(context)[:FOREIGN]
-        return logits * torch.nan if NUMBERLESS in context else logits
+        return logits * np.float32(np.nan) if NUMBERLESS in context else logits
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[FloatArray]:
         if any(FATAL in extension.token_ids for extension in extensions):
             raise RuntimeError("out of memory\nand a long story")
         return super().forward(extensions)
