@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import options
 import torch
-from torch.nn import functional
 
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
@@ -27,6 +27,7 @@ from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.theirs.transformers.loading import load_model
+from card.tree.logits import as_array, log_softmax
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
 _SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass
@@ -71,9 +72,9 @@ def compare_texts(runners: dict[str, RowRunner], texts: Sequence[Sequence[int]])
             slot = runner.open()
             (logits,) = runner.forward([Extension(slot, token_ids, range(-1, len(token_ids) - 1))])
             runner.close(slot)
-            targets = torch.tensor(token_ids[1:])
-            losses[name] += float(functional.cross_entropy(logits[:-1].float(), targets, reduction="sum"))
-            best.append(logits[:-1].argmax(1))
+            logprobs = log_softmax(as_array(logits)[:-1])
+            losses[name] -= float(logprobs[np.arange(len(logprobs)), token_ids[1:]].sum(dtype=np.float64))
+            best.append(logprobs.argmax(1))
         num_tokens += len(token_ids) - 1
         num_agreed += int((best[0] == best[1]).sum())
     perplexities = {name: round(math.exp(loss / num_tokens), 4) for name, loss in losses.items()}

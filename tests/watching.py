@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from card.engine.watchers import Watchers
+from card.kernels.number_types import Floats
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.protocol import Extension
-from card.tree.logits import FloatArray
 from tests.toy import TableModel
 
 
@@ -23,9 +22,9 @@ class TokenStates:
         self._extensions: Sequence[Extension] = ()
         forward: Callable[..., Any] = model.forward
 
-        def watched(extensions: Sequence[Extension]) -> list[FloatArray]:
+        def watched(extensions: Sequence[Extension]) -> list[Floats]:
             self._extensions = extensions
-            logits: list[FloatArray] = forward(extensions)
+            logits: list[Floats] = forward(extensions)
             return logits
 
         model.forward = watched  # type: ignore[method-assign]
@@ -33,7 +32,7 @@ class TokenStates:
     def wish(self, wishes: Sequence[FeatureWish]) -> None:
         self.wishes = wishes
 
-    def of(self, extension_idx: int, wish: FeatureWish) -> npt.NDArray[np.float32]:
+    def of(self, extension_idx: int, wish: FeatureWish) -> Floats:
         one = self._extensions[extension_idx]
         first = 0 if wish.rows == "all" else one.first_logits_idx
         return np.array(one.token_ids[first:], np.float32)[:, None]

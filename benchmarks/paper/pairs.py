@@ -16,7 +16,7 @@ from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.loading import check_pair, load_tokenizer
 from card.models.runners import make_runner
 from card.theirs.transformers.loading import load_model
-from card.tools.bench.datasets import Dataset, parse_spec, read_datasets
+from card.tools.bench.datasets import Dataset, DatasetQuestion, parse_spec, read_datasets
 from card.tools.planner.profile import Overheads, Profile
 from card.tools.planner.recording import Recording
 from card.tools.planner.replay import PassSize, ReplayedModel, Role

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import environments
-import torch
+import numpy as np
 from environments import BuildError
 from worker_llama_cpp import LlamaCpp
 
@@ -30,6 +30,7 @@ from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import how_it_runs, make_runner
 from card.tools.bench.environment import allowed_cores, describe_run
+from card.tree.logits import as_array, log_softmax
 
 
 class Scorer(Protocol):
@@ -51,8 +52,8 @@ class Ours:
         slot = self._runner.open()
         (logits,) = self._runner.forward([Extension(slot, token_ids, range(-1, len(token_ids) - 1))])
         self._runner.close(slot)
-        logprobs = logits[:-1].float().log_softmax(-1)
-        chosen = logprobs.gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0]
+        logprobs = log_softmax(as_array(logits)[:-1])
+        chosen = logprobs[np.arange(len(logprobs)), token_ids[1:]]
         return chosen.tolist(), logprobs.argmax(-1).tolist()
 
 

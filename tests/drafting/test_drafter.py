@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,6 +39,7 @@ from card.protocol.messages import (
     Shutdown,
 )
 from card.tree.candidates import CandidateCache
+from card.tree.logits import top
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.protocol.test_messages import id_lists, messages
 from tests.reaching_in import cache_of
@@ -144,7 +146,7 @@ def known_children(model: TableModel, beam: BeamSequence) -> dict[tuple[int, ...
     return {
         (*path, token): -1
         for path in expanded
-        for token in model.logits_after([*beam.token_ids, *path]).topk(beam.spec.shape.branch).indices.tolist()
+        for token in top(model.logits_after([*beam.token_ids, *path])[None], beam.spec.shape.branch)[0][0].tolist()
     }
 
 
@@ -241,7 +243,7 @@ def assert_kv_rows_equal_a_fresh_prefill(runner: RowRunner, beam: BeamSequence) 
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
     kept, fresh = (cache_of(runner)[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
-    torch.testing.assert_close(kept, fresh, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(kept, fresh, atol=1e-4, rtol=1e-4)
     runner.close(slot)
 
 

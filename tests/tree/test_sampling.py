@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
+from card.kernels.number_types import BFLOAT16
 from card.theirs.cuda.recorded_filters import filter_on_device
+from card.tree import sampling
 from card.tree.logits import FloatArray, softmax
-from card.tree.sampling import GumbelNoise, Sampler, filter_logits, keep_likely
+from card.tree.sampling import GumbelNoise, Sampler, filter_logits
 from tests.reaching_in import num_kept
 from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, seeds, slow_law
 
@@ -43,7 +45,7 @@ def slow_philox(seed: int, position: int, count: int) -> list[int]:
 @given(seed=seeds, position=st.integers(0, 2**40))
 def test_noise_is_the_gumbel_transform_of_philox_keyed_by_seed_and_position(seed: int, position: int) -> None:
     uniforms = [((word >> 12) + 0.5) / 2**52 for word in slow_philox(seed, position, 9)]
-    expected = [-math.log(-math.log(u)) for u in uniforms]
+    expected = np.array([-math.log(-math.log(u)) for u in uniforms], np.float32)
     np.testing.assert_allclose(GumbelNoise(seed, 9).row(position), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -92,13 +94,11 @@ def test_looking_at_tokens_that_can_win_finds_the_winner_of_all(seed: int, sprea
 @given(rows=batches(), top_p=st.sampled_from([0.999, 0.9, 0.5, 0.05, 1e-9]))
 def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: FloatArray, top_p: float) -> None:
     rows = rows + np.random.default_rng(0).random(rows.shape, np.float32) / 100  # no ties: their order is free
-    order = np.argsort(-rows, axis=-1)
-    probs = softmax(np.take_along_axis(rows, order, -1).astype(np.float64))
-    before = probs.cumsum(-1) - probs
-    if abs(before - top_p).min() < 1e-5:
+    ordered = softmax(-np.sort(-rows, axis=-1).astype(np.float64))
+    if np.abs((ordered.cumsum(-1) - ordered) - top_p).min() < 1e-5:
         reject()  # so close that rounding decides it
-    is_kept = np.take_along_axis(before < top_p, np.argsort(order, axis=-1), -1)
-    assert np.array_equal(keep_likely(rows, top_p), np.where(is_kept, rows, np.float32(-np.inf)))
+    rule = replace(PLAIN, top_p=top_p)
+    assert np.array_equal(sampling.keep_likely(rows, top_p), filter_on_device(torch.from_numpy(rows), rule).numpy())
 
 
 def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
@@ -109,8 +109,8 @@ def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
 # ---- choice ---------------------------------------------------------------------------------------------------------
 
 
-@given(logits=batches(), dtype=st.sampled_from([np.float32, np.float64, ml_dtypes.bfloat16, np.float16]))
-def test_greedy_choice_is_the_first_of_the_largest_logits(logits: FloatArray, dtype: npt.DTypeLike) -> None:
+@given(logits=batches(), dtype=st.sampled_from([np.float32, np.float64, BFLOAT16, np.float16]))
+def test_greedy_choice_is_the_first_of_the_largest_logits(logits: FloatArray, dtype: Any) -> None:
     chosen = Sampler(GREEDY, logits.shape[1]).choose(logits.astype(dtype), range(len(logits)))
     assert chosen == [row.index(max(row)) for row in logits.tolist()]
 
@@ -151,7 +151,7 @@ CHI_SQUARED_LIMIT = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 24: 60.0}  # by degrees
 
 def chi_squared_excess(choose: Choose, rule: SamplingRule) -> float:
     """Return how far draws over as many positions are from the law of ``rule``, 1 being the limit."""
-    drawn = choose(np.broadcast_to(np.float32(LOGITS), (NUM_DRAWS, 5)), range(NUM_DRAWS))
+    drawn = choose(np.broadcast_to(np.array(LOGITS, np.float32), (NUM_DRAWS, 5)), range(NUM_DRAWS))
     counts = np.bincount(drawn, minlength=len(LOGITS))
     law = np.array(slow_law(LOGITS, rule))
     if counts[law == 0].any():
@@ -200,7 +200,7 @@ def test_the_law_test_finds_a_broken_rule(broken: Choose) -> None:
 
 def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
     law = np.array(slow_law(LOGITS, PLAIN))
-    logits = np.broadcast_to(np.float32(LOGITS), (10_000, 5))
+    logits = np.broadcast_to(np.array(LOGITS, np.float32), (10_000, 5))
     drawn = np.array([Sampler(replace(PLAIN, seed=seed), 5).choose(logits, range(10_000)) for seed in (0, 1)])
     for first, second in ((drawn[0][:-1], drawn[0][1:]), (drawn[0], drawn[1])):
         counts = np.bincount(first * 5 + second, minlength=25)
@@ -217,9 +217,7 @@ def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
     rule=rules,
     dtype=st.sampled_from([np.float32, np.float64]),
 )
-def test_filtered_logits_have_the_law_of_a_slow_reference(
-    row: list[float], rule: SamplingRule, dtype: npt.DTypeLike
-) -> None:
+def test_filtered_logits_have_the_law_of_a_slow_reference(row: list[float], rule: SamplingRule, dtype: Any) -> None:
     expected = np.array([clear_law(row, rule)], dtype)
     logits = np.array([row], dtype)
     filtered = filter_logits(logits, rule)
@@ -243,7 +241,7 @@ def test_filters_never_rule_out_the_largest_logit_alone_or_everything(logits: Fl
 
 
 def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
-    logits = np.float32([[0.1, 2.0, 0.3]])
+    logits = np.array([[0.1, 2.0, 0.3]], np.float32)
     kept = np.isfinite(filter_logits(logits, replace(PLAIN, top_p=5e-324))[0]).tolist()
     assert kept == [False, True, False]
 

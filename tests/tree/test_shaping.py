@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +14,7 @@ from transformers.generation import logits_process as hf
 
 from card.config import Grammar, SamplingParams, ShapingRule
 from card.errors import GrammarError, TargetError
+from card.kernels.number_types import BFLOAT16
 from card.tree.logits import FloatArray
 from card.tree.masks import MasksAtOnce, TimeSpent
 from card.tree.shaping import Shaping
@@ -31,7 +31,7 @@ def shaping_of(params: SamplingParams, new_ids: list[int], ends: frozenset = END
     return None if rule is None else Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE)
 
 
-def random_logits(num_rows: int, seed: int, dtype: npt.DTypeLike = np.float64) -> FloatArray:
+def random_logits(num_rows: int, seed: int, dtype: Any = np.float64) -> FloatArray:
     return np.random.default_rng(seed).normal(0, 3, (num_rows, TOY_VOCAB_SIZE)).astype(dtype)
 
 
@@ -40,7 +40,7 @@ def random_logits(num_rows: int, seed: int, dtype: npt.DTypeLike = np.float64) -
     new_ids=texts,
     paths=st.lists(texts, min_size=1, max_size=6),
     seed=st.integers(0, 99),
-    dtype=st.sampled_from([np.float64, np.float32, ml_dtypes.bfloat16]),
+    dtype=st.sampled_from([np.float64, np.float32, BFLOAT16]),
 )
 def test_each_row_is_that_of_a_slow_reference_for_its_path(changes, new_ids, paths, seed, dtype):
     params = SamplingParams(max_tokens=99, **changes)
@@ -50,7 +50,7 @@ def test_each_row_is_that_of_a_slow_reference_for_its_path(changes, new_ids, pat
     shaped = logits if shaping is None else shaping.apply(logits, paths)
     expected = [
         slowly_shaped(row, params, PROMPT, [*new_ids, *path], ENDS)
-        for row, path in zip(logits.tolist(), paths, strict=True)
+        for row, path in zip(logits.astype(np.float64).tolist(), paths, strict=True)
     ]
     np.testing.assert_allclose(shaped.astype(np.float64), np.array(expected), rtol=1e-5, atol=1e-5)
     assert np.array_equal(logits, before), "the argument is unchanged"
@@ -63,7 +63,7 @@ def test_a_path_counts_bit_for_bit_as_if_it_were_text(changes, new_ids, path, se
         return
     logits = random_logits(1, seed, np.float32)
     crowd = [[7, 7], path, [2]]  # other rows change nothing
-    as_path = ahead.apply(np.tile(logits, (3, 1)), crowd)[1:2]
+    as_path = ahead.apply(np.repeat(logits, 3, 0), crowd)[1:2]
     ahead.commit(path)
     as_text = shaping_of(params, [*new_ids, *path])
     assert np.array_equal(as_path, ahead.apply(logits, [()]))
@@ -90,7 +90,8 @@ def test_penalties_biases_and_least_lengths_are_those_of_transformers(new_ids):
     ]
     for changes, processor in cases:
         shaped = shaping_of(SamplingParams(**changes), new_ids).apply(logits, [()])
-        assert np.array_equal(shaped, processor(ids, torch.from_numpy(logits.copy())).numpy()), changes
+        theirs = processor(ids, torch.from_numpy(logits.copy())).numpy()
+        assert np.array_equal(shaped, theirs), changes
 
 
 def test_tokens_beyond_the_vocabulary_are_of_no_consequence():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from card.kernels.number_types import Array, BFLOAT16, Dtype, FLOAT16, FLOAT32, zeros
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype, zeros
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
 
 FLOAT_PRODUCTS: Mapping[Dtype, str] = {BFLOAT16: "bf16", FLOAT16: "f16", FLOAT32: "f32"}

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from card.kernels.machine_code import machine_code
-from card.kernels.number_types import Array, BFLOAT16, zeros
+from card.kernels.number_types import BFLOAT16, Array, zeros
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, multiply_rows, padded
 from card.machine.processor import INTEGER_PROCESSORS, kernel_kind
 

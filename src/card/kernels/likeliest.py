@@ -43,6 +43,7 @@ def likeliest(scores: Array, count: int, *, sharpness: float = 1.0) -> tuple[lis
     )
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _by_sorting(scores: Array, count: int) -> tuple[list[list[int]], list[list[float]]]:
     shifted = scores - scores.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))

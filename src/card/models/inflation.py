@@ -26,10 +26,11 @@ from typing import Any, cast
 import numpy as np
 
 from card.errors import ModelError, SettingsError
-from card.kernels.number_types import Array, dtype_name, zeros
+from card.kernels.number_types import Array, zeros
 from card.models.architectures.architecture import sizes_of
 from card.models.facts import parameter_count
 from card.models.names import model_name
+from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 
 TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
@@ -99,21 +100,20 @@ def original_size(model: LoadedModel) -> OriginalSize:
     )
 
 
-def inflate(model: LoadedModel, num_parameters: int) -> DecoderModel:
-    """Return a model with the same logits and about ``num_parameters``, in the same dtype.
+def inflate(model: LoadedModel, num_parameters: int) -> LoadedModel:
+    """Return a model with the same logits and about ``num_parameters``, in the same dtype and on the same device.
 
     The output head is no longer tied to the embeddings once the width grows; it counts.
 
-    Raises: ModelError for another architecture than Llama, or one that our own pass does not run; SettingsError if
-        ``num_parameters`` is fewer than it has.
+    Raises: ModelError for another architecture than Llama; SettingsError if ``num_parameters`` is fewer than it has.
     """
-    llama = _as_llama(model)
-    if num_parameters < parameter_count(llama):
+    _require_llama(model)
+    if num_parameters < parameter_count(model):
         raise SettingsError(
             f"an inflated model cannot be smaller than its original: asked for {num_parameters:,} parameters, "
-            f"the model has {parameter_count(llama):,}"
+            f"the model has {parameter_count(model):,}"
         )
-    return inflate_to_shape(llama, choose_shape(llama.config, num_parameters))
+    return inflate_to_shape(model, choose_shape(model.config, num_parameters))
 
 
 def choose_shape(config: Any, num_parameters: int) -> InflatedShape:
@@ -143,18 +143,27 @@ def count_parameters(config: Any, shape: InflatedShape) -> int:
     return int((num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden))
 
 
-def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> DecoderModel:
-    """Return a model of ``shape`` with the same logits.
+def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> LoadedModel:
+    """Return a model of ``shape`` with the same logits, in the same dtype and on the same device.
 
     Raises: ModelError as `inflate`; SettingsError if the shape is smaller than the model.
     """
-    llama = _as_llama(model)
-    own = llama.config
+    _require_llama(model)
+    own = model.config
     if shape.copies < 1 or shape.layers < own.num_hidden_layers or shape.mlp_width < own.intermediate_size:
         raise SettingsError(
             f"an inflated model needs copies of 1 or more, {own.num_hidden_layers} or more layers and an mlp_width of "
             f"{own.intermediate_size} or more, got {shape}"
         )
+    if isinstance(model, DecoderModel):
+        return _inflated(model, shape)
+    remade: LoadedModel = others("transformers.modules", "a model of transformers").remade(
+        model, lambda llama: _inflated(llama, shape)
+    )
+    return remade
+
+
+def _inflated(llama: DecoderModel, shape: InflatedShape) -> DecoderModel:
     config = _inflated_config(llama, shape)
     source = cast(dict[str, Array], dict(llama.weights))
     source.setdefault(_HEAD, source[_TABLE])  # of a model whose head is tied
@@ -184,17 +193,11 @@ def _shapes(config: Any, model: DecoderModel) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _as_llama(model: LoadedModel) -> DecoderModel:
+def _require_llama(model: LoadedModel) -> None:
     if model.config.model_type != "llama":
         raise ModelError(f"only Llama models can be inflated, got {model_name(model)}; leave the inflation out")
-    if not isinstance(model, DecoderModel):
-        raise ModelError(
-            f"only models of our own pass can be inflated, and it does not run {model_name(model)} in "
-            f"{dtype_name(model.dtype)} on {model.device}; choose float32 on a CPU, or leave the inflation out"
-        )
-    if model.has_blocks:
+    if isinstance(model, DecoderModel) and model.has_blocks:
         raise ModelError(f"the blocks of {model_name(model)} cannot be inflated; give it a dtype, such as bfloat16")
-    return model
 
 
 def _head_dim(config: Any) -> int:

@@ -16,12 +16,12 @@ import numpy as np
 
 from card.errors import ModelError
 from card.kernels.blocks import block_linear, pack_blocks
+from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import BlockFormat, Bytes
 from card.kernels.int8_linear import quantize_linear, why_not_int8
 from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import multiply_rows
-from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
 from card.models.loading import load_decoder

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.floating[Any]]
+# What is no number is found where a token is chosen, and told to the user there.
+silent_about_no_numbers = np.errstate(divide="ignore", invalid="ignore", over="ignore")
 
 
 @runtime_checkable
@@ -40,6 +42,7 @@ def as_array(logits: Logits) -> FloatArray:
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
+@silent_about_no_numbers
 def softmax(scores: FloatArray) -> FloatArray:
     """Return the law of scores [..., V], in their dtype; minus infinity becomes 0."""
     probs: FloatArray = scores - scores.max(-1, keepdims=True)
@@ -48,6 +51,7 @@ def softmax(scores: FloatArray) -> FloatArray:
     return probs
 
 
+@silent_about_no_numbers
 def log_softmax(scores: FloatArray) -> FloatArray:
     """Return the logarithms of the law of scores [..., V], in their dtype."""
     shifted: FloatArray = scores - scores.max(-1, keepdims=True)

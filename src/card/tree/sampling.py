@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from card.config import SamplingRule
 from card.errors import ModelError
-from card.tree.logits import DeviceLogits, FloatArray, Logits, as_array, log_softmax, softmax, top
+from card.tree.logits import (
+    DeviceLogits,
+    FloatArray,
+    Logits,
+    as_array,
+    log_softmax,
+    silent_about_no_numbers,
+    softmax,
+    top,
+)
 
 T = TypeVar("T")
 
@@ -105,6 +114,7 @@ def _remember(kept: dict[int, T], position: int, value: T, num_bytes: int) -> No
     kept[position] = value
 
 
+@silent_about_no_numbers
 def filter_logits(logits: FloatArray, rule: SamplingRule) -> FloatArray:
     """Apply temperature, then top-k, top-p and min-p; what is ruled out becomes minus infinity.
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from card.kernels.formats.block_format import BlockFormat, BlockShape, Blocks, Bytes, nibbles, pairs_of_32
+from card.kernels.formats.block_format import BlockFormat, Blocks, BlockShape, Bytes, nibbles, pairs_of_32
 
 _ONES = 0x0101010101010101
 _FOUR_BITS, _SIX_BITS, _UPPER_BITS = (np.uint32(0x01010101 * byte) for byte in (0x0F, 0x3F, 0x30))  # of each byte

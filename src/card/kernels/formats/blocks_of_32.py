@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from card.kernels.formats.block_format import BlockFormat, BlockShape, Blocks, Bytes, nibbles
+from card.kernels.formats.block_format import BlockFormat, Blocks, BlockShape, Bytes, nibbles
 
 
 def _split_32(raw: Bytes, *, has_minimum: bool = False, has_fifth_bits: bool = False) -> Blocks:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from card.kernels.formats.block_format import BlockShape, STEPS, STEP_BYTES, SUPER
+from card.kernels.formats.block_format import STEP_BYTES, STEPS, SUPER, BlockShape
 from card.kernels.jit.products import Product, Sums
 from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import (

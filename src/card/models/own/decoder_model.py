@@ -6,6 +6,7 @@ What is unusual in any way is not read here: `read_decoder` then returns None, a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from card.kernels.number_types import Array, Dtype, Floats, STORED_DTYPES
+from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Part, rotary_parameters, sizes_of
 from card.models.decoder_config import DecoderConfig
@@ -24,7 +25,11 @@ from card.models.files.weight_files import raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.own.layers import BlockWeight, Linear, Weight
 
-_ROPE_TYPES = ("default", "linear", "llama3")
+_ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each needs
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -324,9 +329,13 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
     part = rope.get(_PARTIAL, 1.0)
     return (
         rope["rope_type"] in _ROPE_TYPES
-        and isinstance(rope["rope_theta"], int | float)
-        and rope["rope_theta"] > 0
+        and all(_is_above_zero(rope.get(name)) for name in ("rope_theta", *_ROPE_TYPES[rope["rope_type"]]))
+        and (rope["rope_type"] != "llama3" or rope["low_freq_factor"] < rope["high_freq_factor"])
         and (_PARTIAL not in rope or architecture.turns_parts)
         and isinstance(part, int | float)
         and 0 < part <= 1
     )
+
+
+def _is_above_zero(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -21,7 +21,7 @@ import numpy as np
 
 from card.config import INT8
 from card.kernels.machine_code import machine_code
-from card.kernels.number_types import Array, FLOAT16, FLOAT32, Floats, empty, zeros
+from card.kernels.number_types import FLOAT16, FLOAT32, Array, Floats, empty, zeros
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture

@@ -37,3 +37,8 @@ def computes_bfloat16(device: object) -> bool:
 def free_bytes(device: str) -> int:
     """Return the free memory of a CUDA device."""
     return int(torch.cuda.mem_get_info(torch.device(device))[0])
+
+
+def device_name(device: str) -> str:
+    """Return what the maker calls a CUDA device."""
+    return str(torch.cuda.get_device_name(device))

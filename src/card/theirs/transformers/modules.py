@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from card.models.names import model_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import BlockWeight
 from card.theirs.transformers.arrays import as_array, as_tensor, torch_dtype
+from card.theirs.transformers.walking import decoder_of, why_not_walked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +46,13 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
     if model.computes_int8:
         setattr(found, "computes_int8", True)  # noqa: B010 - a mark of ours
     return found
+
+
+def remade(model: PreTrainedModel, make: Callable[[DecoderModel], DecoderModel]) -> PreTrainedModel:
+    """Return what is made of the weights of a model, on its device. Raises: ModelError if they cannot be walked."""
+    if (reason := why_not_walked(model, max_model_len=1)) is not None:
+        raise ModelError(f"another model cannot be made of {model_name(model)}: {reason}")
+    return modules_of(make(decoder_of(model)), str(model.device))
 
 
 def own_logits(model: PreTrainedModel, text_ids: Sequence[int]) -> Floats:

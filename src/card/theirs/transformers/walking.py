@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from card.errors import ModelError
 from card.kernels.float_linear import FLOAT_PRODUCTS
 from card.kernels.int8_linear import why_not_int8
-from card.kernels.number_types import Floats, STORED_DTYPES, dtype_name
+from card.kernels.number_types import STORED_DTYPES, Floats, dtype_name
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
 from card.models.layer_kinds import WITH_CHUNKS, has_state, layer_kinds
@@ -88,8 +88,14 @@ def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
 
     Raises: ModelError if the model continues no text.
     """
-    if why_not_exact(model, max_model_len) is not None:
-        return None
+    return None if why_not_exact(model, max_model_len) is not None else decoder_of(model)
+
+
+def decoder_of(model: PreTrainedModel) -> DecoderModel:
+    """Return a decoder with the weights of a model that can be walked: on the CPU the same memory, else copies.
+
+    Raises: ModelError if they are not those of its config.
+    """
     architecture = architecture_of(model)
     assert architecture is not None
     weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model, architecture)}

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from card.config import ResolvedParams
-from card.kernels.number_types import FLOAT32, Floats, STORED_DTYPES, dtype_name
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Floats, dtype_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner

@@ -5,24 +5,19 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-import torch
 
 from card.assembly.latency.timing import measure_pass_cost
 from card.errors import PlanError
-from card.machine.threads import CoreSet, pinned
+from card.machine.threads import CoreSet, default_threads, pinned
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.others import others
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import PassTable, Profile, Setup
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
@@ -77,7 +72,7 @@ def measure_profile(
         measured=True,
         source=environment.command,
         machine=f"{environment.machine['cpu']} {platform.node()}",
-        device=str(runner.device) if is_cpu else torch.cuda.get_device_name(runner.device),
+        device=str(runner.device) if is_cpu else _device_name(str(runner.device)),
         dtype=runner.precision,
         num_parameters=own_parameters,
         kv_row_bytes=runner.row_bytes,
@@ -91,7 +86,12 @@ def measure_profile(
     )
 
 
+def _device_name(device: str) -> str:
+    name: str = others("transformers.devices", f"device {device}").device_name(device)
+    return name
+
+
 def _usual_threads(is_cpu: bool) -> tuple[int, ...]:
-    """Return torch's own number of threads, and one fewer: a drafter in a process of its own takes one from a plan."""
-    most = torch.get_num_threads()
+    """Return the threads that passes have by themselves, one fewer too: a drafter in a process takes one."""
+    most = default_threads()
     return (most - 1, most) if is_cpu and most > 1 else (most,)

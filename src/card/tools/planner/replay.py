@@ -123,9 +123,7 @@ class ReplayedModel:
         self._on_pass(_size(extensions, num_held))
         self.attention_scores.leave(
             {
-                extension.slot: np.zeros(
-                    (1, 1, held), np.float32
-                )  # all alike: how many rows are chosen counts, not which
+                extension.slot: np.zeros((1, 1, held), np.float32)  # how many rows are chosen counts, not which
                 for extension, held in zip(extensions, num_held, strict=True)
                 if extension.scores is not None
             }

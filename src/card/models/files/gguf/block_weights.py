@@ -15,7 +15,7 @@ import numpy as np
 from card.kernels.blocks import pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import Bytes
-from card.kernels.number_types import Array, Dtype, FLOAT32, empty
+from card.kernels.number_types import FLOAT32, Array, Dtype, empty
 from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from card.kernels.number_types import BFLOAT16, Dtype, FLOAT16, FLOAT32, Floats
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.models.architectures import Architecture
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import GgufFacts

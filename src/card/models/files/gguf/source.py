@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from card.kernels.formats import BLOCK_FORMATS
-from card.kernels.number_types import Array, Dtype, FLOAT32, STORED_DTYPES, empty
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture

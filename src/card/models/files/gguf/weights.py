@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from card.kernels.formats import BLOCK_FORMATS
-from card.kernels.number_types import Array, BFLOAT16, Dtype, FLOAT16, FLOAT32
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.rows.row_tree import IntArray
 
