@@ -142,7 +142,8 @@ def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: Targ
 def test_a_training_learns_the_targets_text(target: RowRunner, texts: TargetTexts, tmp_path: Path, loss: Any) -> None:
     done = trained(target, texts, tmp_path, loss=loss, epochs=20)
     assert done.losses[-1] < 0.5 * done.losses[0]
-    everything = Examples(texts, range(len(texts)), target.embeddings(texts.token_ids.tolist()), 3, LABEL_OF)
+    embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
+    everything = Examples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
     accepted = accepted_by_depth(done.head, everything, num_candidates=8)
     assert accepted[0] > 0.5
     assert list(accepted) == sorted(accepted, reverse=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -157,7 +158,7 @@ def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
 def judge_file(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A judge of the tiny pair, whose weights are random: what it tolerates is a matter of chance."""
     target = make_runner(load_model(pair.target, dtype="float32"), max_model_len=64)
-    weights = torch.randn(32, generator=torch.Generator().manual_seed(2))
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(2)).numpy()
     path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
     AutoJudge(weights, 0.0, usual=0.6, pair=PairFacts.of(target, pair.draft), knob=None).save(path)
     return str(path)
@@ -168,7 +169,7 @@ def test_a_saved_judge_is_the_same_one(judge_file: str) -> None:
     assert (judge.knob, AutoJudge.load(judge_file, 0.2).knob, judge.pair.draft) == (0.6, 0.2, "draft")
     again = Path(judge_file).with_name("again.safetensors")
     judge.save(again, {"area_under_roc": "0.7"})
-    state = torch.arange(32.0) / 32
+    state = np.arange(32, dtype=np.float32) / 32
     assert AutoJudge.load(again).importance(state) == judge.importance(state)
 
 

@@ -36,6 +36,7 @@ from card.models.runners import plain_runner
 from card.protocol.messages import DraftSpec, Open, TargetStates
 from card.theirs.transformers.arrays import as_array, as_tensor
 from card.theirs.transformers.loading import load_model
+from card.tree.logits import log_softmax
 from card.tree.nodes import NewNodes
 from tests.decoding import (
     assert_plain_in_turns,
@@ -123,7 +124,7 @@ def assert_new_scores_are_guesses(worker: DrafterWorker, known: set[int]) -> Non
         possible = []
         for offset in range(min(K, len(path))):  # one left over from an earlier pass was guessed before the root
             before = path[: len(path) - offset] + [model.mask_id] * offset
-            scores = (model.logits_after(before) / TEMPERATURES[offset]).log_softmax(-1)
+            scores = log_softmax(model.logits_after(before) / TEMPERATURES[offset])
             possible.append(float(scores[token]))
         assert min(abs(logprob - one) for one in possible) < 1e-4
 

@@ -493,7 +493,7 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     )
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": problem}]) for problem in SAMPLE_PROBLEMS]
     rounds = collector.collect(prompts)
-    chances = hrad.probabilities(rounds.inputs.float())
+    chances = chances_of(hrad, rounds.inputs.float())
     assert len(rounds) > 200
     for outcome, least in ((ALL_REJECTED, 1.5), (UNDECIDED, 1.2), (ALL_ACCEPTED, 1.15)):
         was, likeliest = (rounds.labels == outcome).float(), chances[:, outcome].topk(len(rounds) // 4).indices
