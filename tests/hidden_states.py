@@ -13,7 +13,6 @@ from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
-from card.theirs.transformers.arrays import as_tensor
 from card.theirs.transformers.modules import modules_of
 from card.theirs.transformers.walking import walked
 from tests.tiny import NO_ENDS, tiny_llama
@@ -63,11 +62,6 @@ def own_states(ids: Sequence[int], layers: Sequence[int], model: PreTrainedModel
 def own_features(ids: Sequence[int], num_layers: int, model: PreTrainedModel | None = None) -> Tensor:
     """Return [T, num_layers * D]: the last of these states."""
     return own_states(ids, range(-num_layers, 0), model)
-
-
-def embeddings_of(runner: RowRunner, token_ids: Sequence[int]) -> Tensor:
-    """Return [n, D]: a runner's embeddings of tokens."""
-    return as_tensor(runner.embeddings(token_ids))
 
 
 def assert_same(got: Tensor, expected: Tensor) -> None:

@@ -26,8 +26,9 @@ from card.family.learning.target_texts import TargetTexts, write_texts
 from card.models.loading import load_decoder
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_tensor
 from card.theirs.transformers.loading import load_model
-from tests.hidden_states import KINDS, embeddings_of, make_model, make_runner, own_features
+from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model
 from tests.trainings import check_a_head_goes_on, stopping
@@ -141,7 +142,8 @@ def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: Targ
 def test_a_training_learns_the_targets_text(target: RowRunner, texts: TargetTexts, tmp_path: Path, loss: Any) -> None:
     done = trained(target, texts, tmp_path, loss=loss, epochs=20)
     assert done.losses[-1] < 0.5 * done.losses[0]
-    everything = Examples(texts, range(len(texts)), embeddings_of(target, texts.token_ids.tolist()), 3, LABEL_OF)
+    embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
+    everything = Examples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
     accepted = accepted_by_depth(done.head, everything, num_candidates=8)
     assert accepted[0] > 0.5
     assert list(accepted) == sorted(accepted, reverse=True)
@@ -268,7 +270,7 @@ def test_the_head_reads_in_the_engine_what_it_reads_in_training(
     for count, window in seen[:-1]:  # the last pass may have been cut
         end += count
         first = max(len(PROMPTS[0]), end - 3)
-        expected = inputs_of(hidden[first - 1 : end - 1], embeddings_of(target, text[first:end]))
+        expected = inputs_of(hidden[first - 1 : end - 1], as_tensor(target.embeddings(text[first:end])))
         torch.testing.assert_close(window, expected, atol=1e-3, rtol=1e-3)
 
 

@@ -27,8 +27,8 @@ from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import ROOT
-from tests.hidden_states import embeddings_of
 from tests.pair import Pair
 from tests.seeing import asked, picture, processor_of, save_seeing
 from tests.trainings import check_a_head_goes_on, stopping
@@ -131,7 +131,7 @@ def test_a_training_learns_the_targets_text(
 
 def test_tokens_of_prompts_are_read_and_not_learnt(target: RowRunner, texts: TargetTexts) -> None:
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
-    embeddings = embeddings_of(target, texts.token_ids.tolist())
+    embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
     batch = Examples(texts, range(len(texts)), embeddings, label_of).batch(torch.arange(len(texts)))
     for idx, labels in enumerate(batch.labels):
         place, first = texts.text(idx), texts.answer(idx)
@@ -144,7 +144,10 @@ def test_a_draft_reads_in_each_step_what_the_unrolled_training_reads(
     target: RowRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
 ) -> None:
     head, place = done.head, texts.text(0)
-    states, embeddings = scaled(texts.features[place]), scaled(embeddings_of(target, texts.token_ids[place].tolist()))
+    states, embeddings = (
+        scaled(texts.features[place]),
+        scaled(as_tensor(target.embeddings(texts.token_ids[place].tolist()))),
+    )
     text = TextMemory(head)
     with torch.inference_mode():
         text.extend(0, states, embeddings)
@@ -286,7 +289,10 @@ def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
     answered(seeing, CONVERSATIONS[:1], params, method="hivis", hivis=file, prefill_chunk=prefill_chunk)
     head = FusedHead.load(file)
     place = texts.text(0)
-    states, embeddings = scaled(texts.features[place]), scaled(embeddings_of(target, texts.token_ids[place].tolist()))
+    states, embeddings = (
+        scaled(texts.features[place]),
+        scaled(as_tensor(target.embeddings(texts.token_ids[place].tolist()))),
+    )
     assert len(seen) > 2
     for first, keys, last_row in seen[:-1]:  # the last pass may have been cut
         num_rows = keys.shape[2]

@@ -158,9 +158,9 @@ def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
 def judge_file(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A judge of the tiny pair, whose weights are random: what it tolerates is a matter of chance."""
     target = make_runner(load_model(pair.target, dtype="float32"), max_model_len=64)
-    weights = torch.randn(32, generator=torch.Generator().manual_seed(2))
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(2)).numpy()
     path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
-    AutoJudge(weights.numpy(), 0.0, usual=0.6, pair=PairFacts.of(target, pair.draft), knob=None).save(path)
+    AutoJudge(weights, 0.0, usual=0.6, pair=PairFacts.of(target, pair.draft), knob=None).save(path)
     return str(path)
 
 

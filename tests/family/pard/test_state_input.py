@@ -17,7 +17,7 @@ from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_tensor
+from card.theirs.transformers.arrays import as_array, as_tensor
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 
@@ -108,7 +108,7 @@ def passed_together(runner: RowRunner, first: list[int], second: list[int], adde
     """Run two texts in one pass; the second one's first tokens have something added."""
     extensions = [Extension.of_text(runner.open(), ids, first_logits=0) for ids in (first, second)]
     extensions[1] = Extension(
-        *(getattr(extensions[1], n) for n in ("slot", "token_ids", "parents")), added=added.numpy()
+        *(getattr(extensions[1], n) for n in ("slot", "token_ids", "parents")), added=as_array(added)
     )
     return [as_tensor(logits) for logits in runner.forward(extensions)]
 

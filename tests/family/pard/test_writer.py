@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import LLM
@@ -125,7 +124,7 @@ def assert_new_scores_are_guesses(worker: DrafterWorker, known: set[int]) -> Non
         possible = []
         for offset in range(min(K, len(path))):  # one left over from an earlier pass was guessed before the root
             before = path[: len(path) - offset] + [model.mask_id] * offset
-            scores = log_softmax(model.logits_after(before) / np.float32(TEMPERATURES[offset]))
+            scores = log_softmax(model.logits_after(before) / TEMPERATURES[offset])
             possible.append(float(scores[token]))
         assert min(abs(logprob - one) for one in possible) < 1e-4
 
@@ -485,7 +484,7 @@ def test_states_that_come_late_again_or_early_are_added_to_the_text_alone_and_ch
     writer.state_input = layer
     worker = DrafterWorker(writer, clock=Clock(), max_tokens_per_pass=max_tokens)
     worker.receive(Open(7, TEXT, spec))
-    sequence, forward, added = sequence_of(worker), writer.model.forward, dict[int, Tensor]()
+    sequence, forward, added = sequence_of(worker), writer.model.forward, dict[int, Floats]()
 
     def noted(extensions: list[Extension]) -> list[Floats]:
         (one,) = extensions
@@ -493,15 +492,15 @@ def test_states_that_come_late_again_or_early_are_added_to_the_text_alone_and_ch
         assert one.added is None or one.added.shape == (num_text, 32)
         for i, row in enumerate([] if one.added is None else one.added):
             place = sequence.num_committed_rows + i
-            torch.testing.assert_close(as_tensor(row), added.get(place, torch.zeros(32)))
+            np.testing.assert_allclose(row, added.get(place, np.zeros(32)), rtol=1e-5, atol=1e-6)
         return forward(extensions)
 
     writer.model.forward = noted  # type: ignore[method-assign]
     for num_passes, which, length, others in turns:
         for first, num_rows in shown[:2]:
-            states = torch.randn(num_rows, 2 * 32)
-            worker.receive(TargetStates(7, first, as_array(states)))
-            added |= {first + 1 + i: row for i, row in enumerate(layer(states).detach())}
+            states = as_array(torch.randn(num_rows, 2 * 32))
+            worker.receive(TargetStates(7, first, states))
+            added |= {first + 1 + i: row for i, row in enumerate(layer.added_by(states))}
         shown = shown[2:]
         for _ in range(num_passes):
             worker.step()

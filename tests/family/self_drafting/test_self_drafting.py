@@ -17,7 +17,6 @@ from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.walking import walked
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import cache_of
@@ -33,15 +32,11 @@ PARAMS = [SamplingParams(temperature=float(i % 2), seed=i, max_tokens=18 + i, to
 
 def runner_of(kind: str) -> RowRunner:
     model = tiny_llama(61, max_position_embeddings=128)
-    if kind == "transformers":
-        return plain_runner(model, max_model_len=100, own_pass=False)
-    decoder = walked(model, 100)
-    assert decoder is not None
     if kind == "int8":
         if (reason := why_not_int8()) is not None:
             pytest.skip(f"no integer passes: {reason}")
-        decoder.computes_int8 = True
-    return plain_runner(decoder, max_model_len=100)
+        model.computes_int8 = True
+    return plain_runner(model, max_model_len=100, own_pass=kind != "transformers")
 
 
 def requests(method: str) -> list[Request]:

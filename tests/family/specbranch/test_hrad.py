@@ -68,20 +68,34 @@ def facts_of(runner: RowRunner) -> HRadFacts:
 SOME_EVIDENCE = Evidence(weight=0.5, mean=0.25)
 
 
-def random_hrad(facts: HRadFacts, seed: int = 0, evidence: Evidence = SOME_EVIDENCE) -> HRad:
-    generator = torch.Generator().manual_seed(seed)
-    widths = (facts.num_inputs, 16, 8, 3)
-    layers = [
-        (as_array(2 * torch.randn((out, into), generator=generator) / into**0.5), np.zeros(out, np.float32))
-        for into, out in itertools.pairwise(widths)
-    ]
-    mean = 0.1 * torch.randn(facts.num_inputs, generator=generator)
-    std = 0.5 + torch.rand(facts.num_inputs, generator=generator)
-    return HRad(facts, layers, as_array(mean), as_array(std), evidence)
+def network(
+    facts: HRadFacts,
+    layers: Sequence[tuple[Tensor, Tensor]],
+    mean: Tensor,
+    std: Tensor,
+    evidence: Evidence = SOME_EVIDENCE,
+) -> HRad:
+    pairs = [(as_array(weight), as_array(bias)) for weight, bias in layers]
+    return HRad(facts, pairs, as_array(mean), as_array(std), evidence)
 
 
 def chances_of(hrad: HRad, inputs: Tensor) -> Tensor:
     return as_tensor(hrad.probabilities(as_array(inputs)))
+
+
+def odds_of(chances: Tensor) -> Tensor:
+    return torch.as_tensor(log_odds(as_array(chances)))
+
+
+def random_hrad(facts: HRadFacts, seed: int = 0, evidence: Evidence = SOME_EVIDENCE) -> HRad:
+    generator = torch.Generator().manual_seed(seed)
+    widths = (facts.num_inputs, 16, 8, 3)
+    layers = [
+        (2 * torch.randn((out, into), generator=generator) / into**0.5, torch.zeros(out))
+        for into, out in itertools.pairwise(widths)
+    ]
+    mean = 0.1 * torch.randn(facts.num_inputs, generator=generator)
+    return network(facts, layers, mean, 0.5 + torch.rand(facts.num_inputs, generator=generator), evidence)
 
 
 def logit(prob: float) -> float:
@@ -90,16 +104,16 @@ def logit(prob: float) -> float:
 
 def test_chances_are_the_softmax_of_scores_for_standardised_inputs() -> None:
     facts = replace(facts_of(make_runner("own pass")), num_layers=1, hidden_size=2)
-    mean, std = np.array([10.0, 0.0, 0.0, -5.0], np.float32), np.array([2.0, 1.0, 1.0, 0.5], np.float32)
-    weight = np.zeros((3, 4), np.float32)
+    mean, std = torch.tensor([10.0, 0.0, 0.0, -5.0]), torch.tensor([2.0, 1.0, 1.0, 0.5])
+    weight = torch.zeros(3, 4)
     weight[0, 0], weight[2, 3] = 1.0, 1.0  # scores: (x0 - 10) / 2, a half, 2 (x3 + 5)
-    hrad = HRad(facts, [(weight, np.array([0.0, 0.5, 0.0], np.float32))], mean, std)
+    hrad = network(facts, [(weight, torch.tensor([0.0, 0.5, 0.0]))], mean, std)
     inputs = torch.tensor([[12.0, 9.0, 9.0, -5.0], [10.5, 9.0, 9.0, -4.5]])
     expected = torch.tensor([[1.0, 0.5, 0.0], [0.25, 0.5, 1.0]]).softmax(-1)
     assert_same(chances_of(hrad, inputs), expected)
     assert_same(chances_of(hrad, inputs[1]), expected[1])
-    assert log_odds(as_array(expected)).tolist() == pytest.approx([-1.0, 0.75])
-    assert log_odds(np.array([1.0, 0.0, 0.0], np.float32)) == pytest.approx(math.log(1e-4)), "nothing is ruled out"
+    assert_same(odds_of(expected), torch.tensor([-1.0, 0.75]))
+    assert odds_of(torch.tensor([1.0, 0.0, 0.0])) == pytest.approx(math.log(1e-4)), "nothing is ruled out"
 
 
 @settings(max_examples=50)
@@ -116,14 +130,14 @@ def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
     runner = make_runner("own pass")
     hrad = random_hrad(facts_of(runner), evidence=Evidence(weight, mean))
     hrad.attach(runner, usual)
-    features = as_array(own_features(CHAIN, NUM_LAYERS)[row])
-    chances = hrad.probabilities(np.concatenate((features, runner.embeddings([token_id])[0]))).tolist()
+    features = own_features(CHAIN, NUM_LAYERS)[row]
+    chances = chances_of(hrad, torch.cat((features, as_tensor(runner.embeddings([token_id])[0])))).tolist()
     foreseen = math.log(max(chances[ALL_ACCEPTED], 1e-4) / max(chances[ALL_REJECTED], 1e-4))
     expected = logit(usual) - weight * (foreseen - mean)
-    assert logit(hrad.branch_below(features, token_id)) == pytest.approx(expected, abs=1e-3)
+    assert logit(hrad.branch_below(as_array(features), token_id)) == pytest.approx(expected, abs=1e-3)
     for fixed in (0.0, 1.0):
         hrad.attach(runner, fixed)
-        assert hrad.branch_below(features, token_id) == fixed
+        assert hrad.branch_below(as_array(features), token_id) == fixed
 
 
 def test_what_weighs_nothing_leaves_the_drafters_confidence_alone() -> None:
@@ -140,10 +154,10 @@ def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
     assert (loaded.facts, loaded.evidence) == (hrad.facts, hrad.evidence)
     with safe_open(str(tmp_path / "one.safetensors"), "pt") as file:
         assert file.metadata()["test_accuracy"] == "0.5"
-    inputs = as_array(torch.randn((200, hrad.facts.num_inputs), generator=torch.Generator().manual_seed(1)))
-    chances = hrad.probabilities(inputs)
+    inputs = torch.randn((200, hrad.facts.num_inputs), generator=torch.Generator().manual_seed(1))
+    chances = chances_of(hrad, inputs)
     assert len(set(chances.argmax(-1).tolist())) == 3
-    assert np.array_equal(loaded.probabilities(inputs), chances)
+    assert torch.equal(chances_of(loaded, inputs), chances)
     assert all(
         np.array_equal(*pair)
         for layers in zip(loaded.layers, hrad.layers, strict=True)
@@ -162,11 +176,10 @@ def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_pa
     runner.features.wish([hrad.wish])
     runner.forward([chain(runner.open(), CHAIN)])
     found, expected = [], []
-    for row, own in zip(runner.features.of(0, hrad.wish), as_array(own_features(CHAIN, NUM_LAYERS)), strict=True):
+    for row, own in zip(runner.features.of(0, hrad.wish), own_features(CHAIN, NUM_LAYERS), strict=True):
         for token_id in range(5):
             found.append(logit(hrad.branch_below(row, token_id)))
-            inputs = np.concatenate((own, plain.embeddings([token_id])[0]))
-            foreseen = float(log_odds(hrad.probabilities(inputs)))
+            foreseen = float(odds_of(chances_of(hrad, torch.cat((own, as_tensor(plain.embeddings([token_id])[0]))))))
             expected.append(-hrad.evidence.weight * (foreseen - hrad.evidence.mean))
     assert found == pytest.approx(expected, abs=1e-3)
     assert max(found) - min(found) > 0.1
@@ -196,7 +209,7 @@ def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tm
         EngineSettings(own={"hrad": str(tmp_path / "hrad.safetensors")}), runner, DraftSettings(branch_below=0.7)
     )
     assert consumer.wish == FeatureWish((-3, -2, -1), "last")
-    features = as_array(own_features(CHAIN, NUM_LAYERS)[3:4])
+    features = own_features(CHAIN, NUM_LAYERS)[3:4]
     seen = SeenRows(request_id=7, token_ids=(*CHAIN[:4], 5), first=3, features=features, has_drafter=True)
     hrad.attach(runner, 0.7)
     assert consumer.observe(seen) == hrad.branch_below(features[0], 5)
@@ -232,11 +245,11 @@ def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_layers_that_do_not_fit_are_refused() -> None:
     facts = facts_of(make_runner("own pass"))
-    ones, zeros = np.ones(facts.num_inputs, np.float32), np.zeros((4, 128), np.float32)
+    ones = torch.ones(facts.num_inputs)
     with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
-        HRad(facts, [(zeros[:3, :127], zeros[0, :3])], ones, ones)
+        network(facts, [(torch.zeros(3, 127), torch.zeros(3))], ones, ones)
     with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
-        HRad(facts, [(zeros, zeros[0, :4])], ones, ones)
+        network(facts, [(torch.zeros(4, 128), torch.zeros(4))], ones, ones)
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------------------
@@ -361,12 +374,12 @@ def test_it_learns_a_separable_problem_better_than_always_naming_the_commonest_c
 def test_training_is_a_function_of_its_seed_and_leaves_the_global_one_alone() -> None:
     rounds = separable_rounds(20, 0)
     before = torch.get_rng_state()
-    inputs = as_array(torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2)))
+    inputs = torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2))
     results = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
     weights = [one.hrad.layers[0][0] for one in results]
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
-    assert np.array_equal(results[0].hrad.probabilities(inputs), results[1].hrad.probabilities(inputs))
+    assert torch.equal(chances_of(results[0].hrad, inputs), chances_of(results[1].hrad, inputs))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -48,11 +48,11 @@ class LoadedModel(Protocol):
 
     @property
     def generation_config(self) -> Any:
-        """What its maker says of sampling, and the tokens that end a text."""
+        """Its maker's settings of sampling, and the tokens that end a text."""
 
     @property
     def device(self) -> Any:
-        """Where its weights are."""
+        """The device of its weights."""
 
     @property
     def dtype(self) -> Any:
@@ -134,7 +134,7 @@ class DecoderModel:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether some weights are blocks, which only the machine code can multiply by."""
+        """Return whether some weights are blocks, which only the machine code can multiply by."""
         return isinstance(self.embeddings, BlockWeight) or any(one.has_blocks for one in self.linears)
 
     @property

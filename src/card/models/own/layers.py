@@ -65,7 +65,7 @@ class Linear:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether its weights are blocks."""
+        """Return whether its weights are blocks."""
         return isinstance(self.weight, BlockWeight)
 
     def select(self, channels: IntArray) -> Linear:

@@ -38,7 +38,7 @@ def measure_profile(
 
     Args:
         target_cost: inflate it to the price of so many parameters.
-        threads: numbers of CPU threads to measure, rising; if empty torch's own, and one fewer, as beside a drafter.
+        threads: numbers of CPU threads to measure, rising; if empty the usual one, and one fewer, as beside a drafter.
         ctc: file of a head that drafts for the model, to be timed too.
         tell: is told what is being done.
     Raises: ModelError if it cannot be loaded, or the head is of another one; PlanError for threads that do not rise
