@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import card.drafting.local
