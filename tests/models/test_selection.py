@@ -45,7 +45,7 @@ def make_runner(kind: str) -> RowRunner:
         if NO_INTEGERS is not None:
             pytest.skip(f"no integer passes: {NO_INTEGERS}")
         model.computes_int8 = True
-    return (Ordinary if kind.endswith("torch") else RowRunner)(model, max_model_len=80)
+    return (Ordinary if kind.endswith("torch") else plain_runner)(model, max_model_len=80)
 
 
 KINDS = ["llama", "gpt2", "window", "llama-int8", "window-int8", "llama-torch", "window-torch"]

@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from card.drafting.local.protocol import Observation, WriterSequence, check_proposal
 from card.errors import in_words
-from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
+
+if TYPE_CHECKING:
+    from card.tree.logits import FloatArray
 
 logger = logging.getLogger(__name__)
 

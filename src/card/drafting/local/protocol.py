@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
-from card.tree.logits import FloatArray
 from card.tree.nodes import PATH_END, Nodes
 
 if TYPE_CHECKING:
     from card.models.features import Rows
     from card.models.runner import RowRunner
+    from card.tree.logits import FloatArray
 
 
 def check_proposal(proposal: Nodes, vocab_size: int) -> None:

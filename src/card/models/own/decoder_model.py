@@ -313,13 +313,15 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether each layer attends to all tokens before it, or to those of a window that the entry knows of."""
-    kinds = {"full_attention"} if config.layer_types is None else set(config.layer_types)
+    stated = config.layer_types
+    kinds = {"full_attention"} if stated is None else set(stated)
+    if stated is not None and len(stated) != config.num_hidden_layers:
+        return False
     if not architecture.has_windows:
         return config.sliding_window is None and kinds == {"full_attention"}
-    window, has_all = config.sliding_window, config.layer_types is None
+    window = config.sliding_window
     return (
         kinds <= {"full_attention"} | WITH_WINDOW
-        and (has_all or len(cast(list[str], config.layer_types)) == config.num_hidden_layers)
         and (window > 0 if window is not None else not kinds & WITH_WINDOW)
         and not getattr(config, "use_bidirectional_attention", False)
     )
