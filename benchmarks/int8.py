@@ -16,22 +16,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import options
 import torch
-from torch.nn import functional
 
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
 from card.models.protocol import Extension
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.loading import load_model
+from card.tree.logits import as_array, log_softmax
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
 _SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass
 
 
-def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
+def load_runner(args: argparse.Namespace, dtype: str) -> RowRunner:
     """Return a runner of the target, inflated if that was asked for."""
     model = load_model(args.target, dtype=dtype)
     if args.target_cost:
@@ -39,7 +41,7 @@ def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
     return make_runner(model, max_model_len=min(args.max_tokens, context_limit(model)), max_tree_rows=64)
 
 
-def measure_passes(runners: dict[str, TorchRunner], runs: int, prefix_rows: int) -> dict[str, dict[int, float]]:
+def measure_passes(runners: dict[str, RowRunner], runs: int, prefix_rows: int) -> dict[str, dict[int, float]]:
     """Return the shortest milliseconds of a pass behind so many rows, by runner and rows; the runners take turns."""
     slots = {}
     for name, runner in runners.items():
@@ -61,7 +63,7 @@ def measure_passes(runners: dict[str, TorchRunner], runs: int, prefix_rows: int)
     return found
 
 
-def compare_texts(runners: dict[str, TorchRunner], texts: Sequence[Sequence[int]]) -> dict[str, object]:
+def compare_texts(runners: dict[str, RowRunner], texts: Sequence[Sequence[int]]) -> dict[str, object]:
     """Return the perplexity under each runner, and the share of tokens for which all find the same one likeliest."""
     losses, num_tokens, num_agreed = dict.fromkeys(runners, 0.0), 0, 0
     for token_ids in texts:
@@ -70,9 +72,9 @@ def compare_texts(runners: dict[str, TorchRunner], texts: Sequence[Sequence[int]
             slot = runner.open()
             (logits,) = runner.forward([Extension(slot, token_ids, range(-1, len(token_ids) - 1))])
             runner.close(slot)
-            targets = torch.tensor(token_ids[1:])
-            losses[name] += float(functional.cross_entropy(logits[:-1].float(), targets, reduction="sum"))
-            best.append(logits[:-1].argmax(1))
+            logprobs = log_softmax(as_array(logits)[:-1])
+            losses[name] -= float(logprobs[np.arange(len(logprobs)), token_ids[1:]].sum(dtype=np.float64))
+            best.append(logprobs.argmax(1))
         num_tokens += len(token_ids) - 1
         num_agreed += int((best[0] == best[1]).sum())
     perplexities = {name: round(math.exp(loss / num_tokens), 4) for name, loss in losses.items()}
@@ -86,7 +88,7 @@ def read_texts(wanted: str, args: argparse.Namespace) -> tuple[str, list[list[in
     tokenizer, texts = load_tokenizer(args.target), []
     for line in Path(file).read_text("utf-8").splitlines()[args.skip : args.skip + args.limit]:
         record = json.loads(line)
-        token_ids = tokenizer("\n".join(record[field] for field in fields.split(",")))["input_ids"]
+        token_ids = tokenizer.encode("\n".join(record[field] for field in fields.split(",")))
         texts.append(token_ids[: args.max_tokens - 1])
     return name, [token_ids for token_ids in texts if len(token_ids) > 1]
 

@@ -17,25 +17,26 @@ import options
 import torch
 
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 
 _ROWS, _PROMPT = (1, 8, 16), 512
 _PREFIX = 64  # rows of text before a pass
 _PATHS = ("exact", "modules")
 
 
-def make_runner(args: argparse.Namespace, dtype: torch.dtype, path: str) -> TorchRunner:
+def make_runner(args: argparse.Namespace, dtype: torch.dtype, path: str) -> RowRunner:
     """Return a runner of a model of its own that takes this path."""
     model = load_model(args.model, dtype="float64")
     if args.cost:
         model = inflate(model, parse_parameter_count(args.cost))
     model = model.to(dtype)
-    return TorchRunner(model, max_model_len=1024, max_tree_rows=64, own_pass=path == "exact")
+    return plain_runner(model, max_model_len=1024, max_tree_rows=64, own_pass=path == "exact")
 
 
-def processor_ms(runner: TorchRunner, slot: int, rows: int, held: int) -> float:
+def processor_ms(runner: RowRunner, slot: int, rows: int, held: int) -> float:
     """Return the processor's milliseconds of a pass of so many rows behind those that a sequence holds."""
     extension = Extension(slot, [7] * rows, range(held - 1, held - 1 + rows), rows - 1 if rows == _PROMPT else 0)
     started = time.process_time()

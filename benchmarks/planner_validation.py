@@ -36,10 +36,10 @@ from card.assembly.plan import Facts, resolve
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError
 from card.machine.threads import pinned
-from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
+from card.theirs.transformers.loading import load_model
 from card.tools.bench import environment
 from card.tools.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.tools.bench.names import BASELINE, names_of, spec_of

@@ -36,9 +36,9 @@ from card.drafting.draft_writers import make_writer
 from card.engine.policy.cost import PassCost
 from card.engine.request import Request
 from card.machine.threads import CorePlan
-from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
+from card.theirs.transformers.loading import load_model
 from card.tools.planner.profile import Overheads
 from card.tools.planner.virtual_time import VirtualClock
 

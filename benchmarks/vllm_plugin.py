@@ -29,7 +29,8 @@ import options
 from pages import markdown
 
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.bench.datasets import parse_spec, read_datasets
 
 BENCHMARK = "vllm_plugin"
@@ -190,7 +191,7 @@ def save_demo(name: str, cost: str | None, folder: Path) -> str:
     if not (place / "tokenizer.json").is_file():
         model = load_model(name)
         (inflate(model, parse_parameter_count(cost)) if cost else model).save_pretrained(place)
-        load_tokenizer(name).save_pretrained(place)
+        load_tokenizer(name).save(place)
     return str(place)
 
 

@@ -37,7 +37,7 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 
 VOCAB_SIZE = 4096
 EOS, USER, ASSISTANT, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"
@@ -339,7 +339,7 @@ def write_texts(
         jobs: (prompt, temperature of the answer); questions are sampled at temperature 1, and 0 is greedy.
     Returns: the finished texts, in the order in which they ended.
     """
-    runner = TorchRunner(model, max_model_len=MAX_POSITIONS, max_tree_rows=0)
+    runner = plain_runner(model, max_model_len=MAX_POSITIONS, max_tree_rows=0)
     waiting, texts = list(reversed(jobs)), []
     running: dict[int, tuple[list[int], float, int]] = {}  # slot -> text, temperature, most tokens
     progress = tqdm(total=len(jobs), desc="sample", unit="text")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from card.config import SamplingRule, TreeShape
 from card.drafting.beam import BeamSequence
@@ -15,6 +15,7 @@ from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import CardError
 from card.models.protocol import NO_PARENT
 from card.protocol.messages import DraftSpec
+from card.tree.logits import log_softmax
 from card.tree.nodes import NewNodes
 from tests.toy import TableModel
 
@@ -60,7 +61,7 @@ def assert_scores_are_those_of_the_model(model: TableModel, beam: BeamSequence) 
     cache, nodes = beam.cache, beam.cache.snapshot()
     for node, parent, token, logprob in zip(nodes.ids, nodes.parents, nodes.tokens, nodes.logprobs, strict=True):
         before = [] if parent == cache.root_id else cache.path_tokens(parent)
-        expected = float(model.logits_after(beam.token_ids + before).log_softmax(-1)[token])
+        expected = float(log_softmax(model.logits_after(beam.token_ids + before))[token])
         assert logprob == pytest.approx(expected, abs=1e-5)
         score_above = 0.0 if parent == cache.root_id else cache.path_logprob(parent)
         assert cache.path_logprob(node) == pytest.approx(score_above + logprob, abs=1e-9)
@@ -84,6 +85,6 @@ class LayersWriter(DraftWriter):
         nodes = sequence.frontier()[:max_tokens]
         while nodes and len(layers) < self.layers_per_pass:
             texts = [sequence.token_ids + sequence.cache.path_tokens(node) for node in nodes]
-            layers.append(sequence.grow(nodes, torch.stack([self._model.logits_after(text) for text in texts])))
+            layers.append(sequence.grow(nodes, np.stack([self._model.logits_after(text) for text in texts])))
             nodes = sequence.frontier()
         return NewNodes.joined(layers)

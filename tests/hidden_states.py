@@ -9,10 +9,12 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from card.models.inflation import InflatedShape, inflate_to_shape
-from card.models.own.decoder_model import mark_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
+from card.theirs.transformers.modules import modules_of
+from card.theirs.transformers.walking import walked
 from tests.tiny import NO_ENDS, tiny_llama
 
 VOCAB_SIZE = 61
@@ -34,18 +36,20 @@ def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
     return model.train(False)
 
 
-def make_runner(kind: str) -> TorchRunner:
+def make_runner(kind: str) -> RowRunner:
     """Return one of the ways in which the same model can be run."""
-    model: PreTrainedModel = make_model()
-    if kind == "int8":
-        mark_int8(model)
+    model = walked(make_model(), MAX_MODEL_LEN)
+    assert model is not None
+    model.computes_int8 = kind == "int8"
     if "inflated" in kind:
         model = inflate_to_shape(model, INFLATED)
     if "twice" in kind:
         model = inflate_to_shape(model, InflatedShape(copies=3, layers=7, mlp_width=100))
     if "bucketed" in kind:
-        return BucketedRunner(model, max_model_len=MAX_MODEL_LEN)
-    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, own_pass=None if "generic" not in kind else False)
+        return BucketedRunner(modules_of(model), max_model_len=MAX_MODEL_LEN)
+    if "generic" in kind:
+        return plain_runner(modules_of(model), max_model_len=MAX_MODEL_LEN, own_pass=False)
+    return plain_runner(model, max_model_len=MAX_MODEL_LEN)
 
 
 def own_states(ids: Sequence[int], layers: Sequence[int], model: PreTrainedModel | None = None) -> Tensor:
@@ -61,7 +65,7 @@ def own_features(ids: Sequence[int], num_layers: int, model: PreTrainedModel | N
 
 
 def assert_same(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(torch.as_tensor(got).clone(), expected, atol=2e-4, rtol=2e-4)
 
 
 def chain(slot: int, ids: Sequence[int], start: int = 0, first: int = 0) -> Extension:

@@ -26,8 +26,8 @@ class Hub:
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body for a path."""
-        if about := re.match(r"/api/models/([^/]+/[^/?]+)", path):
-            return self._about(about[1])
+        if about := re.match(r"/api/models/([^/]+/[^/?]+)(/tree/)?", path):
+            return self._tree(about[1]) if about[2] else self._about(about[1])
         found = re.match(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+?)(\?|$)", path)
         if found is None or not any(name.startswith(f"{found[1]}/") for name in self.files):
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
@@ -36,6 +36,15 @@ class Hub:
             return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
         body = file.read_bytes()
         return 200, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": COMMIT}, body
+
+    def _tree(self, repository: str) -> tuple[int, dict[str, str], bytes]:
+        """Return the list of all files, which is asked for before several of them are fetched."""
+        found = {name: file for name, file in self.files.items() if name.startswith(f"{repository}/")}
+        entries = [
+            {"type": "file", "path": name.removeprefix(f"{repository}/"), "size": file.stat().st_size, "oid": COMMIT}
+            for name, file in found.items()
+        ]
+        return 200, {"Content-Type": "application/json"}, json.dumps(entries).encode()
 
     def _about(self, repository: str) -> tuple[int, dict[str, str], bytes]:
         if repository in self.gated:

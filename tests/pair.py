@@ -8,6 +8,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from card.text.given_tokenizer import as_tokenizer
+from card.text.tokenizer import Tokenizer as OwnTokenizer
 from tests.tiny import tiny_llama
 
 MAX_POSITIONS = 4096
@@ -50,6 +52,11 @@ def make_tokenizer(vocab_size: int = _VOCAB_SIZE) -> PreTrainedTokenizerFast:
         additional_special_tokens=[END_TOKENS[1]],
         chat_template=_CHAT_TEMPLATE,
     )
+
+
+def own_tokenizer(vocab_size: int = _VOCAB_SIZE) -> OwnTokenizer:
+    """Return that of `make_tokenizer` as one of ours."""
+    return as_tokenizer(make_tokenizer(vocab_size))
 
 
 def make_model(vocab_size: int, *, noise: float = 0.0) -> LlamaForCausalLM:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.models.rows.kv_cache import KVCache
     from card.models.rows.pool import SequencePool
     from card.models.rows.row_tree import RowTree
-    from card.models.torch_runner import TorchRunner
+    from card.models.runner import RowRunner
     from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer
@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
 def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:
     """Let models be loaded and run as on a machine where integer passes are not possible for a reason, or are."""
-    for module in ("dtypes", "own.reasons"):
-        monkeypatch.setattr(f"card.models.{module}.why_not_int8", lambda: reason)
+    for module in ("models.dtypes", "models.own.reasons", "models.runner", "theirs.transformers.walking"):
+        monkeypatch.setattr(f"card.{module}.why_not_int8", lambda: reason)
 
 
 def llm_of(row: Any) -> LLM:
@@ -75,11 +75,11 @@ def workers_of(server: DraftServer) -> list[DrafterWorker]:
     return [client.session.worker for client in server._clients if client.session is not None]
 
 
-def cache_of(runner: TorchRunner) -> KVCache:
+def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 
 
-def decoder_of(runner: TorchRunner) -> Any:
+def decoder_of(runner: RowRunner) -> Any:
     return runner._decoder
 
 

@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import torch
 from hypothesis import reject
 from hypothesis import strategies as st
-from torch import Tensor
 
 from card.config import SamplingRule
+from card.kernels.number_types import Floats
 
 GREEDY = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 PLAIN = replace(GREEDY, temperature=1.0)
@@ -27,10 +26,10 @@ rules = st.builds(
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Tensor:
+def batches(draw: st.DrawFn) -> Floats:
     """Return [N, V] float32 with many ties, as bfloat16 has, and V from 1 to 40: vectorised loops have tails."""
     shape = (draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 5, 8, 17, 40])))
-    return torch.from_numpy(np.random.default_rng(draw(st.integers(0, 10**6))).integers(-8, 9, shape) / 2).float()
+    return (np.random.default_rng(draw(st.integers(0, 10**6))).integers(-8, 9, shape) / 2).astype(np.float32)
 
 
 def slow_law(logits: list[float], rule: SamplingRule) -> list[float]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
@@ -60,7 +59,7 @@ def slow_decode(
         text = [*prompt_ids, *new_ids]
         row = target.logits_after(text)
         shaped = slowly_shaped(row.tolist(), params, prompt_ids, new_ids, ends)
-        new_ids += sampler.choose(torch.tensor([shaped], dtype=row.dtype), [len(text)])
+        new_ids += sampler.choose(np.array([shaped], row.dtype), [len(text)])
     return new_ids
 
 

@@ -7,13 +7,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from card.models.torch_runner import TorchRunner
+from card.machine.lane import Lane
+from card.models.runner import RowRunner
 from card.theirs.cuda.bucketed import BucketedRunner
+from card.theirs.cuda.stream_lane import StreamLane
 from tests.tiny import tiny_llama
 
 VOCAB_SIZE = 61
@@ -50,7 +53,7 @@ def make_model(*, noise: float = 0.0) -> LlamaForCausalLM:
     return tiny_llama(VOCAB_SIZE, noise=noise, max_position_embeddings=512, **ends)
 
 
-def ordinary(device: str, *, dtype: torch.dtype = torch.float32, **settings: Any) -> TorchRunner:
+def ordinary(device: str, *, dtype: torch.dtype = torch.float32, **settings: Any) -> RowRunner:
     """Return a runner whose passes have the shapes that they need, walked by torch on a CPU too."""
     model = copy.deepcopy(make_model()).to(device, dtype)  # type: ignore[call-overload]
     return Ordinary(model, **{"max_model_len": MAX_MODEL_LEN, "max_tree_rows": MAX_TREE_ROWS, **settings})
@@ -60,6 +63,16 @@ def bucketed(device: str, *, noise: float = 0.0, dtype: torch.dtype = torch.floa
     """Return a runner whose passes have few shapes, with the same weights but for ``noise``."""
     model = copy.deepcopy(make_model(noise=noise)).to(device, dtype)  # type: ignore[call-overload]
     return BucketedRunner(model, **{"max_model_len": MAX_MODEL_LEN, "max_tree_rows": MAX_TREE_ROWS, **settings})
+
+
+def tensor_of(rows: Any) -> torch.Tensor:
+    """Return logits or rows of a runner, on any device, as a tensor on the CPU."""
+    return rows.detach().cpu().clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))
+
+
+def lane_of(device: str) -> Lane:
+    """Return a place of its own for a worker on a device."""
+    return Lane() if device == "cpu" else StreamLane(device)
 
 
 Operation = tuple[str, tuple[object, ...]]

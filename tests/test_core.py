@@ -13,18 +13,7 @@ from tests.sources import SATELLITES, SOURCES, imports, package_of
 _NAMED = re.compile(rf"card\.({'|'.join(sorted(SATELLITES))})\b")
 
 # Modules of the core that name a satellite today. The list may only shrink.
-ALLOWED: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("card.assembly.latencies", "card.theirs.transformers.row_check"),
-        ("card.models.loading", "card.theirs.transformers.opening"),
-        ("card.models.loading", "card.theirs.vision.tower"),
-        ("card.models.own.exact_decoder", "card.theirs.transformers.generic"),
-        ("card.models.runners", "card.theirs.cuda.bucketed"),
-        ("card.models.runners", "card.theirs.transformers.hybrid"),
-        ("card.models.torch_runner", "card.theirs.cuda.fused"),
-        ("card.models.torch_runner", "card.theirs.transformers.generic"),
-    }
-)
+ALLOWED = {("card.models.others", "card.theirs.")}  # the seam itself: what runs the models that our own pass does not
 
 
 def _named(source: str, package: str) -> Iterator[str]:
@@ -52,6 +41,14 @@ def test_the_core_names_no_satellite_but_where_the_list_says_so() -> None:
         for module in _named(source, package_of(name))
     }
     assert found == ALLOWED, "the core names no satellite: use a seam; and what is gone leaves the list"
+
+
+def test_the_core_imports_neither_torch_nor_transformers_but_for_types() -> None:
+    for name, source in SOURCES.items():
+        if _is_core(name):
+            assert not re.search(r"^(import|from) (torch|transformers)\b", source, re.M), name
+            within = [one.module for one in imports(source, package_of(name)) if one.in_function]
+            assert not [module for module in within if module.split(".")[0] in ("torch", "transformers")], name
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import card.drafting.local
@@ -269,9 +268,10 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert methods["last_seen"].writers == ("last_seen",)
     entry, theirs = find_architecture("seed_oss"), CONFIG_MAPPING["seed_oss"]
     assert entry is not None
-    defaults = {field.name: field.default for field in fields(entry.config_class)}
-    assert {field.name: field.default for field in fields(theirs)}.items() <= defaults.items()
+    defaults = entry.config_class.defaults()
+    own = theirs.__annotations__.keys()  # without the fields that every config of transformers has
+    assert {one.name: one.default for one in fields(theirs) if one.name in own}.items() <= defaults.items()
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
     config = theirs(**tiny(32, **small, num_attention_heads=2, num_key_value_heads=1))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    assert read_decoder(tmp_path / "model", dtype="auto", device=torch.device("cpu")) is not None
+    assert read_decoder(tmp_path / "model", dtype="auto") is not None

@@ -17,10 +17,10 @@ from card.errors import SettingsError
 from card.family.copying.phrase_drafting import PhraseDraftSequence
 from card.kernels.int8_linear import why_not_int8
 from card.models.draft_vocab import always_drafted, restrict_head
-from card.models.loading import load_decoder, load_model, load_tokenizer
-from card.models.own.decoder_model import mark_int8
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
 from tests.pair import Pair
 
@@ -57,8 +57,8 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def logits(model: object) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)  # type: ignore[arg-type]
-    return runner.forward([Extension(runner.open(), list(range(3, 20)), range(-1, 16))])[0].clone()
+    runner = plain_runner(model, max_model_len=64)  # type: ignore[arg-type]
+    return torch.from_numpy(runner.forward([Extension(runner.open(), list(range(3, 20)), range(-1, 16))])[0])
 
 
 @pytest.mark.parametrize("num_tokens", [1, NUM_TOKENS])
@@ -105,7 +105,7 @@ def test_logits_are_those_of_the_whole_head_or_minus_infinity(pair, kind):
     else:
         model = load_decoder(pair.draft, dtype="float32")
         if kind == "int8":
-            mark_int8(model)
+            model.computes_int8 = True
     kept = [*range(100), 200, 290]
     whole, part = logits(model), logits(restrict_head(model, 100, [200, 290, 5000]))
     others = torch.ones(whole.shape[1], dtype=torch.bool)

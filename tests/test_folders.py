@@ -97,6 +97,7 @@ FILES = {
         from card.drafting.local.protocol import LocalWriter
         from card.errors import SettingsError
         from card.family.added.record import AddedSettings
+        from card.tree.logits import as_array, softmax
         from card.tree.nodes import ROOT
         from card.tree.verify import Verdict
 
@@ -118,7 +119,7 @@ FILES = {
                 self._least = least
 
             def decide(self, seen):
-                probs, node, accepted = seen.logits.softmax(-1), ROOT, []
+                probs, node, accepted = softmax(as_array(seen.logits)), ROOT, []
                 while True:
                     below = [i for i, parent in enumerate(seen.offer.parents) if parent == node]
                     likely = [i for i in below if probs[node + 1, seen.offer.tokens[i]] >= self._least]
@@ -150,12 +151,10 @@ FILES = {
             click.echo("hello")
     """,
     "models/architectures/added_arch.py": """
-        from huggingface_hub.dataclasses import strict
+        from card.models.architectures.architecture import Architecture
+        from card.models.decoder_config import DecoderConfig
 
-        from card.models.architectures.architecture import Architecture, DecoderConfig
 
-
-        @strict
         class AddedFields(DecoderConfig):
             model_type = "added_arch"
 

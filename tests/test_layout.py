@@ -44,6 +44,7 @@ OPTIONAL_PACKAGES = frozenset(
         "bitsandbytes",
         "datasets",
         "fastapi",
+        "huggingface_hub",  # which is slow to import, and asked for by names on the hub alone
         "llguidance",
         "PIL",
         "matplotlib",

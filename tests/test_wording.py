@@ -73,7 +73,7 @@ def test_no_message_names_a_class_that_is_not_public() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        'raise ModelError(f"{name} was used beside its TorchRunner")',
+        'raise ModelError(f"{name} was used beside its RowRunner")',
         'raise ModelError(f"int8 is not possible for {type(model).__name__}")',
         'raise ProtocolError("a drafter takes Open and Close")',
         'logger.warning("the %s is full", type(self).__name__)',

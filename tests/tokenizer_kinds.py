@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from card.text.tokenizer import Tokenizer
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SPECIALS = ["<s>", "</s>", "[/INST]"]
@@ -14,11 +16,9 @@ _PIECES = ["▁", "a", "b", "▁a", "ab", "▁▁", "▁b", "bb", "▁ab"]
 _MERGES = [("▁", "a"), ("a", "b"), ("▁", "▁"), ("▁", "b"), ("b", "b"), ("▁", "ab")]
 
 
-def _wrapped(core: Tokenizer) -> PreTrainedTokenizerFast:
+def _wrapped(core: tokenizers.Tokenizer) -> Tokenizer:
     core.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIALS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
-    )
+    return Tokenizer(core, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def _sentencepiece(
@@ -26,10 +26,10 @@ def _sentencepiece(
     normalizer: normalizers.Normalizer | None = None,
     pre_tokenizer: pre_tokenizers.PreTokenizer | None = None,
     decoder: Sequence[decoders.Decoder],
-) -> PreTrainedTokenizerFast:
+) -> Tokenizer:
     pieces = ["<unk>", *SPECIALS, *BYTE_TOKENS, *_PIECES]
     vocabulary = {piece: idx for idx, piece in enumerate(pieces)}
-    core = Tokenizer(models.BPE(vocabulary, _MERGES, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, _MERGES, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     if normalizer is not None:
         core.normalizer = normalizer
     if pre_tokenizer is not None:
@@ -38,50 +38,50 @@ def _sentencepiece(
     return _wrapped(core)
 
 
-def llama2() -> PreTrainedTokenizerFast:
+def llama2() -> Tokenizer:
     """Return one whose text begins with a blank that the decoder strips: Llama 2, TinyLlama, Mistral."""
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     decoder = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     return _sentencepiece(normalizer=normalizer, decoder=decoder)
 
 
-def gemma() -> PreTrainedTokenizerFast:
+def gemma() -> Tokenizer:
     """Return one that marks blanks and puts none in front."""
     decoder = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return _sentencepiece(normalizer=normalizers.Replace(" ", "▁"), decoder=decoder)
 
 
-def metaspace(prepend_scheme: str) -> PreTrainedTokenizerFast:
+def metaspace(prepend_scheme: str) -> Tokenizer:
     """Return one whose pre-tokenizer marks blanks: newer conversions of Llama and Mistral, and T5's kind."""
     decoder = [decoders.ByteFallback(), decoders.Metaspace("▁", prepend_scheme)]
     pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme, split=False)
     return _sentencepiece(pre_tokenizer=pre_tokenizer, decoder=decoder)
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level() -> Tokenizer:
     """Return one of bytes and a few merges, some of which end within a character: GPT-2, Qwen, Llama 3."""
     merges = [("Ġ", "a"), ("a", "b"), ("â", "Ĥ"), ("a", "Ã"), ("Ġ", "Ã"), ("¬", "b")]
     tokens = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(one + other for one, other in merges)]
-    core = Tokenizer(models.BPE({token: idx for idx, token in enumerate(tokens)}, merges))
+    core = tokenizers.Tokenizer(models.BPE({token: idx for idx, token in enumerate(tokens)}, merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     return _wrapped(core)
 
 
-def wordpiece() -> PreTrainedTokenizerFast:
+def wordpiece() -> Tokenizer:
     """Return one whose tokens go on with a word by their mark and begin one without: BERT."""
     pieces = ["[UNK]", *SPECIALS, *(mark + char for char in ALPHABET.replace(" ", "") for mark in ("", "##")), "##ab"]
-    core = Tokenizer(models.WordPiece({piece: idx for idx, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    core = tokenizers.Tokenizer(models.WordPiece({piece: idx for idx, piece in enumerate(pieces)}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     core.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     return _wrapped(core)
 
 
-def word_ends() -> PreTrainedTokenizerFast:
+def word_ends() -> Tokenizer:
     """Return one whose tokens say where a word ends: the first GPT, XLM."""
     chars = ALPHABET.replace(" ", "")
     pieces = ["<unk>", *SPECIALS, *(char + mark for char in chars for mark in ("", "</w>")), "ab</w>"]
-    core = Tokenizer(
+    core = tokenizers.Tokenizer(
         models.BPE(
             {piece: idx for idx, piece in enumerate(pieces)},
             [("a", "b</w>")],
@@ -94,7 +94,7 @@ def word_ends() -> PreTrainedTokenizerFast:
     return _wrapped(core)
 
 
-KINDS: dict[str, PreTrainedTokenizerFast] = {
+KINDS: dict[str, Tokenizer] = {
     "llama2": llama2(),
     "gemma": gemma(),
     "metaspace always": metaspace("always"),

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.errors import CapacityError, ModelError, SettingsError, VocabularyError
+from card.kernels.number_types import Floats
 from card.models.protocol import NO_PARENT, Extension
+from card.models.rows.row_tree import IntArray
 from card.models.rows.selection import AttentionScores, ChosenRows
 
 _MASK = 2**64 - 1
@@ -92,7 +92,7 @@ class TableModel:
         self.row_bytes = row_bytes
         self._sequences: dict[int, _Rows] = {}
         self._next_slot = 0
-        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._known: dict[tuple[int, ...], Floats] = {}
         self.num_forward_passes = 0
         self.num_forward_tokens = 0
         self.attention_scores = AttentionScores()
@@ -118,7 +118,7 @@ class TableModel:
         """
         return _BlendedModel(self, other, agreement)
 
-    def logits_after(self, token_ids: Sequence[int]) -> Tensor:
+    def logits_after(self, token_ids: Sequence[int]) -> Floats:
         """Return [V] float32: the logits after a whole path of tokens, without any slot. Not to be written to."""
         context = tuple(token_ids[-self.order :])
         logits = self._known.get(context)
@@ -172,7 +172,7 @@ class TableModel:
             target.capacity, origin.token_ids[:num_rows], origin.parents[:num_rows], origin.positions[:num_rows]
         )
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Floats]:
         """Append the new tokens of several sequences.
 
         Returns: per extension [T - first_logits_idx, V] float32.
@@ -185,7 +185,9 @@ class TableModel:
         if extensions:
             self.num_forward_passes += 1
         held = {one.slot: len(self._rows(one.slot).token_ids) for one in extensions if one.scores is not None}
-        scores = {slot: torch.from_numpy(_uniforms(_mix(slot), rows)).view(1, 1, rows) for slot, rows in held.items()}
+        scores = {
+            slot: _uniforms(_mix(slot), rows).astype(np.float32).reshape(1, 1, rows) for slot, rows in held.items()
+        }
         self.attention_scores.leave(scores)
         return [self._append(extension, new) for extension, new in zip(extensions, positions, strict=True)]
 
@@ -212,10 +214,10 @@ class TableModel:
             positions=[held.positions[row] for row in order],
         )
 
-    def _make_logits(self, context: tuple[int, ...]) -> Tensor:
+    def _make_logits(self, context: tuple[int, ...]) -> Floats:
         """Return [V] float32 after ``context``, at most ``order`` tokens: independent Gumbel variables times spread."""
         uniforms = _uniforms(_hash(self.seed, context), self.vocab_size)
-        return torch.from_numpy((-self.spread * np.log(-np.log(uniforms))).astype(np.float32))
+        return (-self.spread * np.log(-np.log(uniforms))).astype(np.float32)
 
     def _rows(self, slot: int) -> _Rows:
         if slot not in self._sequences:
@@ -254,7 +256,7 @@ class TableModel:
             positions.append(position)
         return positions
 
-    def _append(self, extension: Extension, positions: list[int]) -> Tensor:
+    def _append(self, extension: Extension, positions: list[int]) -> Floats:
         held = self._sequences[extension.slot]
         first_row = len(held.token_ids) + extension.first_logits_idx
         held.token_ids.extend(extension.token_ids)
@@ -263,7 +265,7 @@ class TableModel:
         self.num_forward_tokens += len(positions)
         model = self if extension.reads is None else self._with_few_rows()
         logits = [model.logits_after(self._context(held, row)) for row in range(first_row, len(held.token_ids))]
-        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+        return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
     def _with_few_rows(self) -> TableModel:
         """Return a model that mostly agrees, as one that reads few rows does."""
@@ -283,10 +285,10 @@ class TableModel:
 class MovableTable(TableModel):
     """A toy whose rows can be moved: they are the tokens."""
 
-    def read_rows(self, slot: int) -> Tensor:
-        return torch.tensor(self._rows(slot).token_ids, dtype=torch.int64)
+    def read_rows(self, slot: int) -> IntArray:
+        return np.array(self._rows(slot).token_ids, np.int64)
 
-    def write_rows(self, slot: int, rows: Tensor) -> None:
+    def write_rows(self, slot: int, rows: IntArray) -> None:
         held = self._rows(slot)
         assert not held.token_ids and len(rows) <= held.capacity
         held.token_ids += rows.tolist()
@@ -316,11 +318,11 @@ class _BlendedModel(TableModel):
         )
         self._own, self._other, self._agreement = own, other, agreement
 
-    def _make_logits(self, context: tuple[int, ...]) -> Tensor:
+    def _make_logits(self, context: tuple[int, ...]) -> Floats:
         wanted = self._other.logits_after(context)
         if _mix(_hash(self.seed, context)) < self._agreement * 2.0**64:
             return wanted
-        logits = self._own.logits_after(context).clone()
+        logits = self._own.logits_after(context).copy()
         first, last = int(wanted.argmax()), int(logits.argmin())
         logits[[first, last]] = logits[[last, first]]
         return logits

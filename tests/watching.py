@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.engine.watchers import Watchers
+from card.kernels.number_types import Floats
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.protocol import Extension
 from tests.toy import TableModel
@@ -22,9 +22,9 @@ class TokenStates:
         self._extensions: Sequence[Extension] = ()
         forward: Callable[..., Any] = model.forward
 
-        def watched(extensions: Sequence[Extension]) -> list[Tensor]:
+        def watched(extensions: Sequence[Extension]) -> list[Floats]:
             self._extensions = extensions
-            logits: list[Tensor] = forward(extensions)
+            logits: list[Floats] = forward(extensions)
             return logits
 
         model.forward = watched  # type: ignore[method-assign]
@@ -32,10 +32,10 @@ class TokenStates:
     def wish(self, wishes: Sequence[FeatureWish]) -> None:
         self.wishes = wishes
 
-    def of(self, extension_idx: int, wish: FeatureWish) -> Tensor:
+    def of(self, extension_idx: int, wish: FeatureWish) -> Floats:
         one = self._extensions[extension_idx]
         first = 0 if wish.rows == "all" else one.first_logits_idx
-        return torch.tensor(one.token_ids[first:])[:, None]
+        return np.array(one.token_ids[first:], np.float32)[:, None]
 
 
 class Notes:

@@ -19,7 +19,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from card.models.facts import context_limit, end_token_ids
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 
 _FIRST_GGUF = "bf16"  # the others are made from it
 _DEMO_PRE_TOKENIZER = "smollm"  # llama.cpp's name for what splits text just as the demo tokenizer does
@@ -116,7 +117,7 @@ def _save_demo(name: str, cost: str | None, place: Path) -> Path:
             model = inflate(model, parse_parameter_count(cost))
         unfinished = _unfinished(place)
         model.save_pretrained(unfinished)
-        load_tokenizer(name).save_pretrained(unfinished)
+        load_tokenizer(name).save(unfinished)
         unfinished.rename(place)
     return place
 

@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import environments
-import torch
+import numpy as np
 from environments import BuildError
 from worker_llama_cpp import LlamaCpp
 
 from card.errors import CardError
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
+from card.models.runner import RowRunner
 from card.models.runners import how_it_runs, make_runner
-from card.models.torch_runner import TorchRunner
 from card.tools.bench.environment import allowed_cores, describe_run
+from card.tree.logits import as_array, log_softmax
 
 
 class Scorer(Protocol):
@@ -42,7 +43,7 @@ class Scorer(Protocol):
 class Ours:
     """CARD's pass over a whole text."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: RowRunner) -> None:
         """Take over a runner that nobody else uses."""
         self._runner = runner
 
@@ -51,8 +52,8 @@ class Ours:
         slot = self._runner.open()
         (logits,) = self._runner.forward([Extension(slot, token_ids, range(-1, len(token_ids) - 1))])
         self._runner.close(slot)
-        logprobs = logits[:-1].float().log_softmax(-1)
-        chosen = logprobs.gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0]
+        logprobs = log_softmax(as_array(logits)[:-1])
+        chosen = logprobs[np.arange(len(logprobs)), token_ids[1:]]
         return chosen.tolist(), logprobs.argmax(-1).tolist()
 
 
@@ -91,7 +92,7 @@ def read_texts(wanted: str, tokenizer: Any, *, limit: int, max_tokens: int) -> l
     texts = []
     for line in Path(file).read_text("utf-8").splitlines()[:limit]:
         record = json.loads(line)
-        texts.append(tokenizer("\n".join(record[field] for field in fields.split(",")))["input_ids"][:max_tokens])
+        texts.append(tokenizer.encode("\n".join(record[field] for field in fields.split(",")))[:max_tokens])
     return [token_ids for token_ids in texts if len(token_ids) > 1]
 
 

@@ -21,6 +21,7 @@ from card.config import SamplingParams
 from card.engine.metrics import EngineStats
 from card.errors import PromptError, SettingsError, TargetError, WorkerError
 from card.models.loading import load_tokenizer
+from card.text.chat_template import render_chat
 from tests.pair import Pair
 
 TIMEOUT_S = 60.0
@@ -177,10 +178,10 @@ def test_requests_that_come_and_go_at_random_have_the_texts_that_each_has_alone(
 def test_a_prompt_may_be_text_token_ids_or_a_conversation(llm: AsyncLLM, pair: Pair) -> None:
     tokenizer = load_tokenizer(pair.target)
     messages = [{"role": "user", "content": "the cat"}]
-    chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    chat = render_chat(tokenizer, messages, add_generation_prompt=True)
 
     async def main() -> list[StreamChunk]:
-        prompts = [chat, messages, tokenizer(chat)["input_ids"]]
+        prompts = [chat, messages, tokenizer.encode(chat)]
         return [await read(llm.generate(prompt, GREEDY)) for prompt in prompts]
 
     text, conversation, token_ids = run(main())

@@ -11,14 +11,16 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from card import LLM as PUBLIC_LLM
 from card.api.llm import LLM, RequestOutput
 from card.api.text_stream import TextStream
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
 from card.text.tokens import decode
+from card.theirs.transformers.loading import load_model
 from card.tree.sampling import Sampler
 from tests.pair import MAX_POSITIONS, Pair, make_model, make_tokenizer
 from tests.shaping import slowly_shaped
@@ -136,7 +138,7 @@ def test_results_come_in_the_order_of_the_prompts(make):
 
 def test_prompts_may_be_text_or_token_ids(make, tokenizer):
     llm = make()
-    ids = tokenizer(PROMPT)["input_ids"]
+    ids = tokenizer.encode(PROMPT)
     from_text = llm.generate(PROMPT, GREEDY)[0]
     array = np.array(ids)
     kinds = [ids, list(array), array, [np.array(one) for one in ids], torch.tensor(ids), np.array([ids])[0]]
@@ -155,9 +157,10 @@ def test_the_text_is_that_of_the_token_ids(make, tokenizer):
         assert (output.index, output.finish_reason, len(output.token_ids)) == (0, "length", 64)
 
 
-def test_chat_uses_the_chat_template(make, tokenizer):
+def test_chat_uses_the_chat_template(make, pair):
     messages = [{"role": "user", "content": "hello"}]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    theirs = AutoTokenizer.from_pretrained(pair.target)
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     llm = make()
     answer = llm.chat(messages, GREEDY)[0]
     assert answer.prompt_token_ids == tuple(ids)
@@ -415,7 +418,7 @@ SHAPED = {
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, plain, tokenizer, pair, params, changes):
     unshaped, params = plain(params), params.replace(**changes)
-    wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer(PROMPT)["input_ids"], params)
+    wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer.encode(PROMPT), params)
     assert plain(params.replace(ignore_eos=True)).outputs != unshaped.outputs, "the parameters change something"
     alone = plain(params, PROMPTS[0]).outputs[0]
     tree = {"verify": "tree", "min_verify_prob": 0.0, "writers": ("beam", "suffix")}

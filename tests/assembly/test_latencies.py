@@ -11,11 +11,11 @@ import pytest
 from card.assembly.drafters import Drafter
 from card.assembly.latencies import MeasuredLatencies
 from card.assembly.plan import Facts, resolve
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from tests.assembly.test_plan import TWO_CORES, cost
 from tests.tiny import tiny_llama
 
-RUNNER = TorchRunner(tiny_llama(32), max_model_len=64)
+RUNNER = plain_runner(tiny_llama(32), max_model_len=64)
 REPORTED = cost(0.5)
 
 

@@ -22,9 +22,9 @@ from card.links.process import ProcessLink
 from card.links.remote import RemoteLink
 from card.links.server import DraftServer
 from card.links.switch import SwitchLink
-from card.models.loading import load_model
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from card.protocol.messages import Fault, Layer, Resync, encode
+from card.theirs.transformers.loading import load_model
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S
 from tests.links.serving import LOOPBACK, RawClient, make_server
@@ -212,7 +212,7 @@ class ServerThread:
         self.is_paused = False
         if self._server is not None:
             return
-        runner = TorchRunner(self._model, max_model_len=MAX_MODEL_LEN, max_tree_rows=128)
+        runner = plain_runner(self._model, max_model_len=MAX_MODEL_LEN, max_tree_rows=128)
         self._writer = BeamWriter(runner)
         self._server = make_server(runner, address=self.address, writer=self._writer)
         self.address = self._server.address

@@ -21,8 +21,8 @@ import zmq
 from card.api.async_llm import AsyncLLM
 from card.links import zmq_link
 from card.links.process import ProcessLink
-from card.models.loading import load_model
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 from tests.chaos.crowd import MANNERS, Crowd
 from tests.chaos.forgery import noise
 from tests.chaos.jobs import Alone, Jobs, Outcome
@@ -110,7 +110,7 @@ def keeps_no_log(caplog: pytest.LogCaptureFixture) -> None:
 def alone(pair: Pair) -> Alone:
     """The target of the pair. It has answered something already, so that what torch keeps is there before a test."""
     target = load_model(pair.target, dtype=DTYPE, device="cpu")
-    answers = Alone(TorchRunner(target, max_model_len=MAX_MODEL_LEN), END_IDS)
+    answers = Alone(plain_runner(target, max_model_len=MAX_MODEL_LEN), END_IDS)
     answers.answer(Jobs(random.Random(0), target.config.vocab_size, first_token=FIRST_TOKEN).draw())
     return answers
 

@@ -6,8 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, TurnEnd
@@ -15,6 +14,7 @@ from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.target import TargetWorker
 from card.errors import CardError, ModelError
+from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.protocol.messages import DrafterMessage, Ready
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order
@@ -44,7 +44,7 @@ class FailingTarget(TableModel):
         self._broken: set[int] = set()  # slots; none is used twice
         self._sick: set[int] = set()  # slots whose scores are no numbers
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Floats]:
         """Fail, or do what a model does."""
         if self.is_calm:
             return super().forward(extensions)
@@ -61,7 +61,7 @@ class FailingTarget(TableModel):
             raise RuntimeError("a fault that stays")
         results = super().forward(extensions)
         return [
-            torch.full_like(logits, torch.nan) if slot in self._sick else logits
+            np.full_like(logits, np.nan) if slot in self._sick else logits
             for slot, logits in zip(slots, results, strict=True)
         ]
 

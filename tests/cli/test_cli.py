@@ -19,8 +19,9 @@ import transformers
 import card
 from card.api.llm import LLM
 from card.config import SamplingParams
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
 from card.models.warn_once import warn_once
+from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8
@@ -181,7 +182,7 @@ def test_a_folder_of_a_family_that_cannot_run_is_refused_in_one_line(
 ):
     config = getattr(transformers, f"{kind}Config")(vocab_size=320, **sizes)
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
-    load_tokenizer(pair.target).save_pretrained(tmp_path)
+    load_tokenizer(pair.target).save(tmp_path)
     ran = run("generate", "--target", str(tmp_path), "--method", "vanilla", "hi")
     assert_one_line(ran, "models compute attention in code of their own, which cannot be taken over; choose a model")
 
@@ -217,7 +218,7 @@ def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("target", "draft"):
         folder = getattr(pair, name)
         load_model(folder, dtype="bfloat16").save_pretrained(tmp_path / name)
-        load_tokenizer(folder).save_pretrained(tmp_path / name)
+        load_tokenizer(folder).save(tmp_path / name)
     return ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--max-tokens", "8"]
 
 

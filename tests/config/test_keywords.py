@@ -40,7 +40,8 @@ def test_every_setting_is_a_keyword_argument_of_its_own_type() -> None:
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
 def test_an_engine_takes_those_settings(kind: type) -> None:
-    hints = get_type_hints(kind.__init__, {**vars(typing), "PreTrainedModel": object, **vars(inspect.getmodule(kind))})
+    unseen = {"PreTrainedTokenizerBase": object}
+    hints = get_type_hints(kind.__init__, {**vars(typing), **unseen, **vars(inspect.getmodule(kind))})
     assert hints["settings"] == Unpack[LLMSettings]
     named = set(inspect.signature(kind).parameters) - {"settings"}
     assert named & get_type_hints(EngineSettings).keys() == NAMED_ARGUMENTS

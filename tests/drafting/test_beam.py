@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from card.config import SamplingRule
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.errors import CapacityError, ProtocolError
+from card.tree.logits import log_softmax, top
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
@@ -45,8 +46,8 @@ def best_children(
     """Return the top ``branch`` children of each path with their path scores, best first over all."""
     found = []
     for path, score in parents.items():
-        best = model.logits_after(text + list(path)).log_softmax(-1).topk(branch)
-        for token, logprob in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        tokens, logprobs = top(log_softmax(model.logits_after(text + list(path))[None]), branch)
+        for token, logprob in zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True):
             found.append((score + logprob, (*path, token)))
     return sorted(found, reverse=True)
 

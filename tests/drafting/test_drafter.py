@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +23,8 @@ from card.drafting.drafter_pass import step_together
 from card.drafting.growth import RULES
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.protocol.messages import (
     Close,
     Correction,
@@ -37,6 +39,7 @@ from card.protocol.messages import (
     Shutdown,
 )
 from card.tree.candidates import CandidateCache
+from card.tree.logits import top
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.protocol.test_messages import id_lists, messages
 from tests.reaching_in import cache_of
@@ -89,11 +92,11 @@ def toy(seed: int = 0, **settings: int) -> TableModel:
     return TableModel(seed, V, 3, spread=1.0, **{"num_tree_rows": 512, **settings})
 
 
-def worker_on(model: TableModel | TorchRunner, max_requests: int = 64) -> DrafterWorker:
+def worker_on(model: TableModel | RowRunner, max_requests: int = 64) -> DrafterWorker:
     return DrafterWorker(BeamWriter(model), clock=Clock(), max_requests=max_requests)
 
 
-def opened(model: TableModel | TorchRunner, **changes: object) -> DrafterWorker:
+def opened(model: TableModel | RowRunner, **changes: object) -> DrafterWorker:
     worker = worker_on(model)
     worker.receive(Open(7, TEXT, draft_spec(**changes)))
     return worker
@@ -143,7 +146,7 @@ def known_children(model: TableModel, beam: BeamSequence) -> dict[tuple[int, ...
     return {
         (*path, token): -1
         for path in expanded
-        for token in model.logits_after([*beam.token_ids, *path]).topk(beam.spec.shape.branch).indices.tolist()
+        for token in top(model.logits_after([*beam.token_ids, *path])[None], beam.spec.shape.branch)[0][0].tolist()
     }
 
 
@@ -193,7 +196,7 @@ def make_llama() -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("own_pass", [True, False])
 def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(own_pass: bool) -> None:
-    runner = TorchRunner(make_llama(), max_model_len=64, max_tree_rows=64, own_pass=own_pass)
+    runner = plain_runner(make_llama(), max_model_len=64, max_tree_rows=64, own_pass=own_pass)
     reference = make_llama()
 
     @settings(max_examples=6)
@@ -216,7 +219,7 @@ def take_turn(worker: DrafterWorker, num_passes: int, which: int, length: int, o
 
 
 @torch.inference_mode()
-def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: DrafterWorker) -> None:
+def check_rows(runner: RowRunner, reference: LlamaForCausalLM, worker: DrafterWorker) -> None:
     """Check the rows' positions and keys, and that the next layer is what the model says of each path alone."""
     beam = beam_of(worker)
     cache, num_committed = beam.cache, beam.num_committed_rows
@@ -235,12 +238,12 @@ def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: Drafter
     assert_kv_rows_equal_a_fresh_prefill(runner, beam)
 
 
-def assert_kv_rows_equal_a_fresh_prefill(runner: TorchRunner, beam: BeamSequence) -> None:
+def assert_kv_rows_equal_a_fresh_prefill(runner: RowRunner, beam: BeamSequence) -> None:
     num_rows = beam.num_committed_rows
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
     kept, fresh = (cache_of(runner)[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
-    torch.testing.assert_close(kept, fresh, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(kept, fresh, atol=1e-4, rtol=1e-4)
     runner.close(slot)
 
 

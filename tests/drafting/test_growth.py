@@ -14,6 +14,8 @@ from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.growth import RULES, num_branches
 from card.protocol.messages import DraftSpec
 from card.tree.candidates import CandidateCache
+from card.tree.logits import log_softmax, softmax
+from card.tree.logits import top as best_of
 from card.tree.nodes import NewNodes
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.toy import TableModel
@@ -64,8 +66,8 @@ def paths(beam: BeamSequence) -> set[Path]:
 
 def top(model: TableModel, text: list[int], count: int) -> list[tuple[int, float]]:
     """Return the likeliest tokens after a text with their log-probabilities, best first."""
-    best = model.logits_after(text).log_softmax(-1).topk(count)
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    tokens, logprobs = best_of(log_softmax(model.logits_after(text)[None]), count)
+    return list(zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True))
 
 
 def likeliest(model: TableModel, text: list[int], length: int) -> Path:
@@ -95,8 +97,7 @@ class SlowTree:
 
     def score(self, path: Path) -> float:
         return sum(
-            math.log(self.model.logits_after([*self.text, *path[:i]]).softmax(-1)[token])
-            for i, token in enumerate(path)
+            math.log(softmax(self.model.logits_after([*self.text, *path[:i]]))[token]) for i, token in enumerate(path)
         )
 
     def step(self) -> None:

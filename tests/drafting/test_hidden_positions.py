@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from card.drafting.protocol import DraftWriter
 from tests.drafts import draft_spec
 
 
 def test_candidates_below_a_text_without_hidden_tokens_are_those_below_the_whole_text():
-    torch.manual_seed(0)
-    logits = torch.randn(1, 50)
+    logits = np.random.default_rng(0).normal(size=(1, 50)).astype(np.float32)
     writer = DraftWriter(50, 64)
     found = {}
     for name, text, num_hidden in (

@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from card.api.llm import LLM, RequestOutput
 from card.config import DraftSettings, SamplingParams
 from card.drafting.beam import BeamWriter
 from card.engine.metrics import RequestStats
 from card.engine.request import Request
+from card.kernels.number_types import Floats
 from card.links.in_process import ThreadLink
 from card.links.link import DrafterLink
 from card.models.protocol import Extension
@@ -46,11 +47,11 @@ class PoorDraft(TableModel):
         super().__init__(TARGET.seed, FOREIGN, 2, spread=1.5, max_model_len=CONTEXT, num_tree_rows=512)
         self._like = toy_draft(TARGET, 0.8)
 
-    def _make_logits(self, context: tuple[int, ...]) -> Tensor:
+    def _make_logits(self, context: tuple[int, ...]) -> Floats:
         logits = self._like._make_logits(context)[:FOREIGN]
-        return logits * torch.nan if NUMBERLESS in context else logits
+        return logits * np.float32(np.nan) if NUMBERLESS in context else logits
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Floats]:
         if any(FATAL in extension.token_ids for extension in extensions):
             raise RuntimeError("out of memory\nand a long story")
         return super().forward(extensions)

@@ -21,7 +21,8 @@ from card.engine.target import TargetWorker
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
 from card.models.rows.row_store import RowStore
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.decoding import inline, make_request, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import pool_of
@@ -32,8 +33,8 @@ NUM_LONG, NUM_SHORT, NUM_PROMPT = 60, 8, 12
 CHAIN = DraftSettings(verify="chain", num_speculative_tokens=6, budget=6, min_verify_prob=0.0)  # of the target's own
 
 
-def runner_of(noise: float = 0.0) -> TorchRunner:
-    return TorchRunner(tiny_llama(61, noise=noise, max_position_embeddings=256), max_model_len=128)
+def runner_of(noise: float = 0.0) -> RowRunner:
+    return plain_runner(tiny_llama(61, noise=noise, max_position_embeddings=256), max_model_len=128)
 
 
 def engine_of(method: str, store: RowStore | None, *, num_rows: int = 120) -> Engine:

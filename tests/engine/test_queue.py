@@ -18,7 +18,8 @@ from card.engine.engine import Engine, Limits
 from card.engine.request import Request
 from card.engine.target import TargetWorker
 from card.models.rows.row_store import RowStore
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
 from tests.reaching_in import pool_of, queue_of
 from tests.tiny import tiny_llama
@@ -76,8 +77,8 @@ def crowd(method: str, vocab_size: int) -> dict[int, list[Request]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_more_run_at_once_than_fit_at_their_longest_and_no_text_changes(method: str, tmp_path: Path) -> None:
-    def runner_of(noise: float = 0.0) -> TorchRunner:
-        return TorchRunner(tiny_llama(61, noise=noise, max_position_embeddings=256), max_model_len=128)
+    def runner_of(noise: float = 0.0) -> RowRunner:
+        return plain_runner(tiny_llama(61, noise=noise, max_position_embeddings=256), max_model_len=128)
 
     store = RowStore(str(tmp_path), 1 << 30)
     wide = engine_of(method, runner_of(), runner_of(0.1), None, num_rows=4096)

@@ -12,7 +12,7 @@ import torch
 from card.api.async_llm import AsyncLLM
 from card.config import SamplingParams
 from card.errors import PromptError, TargetError, WorkerError
-from card.models.loading import load_model
+from card.theirs.transformers.loading import load_model
 from card.tree.sampling import TokenLogprobs
 from tests.pair import MAX_POSITIONS, Pair
 

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +15,7 @@ from card.config import DraftSettings, Grammar, SamplingParams
 from card.engine.engine import Engine
 from card.engine.request import CORRECTED, PLAIN, Request, Update
 from card.errors import SettingsError
+from card.tree.logits import log_softmax, top
 from tests.decoding import PROMPT, decode, fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
 from tests.local_writing import WRITERS
@@ -175,11 +176,11 @@ def test_logprobs_are_those_of_the_bare_target_after_each_prefix(params, num_top
     token_ids = tokens_of(updates)
     assert [one.token_id for one in told] == token_ids
     for idx, one in enumerate(told):
-        expected = target.logits_after([*PROMPT, *token_ids[:idx]]).log_softmax(-1)
+        expected = log_softmax(target.logits_after([*PROMPT, *token_ids[:idx]]))
         assert one.logprob == pytest.approx(float(expected[one.token_id]), abs=1e-5)
-        best = expected.topk(min(num_top, 12))
-        assert [token for token, _ in one.top] == best.indices.tolist()
-        assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+        tokens, logprobs = top(expected[None], num_top)
+        assert [token for token, _ in one.top] == tokens[0].tolist()
+        assert [value for _, value in one.top] == pytest.approx(logprobs[0].tolist(), abs=1e-5)
     unasked = reported(params, target)
     assert tokens_of(unasked) == token_ids
     assert not any(update.details.logprobs or update.details.alternatives for update in unasked)
@@ -223,6 +224,6 @@ def test_a_request_without_speculation_runs_one_token_a_pass():
 
 def test_the_slow_reference_finds_a_penalty_that_forgets_the_path():
     """The control: shaped as if the candidates before it did not count, a row is another one."""
-    row = torch.linspace(-3, 3, 12).tolist()
+    row = np.linspace(-3, 3, 12, dtype=np.float32).tolist()
     ahead = slowly_shaped(row, PENALISED, PROMPT, [7, 7], ENDS)
     assert ahead != slowly_shaped(row, PENALISED, PROMPT, [], ENDS)

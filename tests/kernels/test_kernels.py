@@ -122,3 +122,21 @@ def test_a_machine_that_computes_other_bits_is_told(monkeypatch, capsys) -> None
     monkeypatch.setattr(machine_digest, "EXPECTED", "0123456789abcdef")
     assert verify_machine.run(as_json=False) == 1
     assert "Different" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("answer", "is_allowed"), [(0, True), (-1, False)])
+def test_the_matrix_unit_is_used_if_the_system_permits_it(on_processor, monkeypatch, answer: int, is_allowed) -> None:
+    asked = []
+
+    def syscall(*words) -> int:
+        asked.append([word.value for word in words])
+        return answer
+
+    permission = processor.has_matrix_unit.__wrapped__
+    monkeypatch.setattr(processor.ctypes, "CDLL", lambda name: SimpleNamespace(syscall=syscall))
+    on_processor(SERVER)
+    assert not permission() and not asked, "a processor without the unit needs no permission"
+    on_processor(SERVER | {"amx-tile", "amx-int8"})
+    monkeypatch.setattr(processor.platform, "system", lambda: "Linux")
+    assert permission() is is_allowed
+    assert asked == [[158, 0x1023, 18]], "arch_prctl(ARCH_REQ_XCOMP_PERM, tile data)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +27,7 @@ def test_tokens_and_logprobs_are_those_of_torch(
     scores = 5 * torch.randn(num_rows, vocab_size + 3, generator=generator)[:, :vocab_size]
     scores[:, 1:][torch.rand(num_rows, vocab_size - 1, generator=generator) < ruled_out] = -math.inf
     size = min(count, vocab_size)
-    tokens, logprobs = (torch.tensor(found).view(-1, size) for found in likeliest(scores, count, sharpness=1.5))
+    tokens, logprobs = (torch.tensor(found).view(-1, size) for found in likeliest(scores.numpy(), count, sharpness=1.5))
     theirs = (1.5 * scores).log_softmax(-1)
     torch.testing.assert_close(logprobs, theirs.topk(size).values, atol=5e-6, rtol=1e-6)
     torch.testing.assert_close(logprobs, theirs.gather(-1, tokens.long()), atol=5e-6, rtol=1e-6)
@@ -34,7 +35,7 @@ def test_tokens_and_logprobs_are_those_of_torch(
 
 
 def test_of_equal_tokens_the_first_comes_first() -> None:
-    scores = torch.zeros(1, 200)
+    scores = np.zeros((1, 200), np.float32)
     scores[0, [7, 70, 150]] = 1.0
     assert likeliest(scores, 6)[0] == [[7, 70, 150, 0, 1, 2]]
 
@@ -42,10 +43,10 @@ def test_of_equal_tokens_the_first_comes_first() -> None:
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 70, 99])
 def test_a_row_with_a_score_that_is_no_number_has_no_logprobs(wrong: float, place: int) -> None:
-    scores = torch.zeros(2, 100)
+    scores = np.zeros((2, 100), np.float32)
     scores[0, place] = wrong
     assert [all(map(math.isnan, row)) for row in likeliest(scores, 4)[1]] == [True, False]
 
 
 def test_a_row_that_rules_every_token_out_has_no_logprobs() -> None:
-    assert all(map(math.isnan, likeliest(torch.full((1, 100), -math.inf), 4)[1][0]))
+    assert all(map(math.isnan, likeliest(np.full((1, 100), -math.inf, np.float32), 4)[1][0]))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from card.drafting.drafter import DrafterWorker
 from card.drafting.protocol import DraftSequence, DraftWriter
+from card.kernels.number_types import Floats
 from card.links.in_process import InlineLink, ThreadLink
 from card.links.link import NoDrafter
 from card.links.shown_states import ShownStates
@@ -24,7 +25,7 @@ class NotingSequence(DraftSequence):
     def frontier(self) -> list[int]:
         return []
 
-    def read(self, first: int, states: torch.Tensor) -> None:
+    def read(self, first: int, states: Floats) -> None:
         NotingWriter.heard.append((len(self.token_ids), first, states[:, 0].tolist()))
 
 
@@ -38,7 +39,7 @@ class NotingWriter(DraftWriter):
 
 
 def seen(request_id: int, first: int, rows: list[float], *, has_drafter: bool = True) -> SeenRows:
-    return SeenRows(request_id, [1, 2, 3], first, torch.tensor(rows)[:, None], has_drafter)
+    return SeenRows(request_id, [1, 2, 3], first, np.array(rows, np.float32)[:, None], has_drafter)
 
 
 @pytest.mark.parametrize("kind", [InlineLink, ThreadLink])
@@ -64,7 +65,7 @@ def test_states_are_heard_in_order_with_messages_and_only_of_known_texts(kind: A
 
 
 def test_links_to_elsewhere_and_writers_that_read_no_states_ignore_them() -> None:
-    states = TargetStates(7, 0, torch.zeros(1, 1))
+    states = TargetStates(7, 0, np.zeros((1, 1), np.float32))
     NoDrafter().show(states)
     link = InlineLink(DrafterWorker(DraftWriter(12, 64), clock=time.perf_counter))
     link.send(Open(7, (1, 2, 3), draft_spec()))

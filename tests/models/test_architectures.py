@@ -14,7 +14,7 @@ from tests.models.published import CONFIGS
 PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [
     *(PACKAGE / "own" / f"{name}.py" for name in ("decoder_model", "reasons", "exact_decoder")),
-    PACKAGE.parent / "theirs" / "cuda" / "fused.py",
+    *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
 TABLE = PACKAGE / "architectures" / "architecture.py"
@@ -68,4 +68,4 @@ def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:
     for entry in all_architectures():
         stated = [*entry.scales.values(), *entry.biases.values(), *entry.caps.values(), entry.activation]
         named = {one for one in stated if isinstance(one, str)}
-        assert named <= {field.name for field in fields(entry.config_class)}, entry.model_class
+        assert named <= entry.config_class.defaults().keys(), entry.model_class

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -42,12 +43,14 @@ from transformers import (
 )
 
 from card.errors import ModelError
-from card.models.facts import end_token_ids, parameter_count
-from card.models.loading import load_decoder, load_model
+from card.models.facts import end_token_ids, parameter_count, sampling_defaults
+from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_decoder
-from card.models.own.reasons import why_not_walked
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_tensor, torch_dtype
+from card.theirs.transformers.loading import load_model
+from card.theirs.transformers.walking import why_not_walked
 from tests.tiny import LLAMA3, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
@@ -92,8 +95,8 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 def logits(model: Any) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)
-    return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0]
+    runner = plain_runner(model, max_model_len=64)
+    return torch.from_numpy(runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0])
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
@@ -103,12 +106,13 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     own, theirs = load_decoder(tmp_path, dtype=dtype), load_model(tmp_path, dtype=dtype)
     assert type(own) is DecoderModel
     weights = dict(theirs.named_parameters())
-    assert {name for name, _ in own.named_parameters()} == weights.keys()
-    for name, weight in own.named_parameters():
-        assert torch.equal(weight, weights[name])
-        assert weight.dtype == weights[name].dtype
+    assert {name for name, _ in own.weights} == weights.keys()
+    for name, weight in own.weights:
+        assert isinstance(weight, np.ndarray)
+        assert torch.equal(as_tensor(weight), weights[name])
+        assert torch_dtype(weight.dtype) == weights[name].dtype
     assert torch.equal(logits(own), logits(theirs))
-    assert own.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert sampling_defaults(own) == sampling_defaults(theirs)
     assert end_token_ids(own) == end_token_ids(theirs) == {3, 5}
     assert parameter_count(own) == parameter_count(theirs)
 
@@ -129,6 +133,10 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16},
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0}},
+        {"rope_parameters": {name: value for name, value in LLAMA3.items() if name != "factor"}},
+        {"rope_parameters": LLAMA3 | {"low_freq_factor": "one"}},
+        {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
         {"model_type": "gemma"},
@@ -142,9 +150,9 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
 )
 def test_an_unusual_model_is_left_to_transformers(tmp_path: Path, changes: dict[str, Any]):
     save(tmp_path, "llama")
-    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is not None
+    assert read_decoder(tmp_path, dtype="auto") is not None
     change_config(tmp_path, **changes)
-    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
+    assert read_decoder(tmp_path, dtype="auto") is None
 
 
 def test_rotations_by_kinds_that_no_layer_has_are_left_to_transformers_modules(tmp_path: Path):
@@ -159,9 +167,9 @@ def test_a_model_with_other_biases_than_its_config_says_is_refused_by_their_name
     tmp_path: Path, changes: dict[str, bool]
 ):
     save(tmp_path, "llama, biases")
-    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is not None
+    assert read_decoder(tmp_path, dtype="auto") is not None
     change_config(tmp_path, **dict.fromkeys(("attention_bias", "mlp_bias"), False) | changes)
-    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
+    assert read_decoder(tmp_path, dtype="auto") is None
     for load in (load_decoder, load_model):
         with pytest.raises(ModelError, match=r"does not take, the first is model\.layers\.0\..*\.bias"):
             load(tmp_path)

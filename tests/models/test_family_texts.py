@@ -20,8 +20,8 @@ from card.config.registry import methods
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.request import Request
+from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.models.torch_runner import TorchRunner
 from card.tree.sampling import Sampler
 from tests.decoding import fake, inline, make_engine, make_request, run_all
 from tests.every_family import ROOT, script
@@ -66,7 +66,7 @@ def truth_of(family: str) -> Any:
 
 
 @functools.lru_cache(6)
-def runner_of(family: str, noise: float = 0.0) -> TorchRunner:
+def runner_of(family: str, noise: float = 0.0) -> RowRunner:
     model = copy.deepcopy(truth_of(family))
     torch.manual_seed(1)
     with torch.no_grad():

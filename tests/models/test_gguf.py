@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -22,17 +23,19 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
 from card.kernels.int8_linear import why_not_int8
-from card.models import dtypes, loading
+from card.kernels.number_types import BFLOAT16, FLOAT16, dtype_name
+from card.models import loading
 from card.models.facts import end_token_ids, parameter_count
 from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.files.gguf.header import GgufError
-from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
-from card.models.own.block_layers import has_blocks
+from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from card.models.warn_once import warn_once
+from card.text.prompts import encode_chat
+from card.theirs.transformers.loading import load_model
 from tests.damage import damages
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.reaching_in import say_why_not_int8
@@ -67,8 +70,8 @@ def cache(tmp_path: Path) -> str:
 
 
 def logits(model: Any) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)
-    return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0].clone()
+    runner = plain_runner(model, max_model_len=64)
+    return torch.from_numpy(runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0])
 
 
 def entries(cache: str) -> list[str]:
@@ -98,7 +101,7 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     where = cache if kept else ""
     own, theirs = load_decoder(file, cache_dir=where), load_decoder(folders(kind))
     assert type(own) is DecoderModel
-    assert own.dtype == torch.float32
+    assert own.dtype == np.float32
     assert torch.equal(logits(own), logits(theirs))
     known_by_name = load_tokenizer(folders(kind)).convert_tokens_to_ids("<|endoftext|>")
     assert end_token_ids(own) == end_token_ids(theirs) | {known_by_name}
@@ -142,9 +145,9 @@ def test_quantised_weights_are_what_is_left_of_them(folders, tmp_path, cache, ki
     file = write_gguf(folders(kind), tmp_path / "model.gguf", kind=quantised)
     for dtype in ("float32", "bfloat16", "float64"):
         own, theirs = (load_decoder(one, dtype=dtype, cache_dir=cache) for one in (file, folder))
-        assert own.dtype == getattr(torch, dtype)
+        assert dtype_name(own.dtype) == dtype
         assert torch.equal(logits(own), logits(theirs))
-    stored = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}.get(quantised)
+    stored = {Kind.F16: FLOAT16, Kind.BF16: BFLOAT16}.get(quantised)
     if stored is not None:
         assert load_decoder(file, cache_dir=cache).dtype == stored
 
@@ -157,7 +160,7 @@ def test_a_head_that_equals_the_embeddings_is_shared(folders, tmp_path, cache):
     demo_tokenizer().save_pretrained(tmp_path / "apart")
     file = write_gguf(tmp_path / "apart", tmp_path / "model.gguf", kind=Kind.Q8_0)
     own = load_decoder(file, dtype="bfloat16", cache_dir=cache)
-    assert own.lm_head.weight.data_ptr() == own.model.embed_tokens.weight.data_ptr()
+    assert own.lm_head.weight is own.embeddings
     assert parameter_count(own) == parameter_count(load_model(folders("llama, tied")))
 
 
@@ -165,12 +168,12 @@ def test_text_becomes_the_same_tokens(folders, tiny, cache):
     for _ in range(2):  # built of the file, then read from the cache
         own, theirs = load_tokenizer(tiny, cache_dir=cache), load_tokenizer(folders("llama, tied"))
         assert own.get_vocab() == theirs.get_vocab()
-        assert own(TEXT)["input_ids"] == theirs(TEXT)["input_ids"]
-        assert own.decode(own(TEXT)["input_ids"]) == theirs.decode(theirs(TEXT)["input_ids"])
+        assert own.encode(TEXT) == theirs.encode(TEXT)
+        assert own.decode(own.encode(TEXT)) == theirs.decode(theirs.encode(TEXT))
         assert own.chat_template == theirs.chat_template
-        assert (own.eos_token, own.bos_token, own.pad_token) == (theirs.eos_token, theirs.bos_token, theirs.pad_token)
+        assert own.special_tokens_map == theirs.special_tokens_map
         chat = [{"role": "user", "content": TEXT}]
-        assert own.apply_chat_template(chat, return_dict=False) == theirs.apply_chat_template(chat, return_dict=False)
+        assert encode_chat(own, chat) == encode_chat(theirs, chat)
 
 
 def test_vocabularies_that_are_padded_differently_fit_each_other(folders, tmp_path, cache):
@@ -226,18 +229,18 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_processor(
     folders, tmp_path, cache, monkeypatch, caplog, is_quick
 ):
-    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: is_quick)
+    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: is_quick)
     file = write_gguf(folders("qwen2"), tmp_path / "other.gguf", kind=Kind.MXFP4)
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         model = load_decoder(file, cache_dir=cache)
-    assert (is_int8(model), has_blocks(model)) == (True, False)
+    assert (is_int8(model), model.has_blocks) == (True, False)
     assert [one for one in caplog.messages if "cannot run with its own blocks" in one] == caplog.messages != []
     assert not is_int8(load_decoder(file, dtype="bfloat16", cache_dir=cache))
 
 
 def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: False)
     files = {
         kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)
     }
@@ -245,11 +248,11 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
         say_why_not_int8(monkeypatch, reason)
         quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
         assert is_int8(quantised) == (reason is None)
-        assert has_blocks(quantised) == (reason is None)
-        as_it_runs = torch.float32 if reason else torch.bfloat16  # our machine code multiplies 16 bits
-        assert (is_int8(stored), stored.dtype) == (False, as_it_runs)
+        assert (type(quantised) is DecoderModel and quantised.has_blocks) == (reason is None)
+        as_it_runs = "float32" if reason else "bfloat16"  # our machine code multiplies 16 bits
+        assert (is_int8(stored), dtype_name(stored.dtype)) == (False, as_it_runs)
         asked = load_decoder(files[Kind.Q8_0], dtype="bfloat16", cache_dir=cache)
-        assert (is_int8(asked), asked.dtype) == (False, torch.bfloat16)
+        assert (is_int8(asked), dtype_name(asked.dtype)) == (False, "bfloat16")
 
 
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
@@ -349,14 +352,14 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     code = (
         "import sys; from card.models.loading import load_decoder, load_tokenizer\n"
         "load_tokenizer(sys.argv[1], cache_dir=sys.argv[2])\n"
-        "print(load_decoder(sys.argv[1], cache_dir=sys.argv[2]).lm_head.weight.double().sum().item())"
+        "print(load_decoder(sys.argv[1], cache_dir=sys.argv[2]).lm_head.weight.sum(dtype='float64'))"
     )
     command = [sys.executable, "-c", code, str(tiny), cache]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [one.communicate(timeout=110) for one in running]
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
-    assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.double().sum().item())
+    assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.sum(dtype="float64"))
     assert entries(cache) == ["v4-facts1", "v4-float16", "v4-text"]
 
 
@@ -601,7 +604,7 @@ def test_a_file_on_the_hub_is_fetched_by_its_name(tiny, cache, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: ModelInfo(id="org/repo"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
-    assert load_decoder("org/repo/sub/tiny.gguf", cache_dir=cache).dtype == torch.float16
+    assert load_decoder("org/repo/sub/tiny.gguf", cache_dir=cache).dtype == FLOAT16
     assert asked == [("org/repo", "sub/tiny.gguf", {"local_files_only": False, "tqdm_class": None})]
 
 

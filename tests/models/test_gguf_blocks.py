@@ -27,12 +27,11 @@ from card.models.files import tensor_files
 from card.models.files.gguf import block_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.loading import load_decoder
-from card.models.own.block_layers import EmbeddedRows, embedded, has_blocks
 from card.models.own.decoder_model import is_int8
 from card.models.own.exact_layers import products_of
+from card.models.own.layers import EmbeddedRows, embedded
 from card.models.protocol import Extension
-from card.models.runners import how_it_runs, make_runner
-from card.models.torch_runner import TorchRunner
+from card.models.runners import how_it_runs, make_runner, plain_runner
 from card.models.warn_once import warn_once
 from tests.damage import damages
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
@@ -66,15 +65,15 @@ def written(tmp_path_factory: pytest.TempPathFactory):
 
 
 def logits(model) -> torch.Tensor:
-    runner = TorchRunner(model, max_model_len=64)
-    return runner.forward([Extension(runner.open(), TEXT, range(-1, len(TEXT) - 1))])[0].clone()
+    runner = plain_runner(model, max_model_len=64)
+    return torch.from_numpy(runner.forward([Extension(runner.open(), TEXT, range(-1, len(TEXT) - 1))])[0])
 
 
 @pytest.mark.parametrize(("kind", "quantised"), KINDS.items())
 def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     file = written(kind, quantised)
     own = load_decoder(file, cache_dir=str(tmp_path))
-    assert has_blocks(own)
+    assert own.has_blocks
     assert is_int8(own)
     assert how_it_runs(make_runner(own, max_model_len=64)) == "own pass in the blocks of the file; trees of candidates"
     unpacked = load_decoder(file, dtype="float32", cache_dir=str(tmp_path))
@@ -141,7 +140,7 @@ def test_two_processes_that_pack_one_file_make_one_entry(written, tmp_path):
     code = (
         "import sys; from card.models.loading import load_decoder\n"
         "model = load_decoder(sys.argv[1], cache_dir=sys.argv[2])\n"
-        "print(sum(int(one.data.sum()) for one in model.modules() if hasattr(one, 'num_weights')))"
+        "print(sum(int(one.data.sum()) for one in (one.weight for one in model.linears) if hasattr(one, 'data')))"
     )
     command = [sys.executable, "-c", code, str(written("qwen3", Kind.Q4_1)), str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -167,11 +166,11 @@ def test_a_head_of_some_tokens_gives_their_logits(written):
 
 @pytest.mark.parametrize("kept", [1, 5, 1000])
 def test_rows_of_embeddings_are_those_of_the_file_however_many_are_kept(written, kept):
-    embeddings = load_decoder(written("llama, biases", Kind.Q5_0), cache_dir="").get_input_embeddings()
-    rows = EmbeddedRows(embeddings, kept_bytes=4 * embeddings.embedding_dim * kept)
+    embeddings = load_decoder(written("llama, biases", Kind.Q5_0), cache_dir="").embeddings
+    rows = EmbeddedRows(embeddings, kept_bytes=4 * embeddings.shape[1] * kept)
     for token_ids in np.random.default_rng(0).integers(0, 12, (40, 7)):
         for ids in (token_ids.tolist(), token_ids[:1].tolist()):
-            assert torch.equal(torch.from_numpy(rows.of(ids)), embedded(embeddings, torch.tensor(ids)))
+            assert np.array_equal(rows.of(ids), embedded(embeddings, ids))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

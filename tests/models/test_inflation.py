@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from card.errors import ModelError, SettingsError
 from card.models.facts import parameter_count
@@ -19,6 +22,9 @@ from card.models.inflation import (
     inflated_from,
     parse_parameter_count,
 )
+from card.models.own.decoder_model import DecoderModel
+from card.theirs.transformers.modules import modules_of
+from card.theirs.transformers.walking import walked
 from tests.tiny import CLEAR, tiny
 
 V = 40
@@ -49,9 +55,17 @@ def demo_like_config() -> LlamaConfig:
     )
 
 
-def logits_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def decoder_of(model: LlamaForCausalLM) -> DecoderModel:
+    """Return the decoder of our own pass that has the weights of a model."""
+    decoder = walked(model, 128)
+    assert decoder is not None
+    return decoder
+
+
+def logits_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    any_model: Any = model
     with torch.no_grad():
-        return model(input_ids=ids).logits
+        return any_model(input_ids=ids).logits  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -67,30 +81,32 @@ def logits_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 )
 def test_logits_are_those_of_the_original(shape: InflatedShape, tied: bool) -> None:
     model = tiny_llama(tied=tied)
-    inflated = inflate_to_shape(model, shape)
+    inflated = inflate_to_shape(decoder_of(model), shape)
+    modules = modules_of(inflated)
     ids = torch.randint(0, V, (3, 50), generator=torch.Generator().manual_seed(1))
     expected = logits_of(model, ids)
-    got = logits_of(inflated, ids)
+    got = logits_of(modules, ids)
     assert got.shape == expected.shape
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert parameter_count(inflated) == count_parameters(model.config, shape)
-    assert not any(parameter.is_meta for parameter in [*inflated.parameters(), *inflated.buffers()])
+    assert not any(parameter.is_meta for parameter in [*modules.parameters(), *modules.buffers()])
 
 
-def test_a_float64_model_with_biases_differs_by_the_float32_norms_of_transformers_at_most() -> None:
-    model = tiny_llama(biases=True, dtype=torch.float64)
+def test_a_model_with_biases_has_its_logits_in_float64_but_for_the_float32_norms_of_transformers() -> None:
+    model = tiny_llama(biases=True)
     shape = InflatedShape(copies=3, layers=4, mlp_width=64)
     ids = torch.arange(30)[None] % V
-    inflated = inflate_to_shape(model, shape)
-    torch.testing.assert_close(logits_of(inflated, ids), logits_of(model, ids), rtol=0, atol=1e-5)
-    assert inflated.dtype == torch.float64
+    inflated = inflate_to_shape(decoder_of(model), shape)
+    doubled = modules_of(inflated).to(torch.float64)  # type: ignore[arg-type]
+    torch.testing.assert_close(logits_of(doubled, ids), logits_of(model.double(), ids), rtol=0, atol=1e-5)
+    assert inflated.dtype == np.float32
     assert parameter_count(inflated) == count_parameters(model.config, shape)
 
 
 @pytest.mark.parametrize("copies", [2, 3])
 def test_greedy_text_is_identical_with_a_kv_cache(copies: int) -> None:
     model = tiny_llama()
-    inflated = inflate_to_shape(model, InflatedShape(copies=copies, layers=4, mlp_width=96))
+    inflated = modules_of(inflate_to_shape(decoder_of(model), InflatedShape(copies=copies, layers=4, mlp_width=96)))
     prompt = torch.tensor([[3, 14, 15, 9, 2, 6]])
     wanted = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, do_sample=False)
     got = inflated.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, do_sample=False)
@@ -99,30 +115,31 @@ def test_greedy_text_is_identical_with_a_kv_cache(copies: int) -> None:
 
 
 def test_the_original_is_left_alone_and_the_result_says_what_it_was() -> None:
-    model = tiny_llama()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model = decoder_of(tiny_llama())
+    before = copy.deepcopy(dict(model.weights))
     config_before = model.config.to_dict()
     inflated = inflate(model, 100_000)
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert all(np.array_equal(before[name], weight) for name, weight in model.weights)  # type: ignore[arg-type]
     assert model.config.to_dict() == config_before
     assert inflated_from(model) is None
     assert inflated_from(inflated) == parameter_count(model)
     assert inflated_from(inflate(inflated, 200_000)) == parameter_count(model)
-    assert not inflated.training
-    assert not any(parameter.requires_grad for parameter in inflated.parameters())
+    modules = modules_of(inflated)
+    assert not modules.training
+    assert not any(parameter.requires_grad for parameter in modules.parameters())
 
 
 def test_most_added_weights_of_added_layers_are_not_zero() -> None:
-    inflated = inflate_to_shape(tiny_llama(), InflatedShape(copies=1, layers=3, mlp_width=64))
-    added = inflated.model.layers[2]
-    assert added.mlp.gate_proj.weight.count_nonzero() == added.mlp.gate_proj.weight.numel()
-    assert added.mlp.down_proj.weight.count_nonzero() == 0
-    assert added.self_attn.o_proj.weight.count_nonzero() == 0
+    inflated = inflate_to_shape(decoder_of(tiny_llama()), InflatedShape(copies=1, layers=3, mlp_width=64))
+    added = {name: np.asarray(linear.weight) for name, linear in inflated.layers[2].linears.items()}
+    assert np.count_nonzero(added["mlp.gate_proj"]) == added["mlp.gate_proj"].size
+    assert not added["mlp.down_proj"].any()
+    assert not added["self_attn.o_proj"].any()
 
 
 @pytest.mark.parametrize("num_parameters", [7_000, 7_500, 10_000, 33_333, 250_000])
 def test_the_parameter_count_is_what_was_asked_for(num_parameters: int) -> None:
-    model = tiny_llama()
+    model = decoder_of(tiny_llama())
     assert parameter_count(model) < 12_000
     wanted = max(num_parameters, parameter_count(model))
     inflated = inflate(model, wanted)
@@ -150,7 +167,7 @@ def test_the_count_by_arithmetic_is_the_count_of_the_model() -> None:
 
 
 def test_what_cannot_be_inflated_raises() -> None:
-    model = tiny_llama()
+    model = decoder_of(tiny_llama())
     with pytest.raises(SettingsError, match="cannot be smaller than its original: asked for 10 parameters"):
         inflate(model, 10)
     with pytest.raises(SettingsError, match="2 or more layers"):

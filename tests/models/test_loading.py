@@ -30,13 +30,15 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
-from card.machine.processor import computes_bfloat16
-from card.models import demo, dtypes
+from card.models import demo
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.facts import end_token_ids, parameter_count, vocab_size
-from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
+from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.own.decoder_model import is_int8
 from card.models.warn_once import warn_once
+from card.theirs.transformers.arrays import torch_dtype
+from card.theirs.transformers.devices import computes_bfloat16
+from card.theirs.transformers.loading import load_model
 from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
 
@@ -102,13 +104,13 @@ def failure(name: str | Path, **options: object) -> str:
 def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: True)
+    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: True)
     model = load_model(saved)
     assert isinstance(model, LlamaForCausalLM)
     assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), make_model().parameters(), strict=True))
-    assert load_tokenizer(str(saved))("w3", add_special_tokens=False)["input_ids"] == [3]
+    assert load_tokenizer(str(saved)).encode("w3", add_special_tokens=False) == [3]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +136,9 @@ def test_without_bfloat16_instructions_or_machine_code_sixteen_bits_are_widened_
     saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Callable[..., Any]
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
-    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: False)
     say_why_not_int8(monkeypatch, None)
-    assert load(saved).dtype == torch.bfloat16  # which our machine code multiplies as they are
+    assert torch_dtype(load(saved).dtype) == torch.bfloat16  # which our machine code multiplies as they are
     say_why_not_int8(monkeypatch, "not here")
     warn_once.cache_clear()
     widened = [load(saved), load(saved)]
@@ -336,7 +338,7 @@ def test_the_token_that_closes_an_answer_in_the_chat_template_ends_a_text(
     copied: Path, template: str, expected: set[int]
 ) -> None:
     tokenizer = load_tokenizer(copied)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "<over>"]})
+    tokenizer.backend_tokenizer.add_special_tokens(["<turn>", "<over>"])
     tokenizer.chat_template = template
     turn = tokenizer.convert_tokens_to_ids("<turn>")
     model = make_model(V + 8)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from card.errors import CapacityError, ModelError, SettingsError
+from card.kernels.number_types import Floats
 from card.models.protocol import Extension, LanguageModel
 from card.models.rows.kv_cache import MAX_FREE_BYTES, MAX_SLACK
 from card.models.rows.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.pair import make_model
 from tests.reaching_in import cache_of, retained_slot
 from tests.tiny import CLEAR, tiny
@@ -28,11 +31,11 @@ BASE = [(7 * i + i * i) % V for i in range(150)]
 OTHER = [(5 * i + 3) % V for i in range(150)]
 
 
-def fill(model: LanguageModel, slot: int, token_ids: Sequence[int]) -> torch.Tensor:
+def fill(model: LanguageModel, slot: int, token_ids: Sequence[int]) -> Floats:
     """Compute the rows of the text that are not there yet; return the logits of its last token."""
     start = model.num_rows(slot)
     new = Extension(slot, token_ids[start:], range(start - 1, len(token_ids) - 1), len(token_ids) - start - 1)
-    return model.forward([new])[0][0].clone()
+    return np.array(model.forward([new])[0][0])
 
 
 def run(pool: SequencePool, model: LanguageModel, text: Sequence[int], num_rows: int | None = None) -> int:
@@ -153,7 +156,7 @@ def test_memory_stays_in_bounds_and_the_longest_text_held_is_reused(
             assert opened.num_reused == length == model.num_rows(opened.slot)
             assert model.capacity(opened.slot) >= num_rows
             plain.running[opened.slot] = held
-            assert torch.equal(fill(model, opened.slot, text), model.logits_after(text))
+            assert np.array_equal(fill(model, opened.slot, text), model.logits_after(text))
             if number % 2:
                 pool.note(opened.slot, text)
                 held.text = text
@@ -228,7 +231,7 @@ def test_a_running_sequence_lends_the_text_that_was_noted_and_no_more() -> None:
     second = pool.open(BASE[:70], 70)
     assert second.num_reused == 60
     model.keep(first, 20)
-    assert torch.equal(fill(model, second.slot, BASE[:70]), model.logits_after(BASE[:70]))
+    assert np.array_equal(fill(model, second.slot, BASE[:70]), model.logits_after(BASE[:70]))
 
 
 @pytest.mark.parametrize(("asked_for", "num_reused"), [(0, 20), (1, 0), (2, 20), (3, 20)])
@@ -343,8 +346,8 @@ def torch_model(name: str) -> PreTrainedModel:
     return MistralForCausalLM(config).train(False)
 
 
-def make_runner(name: str, own_pass: bool) -> TorchRunner:
-    return TorchRunner(copy.deepcopy(torch_model(name)), max_model_len=200, max_tree_rows=30, own_pass=own_pass)
+def make_runner(name: str, own_pass: bool) -> RowRunner:
+    return plain_runner(copy.deepcopy(torch_model(name)), max_model_len=200, max_tree_rows=30, own_pass=own_pass)
 
 
 @pytest.mark.parametrize("own_pass", [True, False])
@@ -363,11 +366,11 @@ def test_a_reused_prefix_has_the_rows_of_its_source_and_the_logits_of_a_fresh_pr
         text = [*BASE[:num_alike], *(t + 1 if t < V - 1 else 0 for t in BASE[num_alike : num_alike + 7]), 5]
         opened = pool.open(text, len(text) + 20)
         assert opened.num_reused == num_alike
-        rows, lent = (cache_of(runner)[slot].kv[:, :, :, :num_alike].clone() for slot in (opened.slot, source))
-        assert torch.equal(rows, lent)
+        rows, lent = (np.array(cache_of(runner)[slot].kv[:, :, :, :num_alike]) for slot in (opened.slot, source))
+        assert np.array_equal(rows, lent)
         assert cache_of(runner)[opened.slot].tree.positions().tolist() == list(range(num_alike))
         fresh = runner.open(len(text))
-        torch.testing.assert_close(fill(runner, opened.slot, text), fill(runner, fresh, text), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(fill(runner, opened.slot, text), fill(runner, fresh, text), atol=1e-5, rtol=1e-5)
         runner.close(fresh)
         pool.close(opened.slot, text)
         if num_alike == 33:  # from here on the source is a retained sequence
@@ -418,7 +421,7 @@ def test_a_sequence_that_grows_keeps_its_rows_and_its_text_and_is_counted_once()
     assert pool.stats.used_bytes == blocks(70)
     assert pool.open(BASE[:20], 20).num_reused == 19, "its rows can be copied as before"
     wanted = fill(model, model.open(BLOCK_ROWS), BASE[:21])
-    assert fill(model, grown, BASE[:21]).equal(wanted)
+    assert np.array_equal(fill(model, grown, BASE[:21]), wanted)
 
 
 def test_a_sequence_that_cannot_grow_stays_as_it_is() -> None:

@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from card.models.architectures import Architecture, all_architectures
+from card.models.decoder_config import DecoderConfig
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import load_decoder
-from card.models.own.decoder_model import DecoderModel, read_config
+from card.models.own.decoder_model import read_config, read_decoder
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from tests.models.published import CONFIGS, VOCAB, save_published
 
 PROMPT = [3, 17, 99, 4, 56, 21, 8]
 NUM_TOKENS = 24
+OF_NO_DECODER = PreTrainedConfig().to_dict().keys() - DecoderConfig().to_dict().keys()  # labels and the like
 
 
 def greedy(model: Any, num_tokens: int = NUM_TOKENS) -> list[int]:
     """Return the tokens that follow the prompt, up to one that ends the text."""
-    runner = TorchRunner(model, max_model_len=64)
+    runner = plain_runner(model, max_model_len=64)
     slot, ends = runner.open(), end_token_ids(model)
     token_ids, first = list(PROMPT), 0
     while len(token_ids) < len(PROMPT) + num_tokens and not ends.intersection(token_ids[len(PROMPT) :]):
@@ -49,7 +51,7 @@ def test_a_published_config_gives_the_tokens_of_generate(tmp_path: Path, name: s
     save_published(tmp_path, name)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     model = load_decoder(tmp_path)
-    assert (type(model) is DecoderModel) == CONFIGS[name][1]
+    assert (read_decoder(tmp_path, dtype="auto") is not None) == CONFIGS[name][1]
     assert context_limit(model) == theirs.max_position_embeddings
     assert model.config.eos_token_id == theirs.eos_token_id
     assert greedy(model) == generated(tmp_path)
@@ -60,21 +62,19 @@ def test_every_field_is_read_as_by_the_own_class_of_the_config(tmp_path: Path, n
     save_published(tmp_path, name)
     ours, theirs = read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
     assert ours is not None
-    known = {**theirs.to_dict(), "_name_or_path": None}
-    read = ours.to_dict()
+    known = {field: value for field, value in theirs.to_dict().items() if field not in OF_NO_DECODER}
     if theirs.model_type.startswith("qwen"):
         del known["layer_types"]  # written out there for each layer; all are full
-    assert {field: read.get(field, ...) for field in known if field != "_name_or_path"} == {
-        field: value for field, value in known.items() if field != "_name_or_path"
-    }
+    assert {field: getattr(ours, field, ...) for field in known} == known
 
 
 @pytest.mark.parametrize("entry", all_architectures(), ids=lambda entry: entry.model_class)
 def test_fields_that_are_missing_have_the_values_of_the_own_class(entry: Architecture):
     ours, own = entry.config_class, CONFIG_MAPPING[entry.config_class.model_type]
-    defaults = {field.name: field.default for field in fields(ours)}
+    defaults = ours.defaults()
     for field in fields(own):
-        assert defaults[field.name] == field.default, field.name
+        if field.name not in OF_NO_DECODER:
+            assert defaults[field.name] == field.default, field.name
     assert ours.default_theta == own.default_theta
 
 

@@ -17,7 +17,10 @@ from torch import Tensor
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
+from card.models.own.decoder_model import DecoderModel
+from card.theirs.transformers.arrays import as_tensor
+from card.theirs.transformers.loading import load_model
 from tests.pair import make_tokenizer
 from tests.tiny import NO_ENDS, SIZES
 
@@ -139,6 +142,13 @@ def quantized(like: Path, layout: str, folder: Path) -> tuple[Path, Path]:
     return made, write(folder / "meant", like, meant)
 
 
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a model of ours or of transformers by name."""
+    if isinstance(model, DecoderModel):
+        return {name: as_tensor(weight) for name, weight in model.weights}
+    return dict(model.state_dict())
+
+
 def text_of(folder: Path) -> str:
     with LLM(str(folder), method="vanilla", max_model_len=64, cache=False) as llm:
         (output,) = llm.generate("the cat", SamplingParams(max_tokens=12, temperature=0.0))
@@ -152,8 +162,8 @@ def test_weights_are_exactly_those_that_numbers_and_scales_mean(
 ) -> None:
     stored, meant = quantized(folders[kind], layout, tmp_path)
     for load in (load_model, load_decoder):
-        theirs = load(meant).state_dict()
-        for name, tensor in load(stored).state_dict().items():
+        theirs = weights_of(load(meant))
+        for name, tensor in weights_of(load(stored)).items():
             assert tensor.dtype == torch.float32 and torch.equal(tensor, theirs[name]), name
     assert text_of(stored) == text_of(meant)
 
@@ -165,8 +175,8 @@ def test_scaled_weights_are_in_the_dtype_that_is_asked_for_and_a_line_says_so(
     stored, meant = quantized(folders["Llama"], "compressed-tensors, rows", tmp_path)
     with caplog.at_level(logging.INFO, "card.models.files.scaled_weights"):
         model = load(stored, dtype="bfloat16")
-    theirs = load(meant, dtype="bfloat16").state_dict()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in model.state_dict().items())
+    theirs = weights_of(load(meant, dtype="bfloat16"))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in weights_of(model).items())
     assert "14 weights in 8-bit floats are multiplied by their scales to bfloat16" in caplog.text
 
 
@@ -245,9 +255,9 @@ def test_buffers_and_parts_that_text_does_not_need_are_left_out(
 ) -> None:
     tensors = {**load_file(folders["Llama"] / "model.safetensors"), name: torch.ones(2)}
     folder = write(tmp_path / "more", folders["Llama"], tensors)
-    expected = load_model(folders["Llama"]).state_dict()
+    expected = weights_of(load_model(folders["Llama"]))
     for load in (load_model, load_decoder):
-        assert all(torch.equal(tensor, expected[one]) for one, tensor in load(folder).state_dict().items())
+        assert all(torch.equal(tensor, expected[one]) for one, tensor in weights_of(load(folder)).items())
 
 
 @pytest.mark.parametrize("name", ["weight_packed", "weight_scale_2", "weight_global_scale"])

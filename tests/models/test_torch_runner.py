@@ -1,4 +1,4 @@
-"""TorchRunner against transformers' own forward passes, on tiny random models in float32."""
+"""RowRunner against transformers' own forward passes, on tiny random models in float32."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from transformers import PreTrainedModel
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.row_tree import Chunk, RowTree, Window
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
+from card.theirs.transformers.runner import TorchRunner
 from tests.reaching_in import cache_of, num_ancestors
+from tests.static import tensor_of
 from tests.tiny import NO_ENDS, tiny
 
 VOCAB_SIZE = 61
@@ -120,13 +123,15 @@ def make_model(name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> TorchRunner:
-    kind = BucketedRunner if way == "walked by torch" else TorchRunner
-    return kind(model, **{"max_model_len": 16, "max_tree_rows": 0, **settings}, own_pass=way != "modules")
+def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> RowRunner:
+    sizes = {"max_model_len": 16, "max_tree_rows": 0, **settings}
+    if way == "walked by torch":
+        return BucketedRunner(model, **sizes, own_pass=True)
+    return plain_runner(model, **sizes, own_pass=way != "modules")
 
 
 @functools.cache
-def make_runner(name: str, way: str) -> TorchRunner:
+def make_runner(name: str, way: str) -> RowRunner:
     model = copy.deepcopy(make_model(name))
     return runner_of(model, way, max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS)
 
@@ -146,8 +151,8 @@ def path_to(row: int, parents: Sequence[int]) -> list[int]:
     return path[::-1]
 
 
-def assert_same(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
+def assert_same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(tensor_of(got), tensor_of(expected), atol=2e-4, rtol=2e-4)
 
 
 @st.composite
@@ -181,7 +186,7 @@ def test_every_node_of_a_tree_gets_the_logits_of_its_path(
     bounds = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     parts = [runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0] for a, b in itertools.pairwise(bounds)]
     expected = torch.stack([own_logits(name, [ids[i] for i in path_to(row, parents)]) for row in range(len(ids))])
-    assert_same(torch.cat(parts), expected)
+    assert_same(np.concatenate(parts), expected)
     assert cache_of(runner)[slot].tree.positions().tolist() == [
         len(path_to(row, parents)) - 1 for row in range(len(ids))
     ]
@@ -206,7 +211,7 @@ def test_sequences_in_one_pass_get_what_each_gets_alone(
     together = runner.forward([Extension(*of) for of in zip(slots, texts, many, firsts, strict=True)])
     for got, expected in zip(together, alone, strict=True):
         assert got.shape == expected.shape
-        assert_same(got, expected.clone())
+        assert_same(got, expected)
     for slot in slots:
         runner.close(slot)
 
@@ -230,12 +235,12 @@ def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
     runner.forward([Extension(fresh, [ids[row] for row in kept], new_parents)])
     assert runner.num_rows(slot) == len(kept)
     assert cache_of(runner)[slot].tree.positions().tolist() == cache_of(runner)[fresh].tree.positions().tolist()
-    kv, fresh_kv = (cache_of(runner)[s].kv[:, :, :, : len(kept)].clone() for s in (slot, fresh))
-    torch.testing.assert_close(kv, fresh_kv, atol=1e-4, rtol=1e-4)
+    kv, fresh_kv = (np.array(cache_of(runner)[s].kv[:, :, :, : len(kept)]) for s in (slot, fresh))
+    np.testing.assert_allclose(kv, fresh_kv, atol=1e-4, rtol=1e-4)
     tip = kept.index(kept_path[-1])
     more = [Extension(s, [7, 8, 9], [tip, len(kept), tip]) for s in (slot, fresh)]
     got, expected = (runner.forward([extension])[0] for extension in more)
-    assert_same(got, expected.clone())
+    assert_same(got, expected)
     text = [ids[row] for row in kept_path]
     assert_same(got, torch.stack([own_logits(name, text + end) for end in ([7], [7, 8], [9])]))
     runner.close(slot)
@@ -283,29 +288,29 @@ def test_a_truncation_copies_nothing_and_the_untouched_prefix_stays() -> None:
     slot = runner.open()
     runner.forward([Extension(slot, [1, 2, 3, 4, 5, 6], [-1, 0, 1, 2, 2, 4])])
     kv = cache_of(runner)[slot].kv
-    version = kv[..., :6, :].clone()
+    version = kv[..., :6, :].copy()
     runner.keep(slot, 3)
-    assert torch.equal(kv[..., :6, :], version)
+    assert np.array_equal(kv[..., :6, :], version)
     runner.forward([Extension(slot, [4, 5, 6], [2, 2, 4])])
-    before = kv[..., :6, :].clone()
+    before = kv[..., :6, :].copy()
     runner.keep(slot, 3, [4, 5])
-    assert torch.equal(kv[..., :3, :], before[..., :3, :])
-    assert torch.equal(kv[..., 3:5, :], before[..., 4:6, :])
+    assert np.array_equal(kv[..., :3, :], before[..., :3, :])
+    assert np.array_equal(kv[..., 3:5, :], before[..., 4:6, :])
     runner.close(slot)
 
 
 def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
-    runner = TorchRunner(make_model("llama"), max_model_len=16, max_tree_rows=4)
+    runner = plain_runner(make_model("llama"), max_model_len=16, max_tree_rows=4)
     slot = runner.open()
-    first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0].clone()
-    memory = cache_of(runner)[slot].kv.data_ptr()
+    first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0]
+    memory = cache_of(runner)[slot].kv.ctypes.data
     runner.close(slot)
     with pytest.raises(ModelError, match="not open"):
         runner.num_rows(slot)
     again = runner.open()
-    assert cache_of(runner)[again].kv.data_ptr() == memory
+    assert cache_of(runner)[again].kv.ctypes.data == memory
     assert runner.num_rows(again) == 0
-    assert torch.equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
+    assert np.array_equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
 
 
 @pytest.mark.parametrize(("name", "way"), FEW)
@@ -414,13 +419,14 @@ def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
             slot = runner.open()
             runner.forward([Extension(slot, [1, 2], [-1, 0])])
             got = runner.forward([Extension(slot, [3, 4], [1, 2])])[0]
-            assert runner.dtype == got.dtype == dtype
-            torch.testing.assert_close(got.clone(), expected[2:], atol=tolerance, rtol=0)
+            assert runner.dtype == dtype
+            assert got.dtype == (np.float64 if dtype == torch.float64 else np.float32)
+            np.testing.assert_allclose(got, expected[2:].to(torch.float64), atol=tolerance, rtol=0)
 
 
 def test_a_model_used_beside_its_generic_runner_says_so_and_works_again_after_release() -> None:
     model: Any = copy.deepcopy(make_model("gemma"))
-    runner = TorchRunner(model, max_model_len=16)
+    runner = plain_runner(model, max_model_len=16)
     said = "GemmaAttention was called by other code than CARD, which this model was given to: call it through CARD only"
     with pytest.raises(ModelError, match=said):
         model(torch.tensor([[1, 2, 3]]))
@@ -435,7 +441,7 @@ def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, card_pass=None, forward=forward, **kwargs: forward(*args, **kwargs)
     with pytest.raises(ModelError, match=r"^this gemma model cannot be run: it does not hand arguments .*; choose"):
-        TorchRunner(model, max_model_len=16)
+        plain_runner(model, max_model_len=16)
 
 
 @pytest.mark.parametrize(
@@ -462,8 +468,8 @@ def test_models_that_cannot_run_row_wise_are_refused_by_reason(
 
 def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> None:
     with pytest.raises(ModelError, match="no own pass"):
-        TorchRunner(make_model("gemma"), max_model_len=16, own_pass=True)
+        plain_runner(make_model("gemma"), max_model_len=16, own_pass=True)
     with pytest.raises(ModelError, match="max_model_len"):
-        TorchRunner(make_model("llama"), max_model_len=65)
-    assert TorchRunner(make_model("llama"), max_model_len=16).has_own_pass
+        plain_runner(make_model("llama"), max_model_len=65)
+    assert plain_runner(make_model("llama"), max_model_len=16).has_own_pass
     assert not make_runner("gemma", "modules").has_own_pass

@@ -11,7 +11,8 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.every_family import script
 from tests.pair import Pair
@@ -27,7 +28,7 @@ def hybrid(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, value in {"vocab_size": len(tokenizer), **NO_ENDS}.items():
         setattr(config, name, value)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="64KB")
-    tokenizer.save_pretrained(folder)
+    tokenizer.save(folder)
     return folder
 
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.tokens import TokenNames
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT, decode, decode_prompt
 from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
 
@@ -19,7 +19,7 @@ NAMING = [kind for kind in KINDS if kind != "word ends"]  # there the blank befo
 texts = st.text(ALPHABET, max_size=20)
 
 
-def offsets_after(tokenizer: PreTrainedTokenizerFast, prompt_ids: list[int], pieces: list[list[int]]) -> list[int]:
+def offsets_after(tokenizer: Tokenizer, prompt_ids: list[int], pieces: list[list[int]]) -> list[int]:
     places = TokenOffsets(tokenizer, after=prompt_ids)
     return [offset for piece in pieces for offset in places.push(piece)] + places.flush()
 
@@ -30,7 +30,7 @@ def test_a_token_begins_behind_all_characters_that_are_whole_before_it(
     kind: str, text: str, num_prompt: int, cut: int
 ) -> None:
     tokenizer = KINDS[kind]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer.encode(text, add_special_tokens=False)
     prompt_ids, new_ids = ids[:num_prompt], ids[num_prompt:]
     before = [decode_prompt(tokenizer, ids[: num_prompt + count]) for count in range(len(new_ids))]
     wanted = [len(one) - len(decode_prompt(tokenizer, prompt_ids)) for one in before]
@@ -73,7 +73,7 @@ def test_offsets_grow_within_the_text_whatever_the_tokens_are(kind: str, data: s
 def test_parts_of_a_character_begin_together_and_special_tokens_count_nothing(
     kind: str, tokens: list[str], wanted: list[int]
 ) -> None:
-    ids = KINDS[kind].convert_tokens_to_ids(tokens)
+    ids = [KINDS[kind].convert_tokens_to_ids(token) for token in tokens]
     assert offsets_in(KINDS[kind], ids, "x" * 9) == wanted
     assert offsets_in(KINDS[kind], ids, "x") == [min(offset, 1) for offset in wanted]
 
@@ -84,7 +84,7 @@ def test_what_tokens_are_called_and_their_bytes_make_the_text_that_they_make_beh
     kind: str, text: str
 ) -> None:
     tokenizer, names = KINDS[kind], TokenNames(KINDS[kind])
-    prompt_ids, ids = (tokenizer(one, add_special_tokens=False)["input_ids"] for one in ("b a", "b a " + text))
+    prompt_ids, ids = (tokenizer.encode(one, add_special_tokens=False) for one in ("b a", "b a " + text))
     new_ids = ids[len(prompt_ids) :]
     new_text = decode(tokenizer, new_ids, after=prompt_ids)
     raw = bytes(itertools.chain.from_iterable(names.raw_bytes(token_id) for token_id in new_ids))
@@ -96,7 +96,7 @@ def test_what_tokens_are_called_and_their_bytes_make_the_text_that_they_make_beh
 def test_special_tokens_and_bytes_are_called_what_they_are() -> None:
     for tokenizer in KINDS.values():
         names = TokenNames(tokenizer)
-        assert [names.text(one).strip() for one in tokenizer.convert_tokens_to_ids(SPECIALS)] == SPECIALS
+        assert [names.text(one).strip() for one in map(tokenizer.convert_tokens_to_ids, SPECIALS)] == SPECIALS
     names = TokenNames(KINDS["llama2"])
     for value, token in enumerate(BYTE_TOKENS):
         assert names.raw_bytes(KINDS["llama2"].convert_tokens_to_ids(token)) == [value]

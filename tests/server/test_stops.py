@@ -42,7 +42,7 @@ def parts() -> tuple[Any, Any]:
     """Return a model that writes these tokens, and its tokenizer."""
     tokenizer = llama2()
     tokenizer.chat_template = "{{ messages[-1].content }}"
-    ids = tokenizer.convert_tokens_to_ids(WRITTEN)
+    ids = [tokenizer.convert_tokens_to_ids(one) for one in WRITTEN]
     model = chain_model(len(tokenizer), dict(itertools.pairwise(ids)))
     return model, tokenizer
 
@@ -73,7 +73,7 @@ def params(stop: str, max_tokens: int = 40) -> SamplingParams:
 def test_a_text_ends_with_the_token_that_completes_the_stop_string(
     llm: LLM, parts: tuple[Any, Any], stop: str, num_tokens: int, text: str
 ) -> None:
-    wanted = tuple(parts[1].convert_tokens_to_ids(WRITTEN[1 : num_tokens + 1]))
+    wanted = tuple(map(parts[1].convert_tokens_to_ids, WRITTEN[1 : num_tokens + 1]))
     for max_tokens in (40, num_tokens):
         (result,) = llm.generate(PROMPT, params(stop, max_tokens))
         (output,) = result.outputs

@@ -12,10 +12,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from card.errors import PromptError
 from card.text import work_meter
 from card.text.chat_template import render_chat
+from card.text.given_tokenizer import as_tokenizer
 from card.text.prompts import encode_chat, turn_end_id
 from card.text.work_meter import TemplateCostError, WorkMeter
 from tests.hostile_templates import ENDLESS, HUGE
-from tests.pair import make_tokenizer
+from tests.pair import make_tokenizer, own_tokenizer
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -86,6 +87,16 @@ TEMPLATES: dict[str, str] = {
     "{% generation %}gen{% endgeneration %}{{ dict(a=1) | tojson }}{{ strftime_now('%Y') }}{{ unknown }}"
     "{% with y = 2 %}{{ y }}{% endwith %}{% block b %}block"
     "{% endblock %}{{ self.b() }}{{ (messages | list)[0:1] | length }}",
+    "what an assistant writes": "{% set x = 'out' %}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{%- generation -%}{% set x = 'in' %}{{ m.content }}{{ x }}{{ loop.index }}{%- endgeneration -%}{% else %}"
+    "{{ m.role }}{% endif %}{{ x }}{% endfor %}{% macro said(m) %}{% generation %}{{ m.role }}{% endgeneration %}"
+    "{% endmacro %}{{ said(messages[-1]) }}{% generation %}{% endgeneration %}{{ x }}",
+    "JSON as it is wanted": "{% set v = {'b': ['é', '<&>'], 'a': none, 'c': 1.5} %}{{ v | tojson }}"
+    "{{ v | tojson(ensure_ascii=true) }}{{ v | tojson(indent=4, sort_keys=true) }}"
+    "{{ v | tojson(separators=(',', ':')) }}"
+    "{{ v | tojson(false, 2, (' , ', ' : '), true) }}{{ messages | tojson }}{{ 'é' | tojson }}{{ nothing | tojson }}",
+    "namespaces with a value called self": "{% set ns = namespace({'a': 1}, self=2, b=3) %}{{ ns.self }}{{ ns.a }}"
+    "{% set ns.b = ns.b + 1 %}{{ ns.b }}{{ ns.nothing }}{{ dict([('x', 1)], y=2) }}{{ dict.fromkeys(['k']) }}",
     "refuses": "{{ raise_exception('no ' ~ messages[0].role) }}",
     "escapes": "{{ messages.__class__ }}{{ ''.__class__.__mro__ }}",
 }
@@ -131,11 +142,29 @@ def test_a_template_writes_what_transformers_writes(name: str) -> None:
         assert got == expected
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = namespace(_a=1) %}{{ ns._a }}",
+        "{% set ns = namespace() %}{% set ns._b = 1 %}",
+        "{{ dict.mro() }}",
+        "{{ dict.__call__.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ lipsum() }}",
+    ],
+)
+def test_a_template_that_reaches_for_what_it_may_not_have_is_refused(template: str) -> None:
+    tokenizer: Any = Templated(template)
+    with pytest.raises(PromptError, match="the model's chat template refuses the messages"):
+        render_chat(tokenizer, CONVERSATIONS[0])
+
+
 def test_a_conversation_with_a_template_becomes_the_ids_that_transformers_makes_of_it() -> None:
     tokenizer = make_tokenizer()
     messages = CONVERSATIONS[1]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert encode_chat(tokenizer, messages) == expected
+    assert encode_chat(as_tokenizer(tokenizer), messages) == expected
 
 
 def test_two_thousand_messages_and_two_hundred_tools_are_far_from_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +213,7 @@ def test_costs_are_counted_the_same_each_time() -> None:
 
 
 def test_a_tokenizer_whose_template_has_no_end_is_refused_when_it_is_loaded() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = own_tokenizer()
     tokenizer.chat_template = ENDLESS["loops in loops"]
     with pytest.raises(TemplateCostError, match="the chat template takes more than"):
         turn_end_id(tokenizer)

@@ -12,20 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import ByT5Tokenizer
 
 from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.machine.packages import install_command
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.text.given_tokenizer import as_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
+from card.text.tokenizer import Tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tree.masks import GrammarState
-from tests.pair import Pair, make_tokenizer
+from tests.pair import Pair, own_tokenizer
 from tests.reaching_in import finish, matcher_of
 from tests.shaping import permits
 from tests.tokenizer_kinds import KINDS
@@ -52,16 +56,16 @@ GRAMMARS = {
     "lark": Grammar("lark", 'start: sum\nsum: NUMBER ("+" NUMBER)~1..4 ";"\nNUMBER: /[0-9]{1,3}/'),
 }
 NUM_PADDING = 13  # rows of an embedding without a token
-NUM_IDS = len(make_tokenizer()) + NUM_PADDING
+NUM_IDS = len(own_tokenizer()) + NUM_PADDING
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
+def tokenizer() -> Tokenizer:
+    return own_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def compiler(tokenizer: PreTrainedTokenizerFast) -> GrammarCompiler:
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, NUM_IDS, (0, 1))
 
 
@@ -123,7 +127,7 @@ def test_each_node_of_a_tree_is_as_if_its_path_were_the_text(
 
 
 def test_rows_without_a_token_are_never_allowed_and_every_end_token_is(
-    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
+    compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     state = compiler.compile(Grammar("regex", "a?"))
     first = state.allowed([()])[0]
@@ -134,7 +138,7 @@ def test_rows_without_a_token_are_never_allowed_and_every_end_token_is(
 
 
 def test_where_nobody_goes_on_everything_is_allowed_and_unknown_tokens_are_forbidden(
-    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
+    compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     state = compiler.compile(Grammar("regex", "a?"))
     a = tokenizer.convert_tokens_to_ids("a")
@@ -201,9 +205,9 @@ def test_what_may_come_first_is_found_out_once_for_all_texts(compiler: GrammarCo
 
 
 def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
-    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
+    compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
-    a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
+    a, b = map(tokenizer.convert_tokens_to_ids, "ab")
     real = compiler.compile(Grammar("regex", "[ab]{3,4}"))
     assert isinstance(real, MatcherState)
     state = MatcherState(Fragile(matcher_of(real), b), NUM_IDS, frozenset({0, 1}))
@@ -228,9 +232,9 @@ def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
     ],
 )
 def test_white_space_in_json_is_a_blank_or_an_indented_line(
-    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast, text: str, fits: bool
+    compiler: GrammarCompiler, tokenizer: Tokenizer, text: str, fits: bool
 ) -> None:
-    path = [*tokenizer(text)["input_ids"], 0]
+    path = [*tokenizer.encode(text), 0]
     assert permits(compiler.compile(Grammar("json_object")), [path]) == [fits]
 
 
@@ -333,7 +337,7 @@ def test_a_text_that_copies_what_its_grammar_forbids_is_that_of_plain_decoding()
 # ---- what a schema holds --------------------------------------------------------------------------------------------
 
 
-def _text_fits(tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, text: str) -> bool:
+def _text_fits(tokenizer: Tokenizer, compiler: GrammarCompiler, schema: object, text: str) -> bool:
     ids = [*tokenizer.encode(text, add_special_tokens=False), 0]
     state = compiler.compile(Grammar("json_schema", json.dumps(schema)))
     return all(permits(state, [ids]))
@@ -358,7 +362,7 @@ MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
     ids=str,
 )
 def test_the_library_lets_through_what_the_guide_says_and_a_better_one_shortens_the_guide(
-    tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, text: str
+    tokenizer: Tokenizer, compiler: GrammarCompiler, schema: object, text: str
 ) -> None:
     assert _text_fits(tokenizer, compiler, schema, text)
 
@@ -387,7 +391,7 @@ def test_the_library_lets_through_what_the_guide_says_and_a_better_one_shortens_
     ids=str,
 )
 def test_a_schema_holds_values_at_its_edges(
-    tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, good: list[str], bad: list[str]
+    tokenizer: Tokenizer, compiler: GrammarCompiler, schema: object, good: list[str], bad: list[str]
 ) -> None:
     assert [text for text in good if not _text_fits(tokenizer, compiler, schema, text)] == []
     assert [text for text in bad if _text_fits(tokenizer, compiler, schema, text)] == []
@@ -428,9 +432,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_anything_runs(
         assert not llms[name].stats().num_running
 
 
-def test_a_missing_library_is_named_with_how_to_get_it(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named_with_how_to_get_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -446,16 +448,13 @@ def test_a_missing_library_is_named_with_how_to_get_it(
     assert bare.find(Grammar("json_object")) is None
 
 
-def test_a_tokenizer_or_a_model_that_has_no_grammar_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_tokenizer_or_a_model_that_has_no_grammar_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(SettingsError, match="needs a model with an end token"):
         GrammarCompiler(tokenizer, len(tokenizer), ()).compile(Grammar("json_object"))
 
-    class Slow:
-        def __len__(self) -> int:
-            return 5
-
-    with pytest.raises(SettingsError, match=r"cannot use the tokenizer Slow: .*fast tokenizer"):
-        GrammarCompiler(Slow(), 5, (0,)).compile(Grammar("json_object"))  # type: ignore[arg-type]
+    slow = as_tokenizer(ByT5Tokenizer())
+    with pytest.raises(SettingsError, match=r"cannot use the tokenizer SlowTokenizer: .*fast tokenizer"):
+        GrammarCompiler(slow, len(slow), (1,)).compile(Grammar("json_object"))
 
 
 @pytest.mark.parametrize(
@@ -469,9 +468,9 @@ def test_a_tokenizer_or_a_model_that_has_no_grammar_is_refused(tokenizer: PreTra
 def test_a_model_that_cannot_write_the_beginning_of_a_grammar_is_refused(grammar: Grammar, missing: str) -> None:
     for left_out, is_refused in (("", False), (missing, True)):
         alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(left_out))
-        core = Tokenizer(models.BPE({"</s>": 0} | {char: idx for idx, char in enumerate(alphabet, 1)}, []))
+        core = tokenizers.Tokenizer(models.BPE({"</s>": 0} | {char: idx for idx, char in enumerate(alphabet, 1)}, []))
         core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
+        tokenizer = Tokenizer(core, special_tokens={"eos_token": "</s>"})
         compiler = GrammarCompiler(tokenizer, len(tokenizer), (0,))
         if is_refused:
             with pytest.raises(SettingsError, match=r"of grammar cannot be used: .*no t"):
@@ -487,7 +486,7 @@ def test_a_model_that_cannot_write_the_beginning_of_a_grammar_is_refused(grammar
 def test_blanks_are_blanks_to_a_grammar_however_a_tokenizer_marks_them(kind: str) -> None:
     tokenizer, text = KINDS[kind], '{"a b": "ab b"}'
     schema = Grammar("json_schema", '{"properties": {"a b": {"const": "ab b"}}, "required": ["a b"]}')
-    (end_id,) = tokenizer.convert_tokens_to_ids(["</s>"])
+    end_id = tokenizer.convert_tokens_to_ids("</s>")
     for grammar, wanted in ((Grammar("regex", "ab b a"), "ab b a"), (schema, text)):
         state = GrammarCompiler(tokenizer, len(tokenizer), (end_id,)).compile(grammar)
         token_ids: list[int] = []
@@ -503,7 +502,7 @@ def test_blanks_are_blanks_to_a_grammar_however_a_tokenizer_marks_them(kind: str
         assert _written(tokenizer, token_ids) == wanted and state.allowed([()])[0, end_id]
 
 
-def _written(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int]) -> str:
+def _written(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return tokenizer.decode([tokenizer.convert_tokens_to_ids("b"), *token_ids])[1:]
 
 
@@ -537,7 +536,7 @@ def test_a_grammar_that_cannot_be_compiled_is_done_without(caplog: pytest.LogCap
 
 
 def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafter_that_asks_in_each_round(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = GrammarCompiler(tokenizer, NUM_IDS, (0, 1))
     build, num_builds = compiler.build, 0

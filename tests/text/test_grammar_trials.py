@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 import card.text.canary
 import card.text.grammar
@@ -23,7 +22,8 @@ from card.errors import CapacityError, SettingsError
 from card.text.canary import Canary, GivenUpError, Passed, TooSlowError, child_stack_bytes
 from card.text.compiling import MOST_CHARS, is_gbnf
 from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
-from tests.pair import make_tokenizer
+from card.text.tokenizer import Tokenizer
+from tests.pair import own_tokenizer
 from tests.shaping import permits
 from tests.waiting import until
 
@@ -34,19 +34,19 @@ PLAIN = Grammar("regex", "the (cat|mat)")
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
+def tokenizer() -> Tokenizer:
+    return own_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def shared(tokenizer: PreTrainedTokenizerFast) -> Iterator[GrammarCompiler]:
+def shared(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1))
     yield compiler
     compiler.close()
 
 
 @pytest.fixture
-def compiler(tokenizer: PreTrainedTokenizerFast) -> Iterator[GrammarCompiler]:
+def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     """One of its own, with a single child."""
     compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1), num_threads=1)
     yield compiler
@@ -166,11 +166,11 @@ def test_schemas_of_200_kb_pass(shared: GrammarCompiler) -> None:
 
 
 def test_gbnf_is_read_in_the_child(
-    shared: GrammarCompiler, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    shared: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("card.text.compiling.as_lark", lambda source: pytest.fail("converted here"))
     state = shared.compile(Grammar("gbnf", 'root ::= "a" word\nword ::= "b" | "c"'))
-    a, b, c, d = tokenizer.convert_tokens_to_ids(list("abcd"))
+    a, b, c, d = map(tokenizer.convert_tokens_to_ids, "abcd")
     assert permits(state, [[a, b], [a, c], [a, d]]) == [True, True, False]
     for source in ('root ::= "a" (', "root ::= " + "(" * 20_000, "root ::= nothing"):
         with pytest.raises(SettingsError, match=r"^the gbnf of grammar cannot be used: it [^\n]*; correct it or leave"):
@@ -282,9 +282,10 @@ _PARENT = """
 import psutil, sys
 from card.config import Grammar
 from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
-from tests.pair import make_tokenizer
+from card.text.tokenizer import Tokenizer
+from tests.pair import own_tokenizer
 from tests.text.test_grammar_trials import TAKES_MINUTES
-tokenizer = make_tokenizer()
+tokenizer = own_tokenizer()
 compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1))
 compiler.compile(Grammar("regex", "a"))
 print(*(process.pid for process in psutil.Process().children()), flush=True)

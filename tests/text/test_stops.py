@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from card.api.text_stream import TextStream
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT
 from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
 
@@ -22,16 +22,16 @@ stop_strings = st.lists(st.text(LETTERS, min_size=1, max_size=3), min_size=1, ma
 
 
 def ids_of(kind: str, *tokens: str) -> list[int]:
-    ids: list[int] = KINDS[kind].convert_tokens_to_ids(list(tokens))
-    assert KINDS[kind].unk_token_id is None or KINDS[kind].unk_token_id not in ids
+    ids = [KINDS[kind].convert_tokens_to_ids(token) for token in tokens]
+    assert None not in ids
     return ids
 
 
-def whole_text(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+def whole_text(tokenizer: Tokenizer, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def complete_text(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+def complete_text(tokenizer: Tokenizer, ids: list[int]) -> str:
     """Return the text without a character that its last bytes only begin."""
     if BYTE_TOKENS[0] not in tokenizer.get_vocab():  # a token may hold a whole character and the beginning of one
         return whole_text(tokenizer, ids).removesuffix(REPLACEMENT)
@@ -42,9 +42,7 @@ def complete_text(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
     return whole_text(tokenizer, ids)
 
 
-def plain_end(
-    tokenizer: PreTrainedTokenizerFast, ids: list[int], stops: tuple[str, ...], min_tokens: int
-) -> tuple[int | None, str]:
+def plain_end(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...], min_tokens: int) -> tuple[int | None, str]:
     """Return after how many tokens the text ends, and what is shown of it: all tokens are decoded after each."""
     num_passed = len(complete_text(tokenizer, ids[:min_tokens]))
     for count in range(min_tokens + 1, len(ids) + 1):
@@ -56,7 +54,7 @@ def plain_end(
 
 
 def streamed_end(
-    tokenizer: PreTrainedTokenizerFast, ids: list[int], stops: tuple[str, ...], min_tokens: int, step: int = 1
+    tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...], min_tokens: int, step: int = 1
 ) -> tuple[int | None, str]:
     """Return the same of a text that grows by so many tokens in a round."""
     text, shown = TextStream(tokenizer, stops, min_tokens), ""
@@ -79,7 +77,7 @@ def written(draw: st.DrawFn, kind: str) -> list[int]:
             data = draw(st.binary(max_size=2)) if part == "bytes" else part.encode()
             ids += ids_of(kind, *(BYTE_TOKENS[byte] for byte in data))
         else:
-            ids += tokenizer(part, add_special_tokens=False)["input_ids"]
+            ids += tokenizer.encode(part, add_special_tokens=False)
     return ids
 
 
@@ -97,7 +95,7 @@ def test_stop_strings_that_are_complete_within_the_least_length_pass_and_later_o
     kind: str, data: st.DataObject, text: str, min_tokens: int
 ) -> None:
     stops = data.draw(stop_strings)
-    ids = KINDS[kind](text, add_special_tokens=False)["input_ids"]
+    ids = KINDS[kind].encode(text, add_special_tokens=False)
     wanted = plain_end(KINDS[kind], ids, stops, min(min_tokens, len(ids)))
     assert streamed_end(KINDS[kind], ids, stops, min_tokens) == wanted
 
@@ -154,7 +152,7 @@ def test_a_special_token_is_a_stop_string_and_ends_the_text_by_its_id(kind: str)
 def test_special_tokens_count_within_a_stop_string_and_are_not_shown(kind: str, data: st.DataObject, step: int) -> None:
     tokenizer = KINDS[kind]
     before, after = (data.draw(st.text("a\né", max_size=3)) for _ in range(2))
-    first, last = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, after))
+    first, last = (tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
     ids = [*ids_of(kind, "<s>"), *first, *ids_of(kind, "[/INST]"), *last, *ids_of(kind, "</s>")]
     shown = whole_text(tokenizer, first)
     rest = whole_text(tokenizer, [*first, *last]).removeprefix(shown)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from card.api.text_stream import TextStream
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT, Detokenizer, decode, decode_prompt
 from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
 
@@ -17,19 +17,19 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 texts = st.text(ALPHABET, max_size=24)
 
 
-def whole_text(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+def whole_text(tokenizer: Tokenizer, ids: list[int]) -> str:
     """Return what transformers has of all tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def streamed(tokenizer: PreTrainedTokenizerFast, ids: list[int], prompt_ids: list[int], cuts: set[int]) -> str:
+def streamed(tokenizer: Tokenizer, ids: list[int], prompt_ids: list[int], cuts: set[int]) -> str:
     detokenizer = Detokenizer(tokenizer, after=prompt_ids)
     borders = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     pieces = [detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(borders)]
     return "".join(pieces) + detokenizer.flush()
 
 
-def ids_of(tokenizer: PreTrainedTokenizerFast, *tokens: str) -> list[int]:
+def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
     return [tokenizer.convert_tokens_to_ids(token) for token in tokens]
 
 
@@ -41,7 +41,7 @@ def test_wherever_a_text_is_cut_both_parts_make_the_whole(
     kind: str, text: str, starts: list[str], cuts: set[int]
 ) -> None:
     tokenizer = KINDS[kind]
-    ids = tokenizer("".join(starts) + text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer.encode("".join(starts) + text, add_special_tokens=False)
     wanted = whole_text(tokenizer, ids)
     for cut in range(len(ids) + 1):
         prompt_ids, new_ids = ids[:cut], ids[cut:]
@@ -65,7 +65,7 @@ def test_pieces_after_any_tokens_make_what_all_tokens_say_beyond_the_prompt(kind
 @pytest.mark.parametrize("kind", ["llama2", "metaspace always", "metaspace first", "gemma", "byte level"])
 def test_the_first_token_keeps_its_blank_behind_a_prompt_and_a_stop_string_finds_it(kind: str) -> None:
     tokenizer = KINDS[kind]
-    prompt_ids, all_ids = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", "ab a b"))
+    prompt_ids, all_ids = (tokenizer.encode(text, add_special_tokens=False) for text in ("ab", "ab a b"))
     new_ids = all_ids[len(prompt_ids) :]
     assert decode(tokenizer, new_ids, after=prompt_ids) == " a b"
     text = TextStream(tokenizer, (" a",), after=prompt_ids)
@@ -92,8 +92,8 @@ def test_a_character_that_a_prompt_begins_belongs_to_what_follows(kind: str, fir
 
 def test_a_prompt_that_ends_with_a_replacement_character_has_shown_it() -> None:
     for tokenizer in KINDS.values():
-        ids = tokenizer("a" + REPLACEMENT, add_special_tokens=False)["input_ids"]
-        more = tokenizer("a" + REPLACEMENT + "b", add_special_tokens=False)["input_ids"]
+        ids = tokenizer.encode("a" + REPLACEMENT, add_special_tokens=False)
+        more = tokenizer.encode("a" + REPLACEMENT + "b", add_special_tokens=False)
         assert decode_prompt(tokenizer, ids) == "a" + REPLACEMENT
         assert decode(tokenizer, more[len(ids) :], after=ids) == "b" or more[: len(ids)] != ids
 

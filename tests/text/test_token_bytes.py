@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from card.models.demo import demo_folder
 from card.models.loading import load_tokenizer
 from card.text.token_bytes import TokenBytes, token_bytes
+from card.text.tokenizer import Tokenizer
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _BLANK = pre_tokenizers.ByteLevel().pre_tokenize_str(" ")[0][0][0]
 
 
-def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=None)
-
-
-def byte_level(*, strips: bool = False) -> PreTrainedTokenizerFast:
+def byte_level(*, strips: bool = False) -> Tokenizer:
     """A BPE over bytes, with one long token of blanks, as in GPT-2's family."""
     blanks = [_BLANK * (2**power) for power in range(1, 5)]
     merges = [(one[: len(one) // 2], one[: len(one) // 2]) for one in blanks]
-    tokenizer = Tokenizer(models.BPE(vocab=_numbered([*_BYTES, *blanks]), merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True, lstrip=strips, rstrip=strips)])
-    return wrapped(tokenizer)
+    core = tokenizers.Tokenizer(models.BPE(vocab=_numbered([*_BYTES, *blanks]), merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.add_special_tokens([AddedToken("<|im_start|>", special=True, lstrip=strips, rstrip=strips)])
+    return Tokenizer(core)
 
 
-def composing() -> PreTrainedTokenizerFast:
+def composing() -> Tokenizer:
     """A BPE over bytes of composed text, as in Qwen's family, with one token for a Hangul syllable."""
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("\ud55c")[0][0]
     merges = [(pieces[0], pieces[1]), (pieces[:2], pieces[2])]
-    tokenizer = Tokenizer(models.BPE(vocab=_numbered([*_BYTES, pieces[:2], pieces]), merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.normalizer = normalizers.NFC()
-    return wrapped(tokenizer)
+    core = tokenizers.Tokenizer(models.BPE(vocab=_numbered([*_BYTES, pieces[:2], pieces]), merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.normalizer = normalizers.NFC()
+    return Tokenizer(core)
 
 
 def _numbered(tokens: list[str]) -> dict[str, int]:
     return {token: idx for idx, token in enumerate(tokens)}
 
 
-def byte_fallback() -> PreTrainedTokenizerFast:
+def byte_fallback() -> Tokenizer:
     """A BPE over characters that falls back on bytes, as in Llama's and Gemma's families."""
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "<unk>", "\u2581", "a", "\u2581a", "\u2581\u2581"]
     model = models.BPE(
@@ -54,9 +51,9 @@ def byte_fallback() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         fuse_unk=True,
     )
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    return wrapped(tokenizer)
+    core = tokenizers.Tokenizer(model)
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    return Tokenizer(core)
 
 
 BOUNDED = {
@@ -97,9 +94,9 @@ def test_a_text_of_the_longest_token_alone_comes_to_the_bound() -> None:
 
 def test_where_a_part_of_a_text_may_vanish_there_is_no_bound() -> None:
     unknown = {"[UNK]": 0, "a": 1}
-    words = Tokenizer(models.WordPiece(vocab=unknown, unk_token="[UNK]"))
+    words = tokenizers.Tokenizer(models.WordPiece(vocab=unknown, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    fused = Tokenizer(models.BPE(vocab=unknown, merges=[], unk_token="[UNK]", fuse_unk=True))
+    fused = tokenizers.Tokenizer(models.BPE(vocab=unknown, merges=[], unk_token="[UNK]", fuse_unk=True))
     lowering, stripping = byte_level(), byte_level()
     lowering.backend_tokenizer.normalizer = normalizers.Lowercase()
     stripping.backend_tokenizer.normalizer = normalizers.Strip()
@@ -107,7 +104,7 @@ def test_where_a_part_of_a_text_may_vanish_there_is_no_bound() -> None:
     removing.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(use_regex=False)]
     )
-    for tokenizer in (wrapped(words), wrapped(fused), lowering, stripping, removing):
+    for tokenizer in (Tokenizer(words), Tokenizer(fused), lowering, stripping, removing):
         bound = token_bytes(tokenizer)
         assert bound.most is None
         assert bound.least_tokens("a" * 10**6) == 0

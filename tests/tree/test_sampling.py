@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
+from card.kernels.number_types import BFLOAT16
+from card.theirs.cuda.recorded_filters import filter_on_device
 from card.tree import sampling
+from card.tree.logits import FloatArray, softmax
 from card.tree.sampling import GumbelNoise, Sampler, filter_logits
 from tests.reaching_in import num_kept
 from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, seeds, slow_law
@@ -41,8 +45,8 @@ def slow_philox(seed: int, position: int, count: int) -> list[int]:
 @given(seed=seeds, position=st.integers(0, 2**40))
 def test_noise_is_the_gumbel_transform_of_philox_keyed_by_seed_and_position(seed: int, position: int) -> None:
     uniforms = [((word >> 12) + 0.5) / 2**52 for word in slow_philox(seed, position, 9)]
-    expected = torch.tensor([-math.log(-math.log(u)) for u in uniforms])
-    torch.testing.assert_close(GumbelNoise(seed, 9).row(position), expected, rtol=1e-5, atol=1e-6)
+    expected = np.array([-math.log(-math.log(u)) for u in uniforms], np.float32)
+    np.testing.assert_allclose(GumbelNoise(seed, 9).row(position), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_noise_is_finite_at_both_ends_of_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +57,7 @@ def test_noise_is_finite_at_both_ends_of_the_generator(monkeypatch: pytest.Monke
             return np.array([0, 2**64 - 1] * count, np.uint64)[:count]
 
     monkeypatch.setattr(np.random, "Philox", Extremes)
-    assert GumbelNoise(0, 2).row(0).isfinite().all()
+    assert np.isfinite(GumbelNoise(0, 2).row(0)).all()
 
 
 @given(seed=seeds, positions=st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
@@ -63,39 +67,38 @@ def test_noise_depends_on_nothing_but_seed_position_and_token(seed: int, positio
     for position in reversed(positions):  # another order, and each asked for twice
         other.row(position)
     for row, position in zip(rows, positions, strict=True):
-        assert torch.equal(other.row(position), row)
-        assert torch.equal(GumbelNoise(seed, 10).row(position), row[:10]), "rows of padding change nothing"
+        assert np.array_equal(other.row(position), row)
+        assert np.array_equal(GumbelNoise(seed, 10).row(position), row[:10]), "rows of padding change nothing"
 
 
 def test_noise_is_the_same_after_it_has_been_forgotten() -> None:
     noise, scores = GumbelNoise(5, 60_000), np.zeros(60_000, np.float32)
-    before, choice = noise.row(0).clone(), noise.likeliest(scores, 0)
+    before, choice = noise.row(0).copy(), noise.likeliest(scores, 0)
     for position in range(1, 100):
         noise.row(position)
         noise.likeliest(scores, position)
     assert num_kept(noise) < 99, "memory is bounded"
-    assert torch.equal(noise.row(0), before)
+    assert np.array_equal(noise.row(0), before)
     assert noise.likeliest(scores, 0) == choice
 
 
 @given(seed=seeds, spread=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]), position=st.integers(0, 500))
 def test_looking_at_tokens_that_can_win_finds_the_winner_of_all(seed: int, spread: float, position: int) -> None:
-    scores = torch.from_numpy(np.random.default_rng(position).normal(0, spread, 2_000)).float()
-    scores[position:] = scores[: 2_000 - position].clone()  # a part repeats: equal scores
+    scores = np.random.default_rng(position).normal(0, spread, 2_000).astype(np.float32)
+    scores[position:] = scores[: 2_000 - position].copy()  # a part repeats: equal scores
     noise = GumbelNoise(seed, 2_000)
     sums = scores + noise.row(position)
-    assert noise.likeliest(scores.numpy(), position) == (int(sums.argmax()), float(sums.max()))
+    assert noise.likeliest(scores, position) == (int(sums.argmax()), float(sums.max()))
 
 
 @given(rows=batches(), top_p=st.sampled_from([0.999, 0.9, 0.5, 0.05, 1e-9]))
-def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: Tensor, top_p: float) -> None:
-    rows = (
-        rows + torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)) / 100
-    )  # no ties: their order is free
-    ordered = rows.sort(dim=-1, descending=True).values.double().softmax(-1)
-    if ((ordered.cumsum(-1) - ordered) - top_p).abs().min() < 1e-5:
+def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: FloatArray, top_p: float) -> None:
+    rows = rows + np.random.default_rng(0).random(rows.shape, np.float32) / 100  # no ties: their order is free
+    ordered = softmax(-np.sort(-rows, axis=-1).astype(np.float64))
+    if np.abs((ordered.cumsum(-1) - ordered) - top_p).min() < 1e-5:
         reject()  # so close that rounding decides it
-    assert torch.equal(sampling.keep_likely(rows, top_p), sampling.keep_likely_sorted(rows, top_p))
+    rule = replace(PLAIN, top_p=top_p)
+    assert np.array_equal(sampling.keep_likely(rows, top_p), filter_on_device(torch.from_numpy(rows), rule).numpy())
 
 
 def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
@@ -106,25 +109,25 @@ def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
 # ---- choice ---------------------------------------------------------------------------------------------------------
 
 
-@given(logits=batches(), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
-def test_greedy_choice_is_the_first_of_the_largest_logits(logits: Tensor, dtype: torch.dtype) -> None:
-    chosen = Sampler(GREEDY, logits.shape[1]).choose(logits.to(dtype), range(len(logits)))
+@given(logits=batches(), dtype=st.sampled_from([np.float32, np.float64, BFLOAT16, np.float16]))
+def test_greedy_choice_is_the_first_of_the_largest_logits(logits: FloatArray, dtype: Any) -> None:
+    chosen = Sampler(GREEDY, logits.shape[1]).choose(logits.astype(dtype), range(len(logits)))
     assert chosen == [row.index(max(row)) for row in logits.tolist()]
 
 
 @given(logits=batches(), rule=rules, first=st.integers(0, 1000))
-def test_choice_of_a_row_depends_on_no_other_row(logits: Tensor, rule: SamplingRule, first: int) -> None:
+def test_choice_of_a_row_depends_on_no_other_row(logits: FloatArray, rule: SamplingRule, first: int) -> None:
     positions = [first + 3 * i for i in range(len(logits))]
     together = Sampler(rule, logits.shape[1]).choose(logits, positions)
     alone = [
-        Sampler(rule, logits.shape[1]).choose(logits[i : i + 1].clone(), [position])[0]
+        Sampler(rule, logits.shape[1]).choose(logits[i : i + 1].copy(), [position])[0]
         for i, position in reversed(list(enumerate(positions)))
     ]
     assert together == alone[::-1]
 
 
 def test_choice_keeps_the_precision_of_float64() -> None:
-    logits = torch.tensor([[1.0, 1.0 + 1e-12, 0.0]], dtype=torch.float64)
+    logits = np.array([[1.0, 1.0 + 1e-12, 0.0]])
     assert Sampler(GREEDY, 3).choose(logits, [0]) == [1]
     chosen = {Sampler(replace(PLAIN, top_k=1, seed=seed), 3).choose(logits, [0])[0] for seed in range(30)}
     assert chosen == {1}, "in float32 the first two would tie and both survive top-k"
@@ -140,7 +143,7 @@ def test_nothing_may_be_left_open_when_a_token_is_chosen() -> None:
 # ---- law of the choice ----------------------------------------------------------------------------------------------
 
 LOGITS = [0.3, -0.6, 1.1, 0.0, -1.4]
-Choose = Callable[[Tensor, range], list[int]]
+Choose = Callable[[FloatArray, range], list[int]]
 ALL_ON = SamplingRule(temperature=1.4, top_k=4, top_p=0.85, min_p=0.25, seed=11)
 NUM_DRAWS = 20_000
 CHI_SQUARED_LIMIT = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 24: 60.0}  # by degrees of freedom; exceeded by one in 10,000
@@ -148,7 +151,7 @@ CHI_SQUARED_LIMIT = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 24: 60.0}  # by degrees
 
 def chi_squared_excess(choose: Choose, rule: SamplingRule) -> float:
     """Return how far draws over as many positions are from the law of ``rule``, 1 being the limit."""
-    drawn = choose(torch.tensor(LOGITS).expand(NUM_DRAWS, -1), range(NUM_DRAWS))
+    drawn = choose(np.broadcast_to(np.array(LOGITS, np.float32), (NUM_DRAWS, 5)), range(NUM_DRAWS))
     counts = np.bincount(drawn, minlength=len(LOGITS))
     law = np.array(slow_law(LOGITS, rule))
     if counts[law == 0].any():
@@ -172,17 +175,17 @@ def test_choices_over_positions_follow_the_law(rule: SamplingRule, support: int)
     assert chi_squared_excess(Sampler(rule, 5).choose, rule) < 1
 
 
-def _one_noise_for_all_positions(logits: Tensor, positions: range) -> list[int]:
+def _one_noise_for_all_positions(logits: FloatArray, positions: range) -> list[int]:
     return Sampler(ALL_ON, 5).choose(logits, [0] * len(positions))
 
 
-def _temperature_after_the_noise(logits: Tensor, positions: range) -> list[int]:
+def _temperature_after_the_noise(logits: FloatArray, positions: range) -> list[int]:
     return Sampler(replace(ALL_ON, temperature=1.0), 5).choose(logits, positions)
 
 
-def _cut_mass_goes_to_the_best_token(logits: Tensor, positions: range) -> list[int]:
+def _cut_mass_goes_to_the_best_token(logits: FloatArray, positions: range) -> list[int]:
     """Draw from the law before the cuts; what is ruled out becomes the best token, instead of renormalising."""
-    kept = filter_logits(logits[:1], ALL_ON)[0].isfinite().tolist()
+    kept = np.isfinite(filter_logits(logits[:1], ALL_ON)[0]).tolist()
     best = int(logits[0].argmax())
     drawn = Sampler(replace(PLAIN, temperature=ALL_ON.temperature, seed=11), 5).choose(logits, positions)
     return [token if kept[token] else best for token in drawn]
@@ -197,7 +200,7 @@ def test_the_law_test_finds_a_broken_rule(broken: Choose) -> None:
 
 def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
     law = np.array(slow_law(LOGITS, PLAIN))
-    logits = torch.tensor(LOGITS).expand(10_000, -1)
+    logits = np.broadcast_to(np.array(LOGITS, np.float32), (10_000, 5))
     drawn = np.array([Sampler(replace(PLAIN, seed=seed), 5).choose(logits, range(10_000)) for seed in (0, 1)])
     for first, second in ((drawn[0][:-1], drawn[0][1:]), (drawn[0], drawn[1])):
         counts = np.bincount(first * 5 + second, minlength=25)
@@ -212,34 +215,45 @@ def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
 @given(
     row=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True).map(lambda ns: [n / 50 for n in ns]),
     rule=rules,
-    dtype=st.sampled_from([torch.float32, torch.float64]),
+    dtype=st.sampled_from([np.float32, np.float64]),
 )
-def test_filtered_logits_have_the_law_of_a_slow_reference(
-    row: list[float], rule: SamplingRule, dtype: torch.dtype
-) -> None:
-    expected = torch.tensor([clear_law(row, rule)], dtype=dtype)
-    logits = torch.tensor([row], dtype=dtype)
+def test_filtered_logits_have_the_law_of_a_slow_reference(row: list[float], rule: SamplingRule, dtype: Any) -> None:
+    expected = np.array([clear_law(row, rule)], dtype)
+    logits = np.array([row], dtype)
     filtered = filter_logits(logits, rule)
     assert filtered.dtype == dtype
-    assert torch.equal(logits, torch.tensor([row], dtype=dtype)), "the argument is unchanged"
-    assert torch.equal(filtered.isfinite(), expected > 0)
-    torch.testing.assert_close(filtered.softmax(-1), expected, rtol=0, atol=1e-5)
+    assert np.array_equal(logits, np.array([row], dtype)), "the argument is unchanged"
+    assert np.array_equal(np.isfinite(filtered), expected > 0)
+    np.testing.assert_allclose(softmax(filtered), expected, rtol=0, atol=1e-5)
 
 
 @given(logits=batches(), rule=rules)
-def test_filters_treat_each_row_as_if_alone_bit_for_bit(logits: Tensor, rule: SamplingRule) -> None:
+def test_filters_treat_each_row_as_if_alone_bit_for_bit(logits: FloatArray, rule: SamplingRule) -> None:
     together = filter_logits(logits, rule)
     for i in range(len(logits)):
-        assert torch.equal(filter_logits(logits[i : i + 1].clone(), rule)[0], together[i])
+        assert np.array_equal(filter_logits(logits[i : i + 1].copy(), rule)[0], together[i])
 
 
 @given(logits=batches(), rule=rules)
-def test_filters_never_rule_out_the_largest_logit_alone_or_everything(logits: Tensor, rule: SamplingRule) -> None:
+def test_filters_never_rule_out_the_largest_logit_alone_or_everything(logits: FloatArray, rule: SamplingRule) -> None:
     filtered = filter_logits(logits, rule)
-    assert torch.equal(filtered.max(-1).values, (logits / rule.temperature).max(-1).values)
+    assert np.array_equal(filtered.max(-1), (logits / np.float32(rule.temperature)).max(-1))
 
 
 def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
-    logits = torch.tensor([[0.1, 2.0, 0.3]])
-    kept = filter_logits(logits, replace(PLAIN, top_p=5e-324))[0].isfinite().tolist()
+    logits = np.array([[0.1, 2.0, 0.3]], np.float32)
+    kept = np.isfinite(filter_logits(logits, replace(PLAIN, top_p=5e-324))[0]).tolist()
     assert kept == [False, True, False]
+
+
+@settings(max_examples=300)
+@given(logits=batches(), rule=rules, dtype=st.sampled_from([np.float32, np.float64]), seed=st.integers(0, 99))
+def test_filters_are_those_of_recorded_steps_bit_for_bit(
+    logits: FloatArray, rule: SamplingRule, dtype: npt.DTypeLike, seed: int
+) -> None:
+    logits = (logits + np.random.default_rng(seed).random(logits.shape) / 100).astype(
+        dtype
+    )  # ties: their order is free
+    for row in logits.tolist():
+        clear_law(row, rule)  # rounding decides nothing
+    assert np.array_equal(filter_logits(logits, rule), filter_on_device(torch.from_numpy(logits), rule).numpy())

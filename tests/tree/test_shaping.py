@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from transformers.generation import logits_process as hf
 
 from card.config import Grammar, SamplingParams, ShapingRule
 from card.errors import GrammarError, TargetError
+from card.kernels.number_types import BFLOAT16
+from card.tree.logits import FloatArray
 from card.tree.masks import MasksAtOnce, TimeSpent
 from card.tree.shaping import Shaping
 from tests.shaping import TOY_VOCAB_SIZE, ToyGrammar, shapings, slowly_shaped
@@ -28,8 +31,8 @@ def shaping_of(params: SamplingParams, new_ids: list[int], ends: frozenset = END
     return None if rule is None else Shaping(rule, [*PROMPT, *new_ids], TOY_VOCAB_SIZE)
 
 
-def random_logits(num_rows: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (num_rows, TOY_VOCAB_SIZE))).to(dtype)
+def random_logits(num_rows: int, seed: int, dtype: Any = np.float64) -> FloatArray:
+    return np.random.default_rng(seed).normal(0, 3, (num_rows, TOY_VOCAB_SIZE)).astype(dtype)
 
 
 @given(
@@ -37,21 +40,20 @@ def random_logits(num_rows: int, seed: int, dtype: torch.dtype = torch.float64) 
     new_ids=texts,
     paths=st.lists(texts, min_size=1, max_size=6),
     seed=st.integers(0, 99),
-    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([np.float64, np.float32, BFLOAT16]),
 )
 def test_each_row_is_that_of_a_slow_reference_for_its_path(changes, new_ids, paths, seed, dtype):
     params = SamplingParams(max_tokens=99, **changes)
     shaping = shaping_of(params, new_ids)
     logits = random_logits(len(paths), seed, dtype)
-    before = logits.clone()
+    before = logits.copy()
     shaped = logits if shaping is None else shaping.apply(logits, paths)
     expected = [
         slowly_shaped(row, params, PROMPT, [*new_ids, *path], ENDS)
-        for row, path in zip(logits.tolist(), paths, strict=True)
+        for row, path in zip(logits.astype(np.float64).tolist(), paths, strict=True)
     ]
-    wide = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(shaped.double(), wide, rtol=1e-5, atol=1e-5)
-    assert torch.equal(logits, before), "the argument is unchanged"
+    np.testing.assert_allclose(shaped.astype(np.float64), np.array(expected), rtol=1e-5, atol=1e-5)
+    assert np.array_equal(logits, before), "the argument is unchanged"
 
 
 @given(changes=shapings, new_ids=texts, path=texts, seed=st.integers(0, 99))
@@ -59,13 +61,13 @@ def test_a_path_counts_bit_for_bit_as_if_it_were_text(changes, new_ids, path, se
     params = SamplingParams(max_tokens=99, **changes)
     if (ahead := shaping_of(params, new_ids)) is None:
         return
-    logits = random_logits(1, seed, torch.float32)
+    logits = random_logits(1, seed, np.float32)
     crowd = [[7, 7], path, [2]]  # other rows change nothing
-    as_path = ahead.apply(logits.repeat(3, 1), crowd)[1:2]
+    as_path = ahead.apply(np.repeat(logits, 3, 0), crowd)[1:2]
     ahead.commit(path)
     as_text = shaping_of(params, [*new_ids, *path])
-    assert torch.equal(as_path, ahead.apply(logits, [()]))
-    assert torch.equal(as_path, as_text.apply(logits, [()]))
+    assert np.array_equal(as_path, ahead.apply(logits, [()]))
+    assert np.array_equal(as_path, as_text.apply(logits, [()]))
 
 
 def test_parameters_that_shape_nothing_cost_nothing():
@@ -79,7 +81,7 @@ def test_parameters_that_shape_nothing_cost_nothing():
 @pytest.mark.parametrize("new_ids", [[], [7], [5, 7, 7, 0]])
 def test_penalties_biases_and_least_lengths_are_those_of_transformers(new_ids):
     ids = torch.tensor([[*PROMPT, *new_ids]])
-    logits = random_logits(1, 5, torch.float32)
+    logits = random_logits(1, 5, np.float32)
     cases = [
         ({"repetition_penalty": 1.7}, hf.RepetitionPenaltyLogitsProcessor(1.7)),
         ({"repetition_penalty": 0.4}, hf.RepetitionPenaltyLogitsProcessor(0.4)),
@@ -88,13 +90,14 @@ def test_penalties_biases_and_least_lengths_are_those_of_transformers(new_ids):
     ]
     for changes, processor in cases:
         shaped = shaping_of(SamplingParams(**changes), new_ids).apply(logits, [()])
-        assert torch.equal(shaped, processor(ids, logits.clone())), changes
+        theirs = processor(ids, torch.from_numpy(logits.copy())).numpy()
+        assert np.array_equal(shaped, theirs), changes
 
 
 def test_tokens_beyond_the_vocabulary_are_of_no_consequence():
     params = SamplingParams(min_tokens=5, logit_bias={2: 1.0})
     rule = ShapingRule.of(params.resolved(), num_prompt_tokens=1, end_ids=frozenset({1, 500}))
-    shaped = Shaping(rule, [3], TOY_VOCAB_SIZE).apply(torch.zeros(1, TOY_VOCAB_SIZE), [()])
+    shaped = Shaping(rule, [3], TOY_VOCAB_SIZE).apply(np.zeros((1, TOY_VOCAB_SIZE), np.float32), [()])
     assert shaped.tolist() == [[0.0, -math.inf, 1.0, *[0.0] * 9]]
 
 
@@ -110,14 +113,14 @@ def with_grammar(length: int, new_ids: list[int], **changes: object) -> Shaping:
 def test_the_grammar_rules_out_what_it_does_not_allow_after_each_path():
     grammar = ToyGrammar(4)
     shaped = with_grammar(4, [1, 2]).apply(random_logits(3, 1), [(), (4,), (4, 8)])
-    for row, text in zip(shaped.isfinite().tolist(), [(1, 2), (1, 2, 4), (1, 2, 4, 8)], strict=True):
+    for row, text in zip(np.isfinite(shaped).tolist(), [(1, 2), (1, 2, 4), (1, 2, 4, 8)], strict=True):
         assert row == grammar.follows(text)
 
 
 def test_the_end_of_the_grammar_comes_before_the_least_length():
     shaped = with_grammar(2, [1], min_tokens=9).apply(random_logits(2, 1), [(), (3,)])
-    assert not shaped[0, ToyGrammar.END].isfinite(), "too early"
-    assert shaped[1].isfinite().nonzero().tolist() == [[ToyGrammar.END]], "nothing else may follow"
+    assert not np.isfinite(shaped[0, ToyGrammar.END]), "too early"
+    assert np.flatnonzero(np.isfinite(shaped[1])).tolist() == [ToyGrammar.END], "nothing else may follow"
 
 
 def test_a_text_that_breaks_the_grammar_is_refused():

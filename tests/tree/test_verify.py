@@ -6,8 +6,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,7 +162,7 @@ def _seen(tree: Tree, data: st.DataObject) -> Verification:
     draft_ids, parents = tree
     choices = data.draw(st.lists(st.integers(0, V - 1), min_size=len(draft_ids) + 1, max_size=len(draft_ids) + 1))
     offer = Nodes(tokens=tuple(draft_ids), parents=tuple(parents), path_logprobs=(0.0,) * len(draft_ids))
-    return Verification(offer, torch.zeros(len(draft_ids) + 1, V), choices)
+    return Verification(offer, np.zeros((len(draft_ids) + 1, V), np.float32), choices)
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread"])

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
 from card.api.hosted import Hosted
@@ -26,10 +24,12 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
+from card.models.own.decoder_model import LoadedModel
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedTokenizerBase
 
 
 class AsyncLLM(Hosted):
@@ -46,10 +46,10 @@ class AsyncLLM(Hosted):
 
     def __init__(
         self,
-        target: str | PreTrainedModel = "demo-target",
-        draft: str | PreTrainedModel | None = None,
+        target: str | LoadedModel = "demo-target",
+        draft: str | LoadedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,

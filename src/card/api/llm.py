@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, Unpack
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -23,13 +21,15 @@ from card.engine.metrics import EngineStats
 from card.engine.request import Update
 from card.errors import SettingsError
 from card.links.child import DrafterChild
+from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(slots=True)
@@ -54,10 +54,10 @@ class LLM(Hosted):
 
     def __init__(
         self,
-        target: str | PreTrainedModel = "demo-target",
-        draft: str | PreTrainedModel | None = None,
+        target: str | LoadedModel = "demo-target",
+        draft: str | LoadedModel | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
 from card.config import EngineSettings
 from card.config.fields import plain
 from card.errors import PromptError, SettingsError
 from card.models.images import ImagePrompt, Tower
 from card.models.loading import load_vision_tower
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.text.pictures import PictureBounds, read_pictures, require_pillow
 from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -27,10 +25,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class PromptReader:
     """Reads prompts for one target."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: Tower | None = None
-    ) -> None:
-        """Read prompts with a tokenizer; images need a vision tower."""
+    def __init__(self, tokenizer: Tokenizer, settings: EngineSettings, tower: Tower | None = None) -> None:
+        """Read prompts with a tokenizer; without a vision tower no images."""
         folder = None if settings.image_dir is None else Path(settings.image_dir)
         self._bounds = PictureBounds(max_images=settings.max_images, folder=folder)
         self._tokenizer, self._tower = tokenizer, tower
@@ -38,11 +34,11 @@ class PromptReader:
     @classmethod
     def for_target(
         cls,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         settings: EngineSettings,
         target: str | LoadedModel,
-        runner: TorchRunner,
-        dtype: torch.dtype,
+        runner: RowRunner,
+        dtype: object,
     ) -> PromptReader:
         """Return the reader of a target, which accepts images from now on if the settings allow any.
 

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
 from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
@@ -26,18 +23,20 @@ from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
-from card.machine.threads import CoreSet, pinned, usable_cores
+from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
 from card.models.facts import context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.names import model_name
+from card.models.others import others
 from card.models.own.reasons import could_run_int8, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
+from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Asked:
     _: KW_ONLY
     settings: Mapping[str, Any]
     method: str | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None  # None: the target's own
+    tokenizer: object = None  # one of ours or of transformers; None: the target's own
     verifier: Verifier = MATCH
     spare: DrafterChild | None = None  # a process for the drafter, started in advance
     leases: Leases | None = None  # of a pool of draft servers; never blocks; the caller closes it
@@ -78,8 +77,8 @@ class Loaded:
 
     facts: Facts
     plan: Plan
-    runner: TorchRunner
-    tokenizer: PreTrainedTokenizerBase
+    runner: RowRunner
+    tokenizer: Tokenizer
     prompts: PromptReader
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed
@@ -117,7 +116,7 @@ def load(asked: Asked) -> Loaded:
     if asked.spare is not None and plan.has_drafter_process and asked.draft_name is not None:
         tell_ahead(asked.spare, plan.settings)
     asked.say(f"loading {plan.settings.target}")
-    with pinned(CoreSet((), min(torch.get_num_threads(), num_usable_cores()))):  # torch would take all cores
+    with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
         target = load_target(asked.target, draft, plan, asked.tokenizer)
     facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
     loaded = _read(target, asked, facts)
@@ -223,7 +222,7 @@ def _drafter_of(asked: Asked, loaded: Loaded, measured: Measured) -> Drafter | N
 def _watchers_of(
     asked: Asked,
     plan: Plan,
-    runner: TorchRunner,
+    runner: RowRunner,
     writers: Mapping[str, LocalWriter],
     shown: Sequence[FeatureConsumer],
 ) -> Watchers | None:
@@ -237,7 +236,7 @@ def _watchers_of(
     return Watchers(runner.features, consumers, wish, for_writers=rows)
 
 
-def _built(asked: Asked, measured: Measured, runner: TorchRunner, models: Models) -> Parts:
+def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) -> Parts:
     """Warm up the passes, whose rows depend on the models around the target, and build the engine of the final plan."""
     plan, latencies = measured.plan, measured.latencies
     with pinned(latencies.with_useful_threads(plan.cores).alone):
@@ -247,7 +246,7 @@ def _built(asked: Asked, measured: Measured, runner: TorchRunner, models: Models
         latencies=latencies,
         row_bytes=runner.row_bytes,
         state_bytes=sequence_bytes(runner, 0),
-        free_bytes=_free_bytes(runner.device),
+        free_bytes=_free_bytes(str(runner.device)),
     )
     parts = build(asked.plan(facts), models)
     if (agreement := latencies.agreement) is not None:
@@ -270,7 +269,7 @@ def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:
         )
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _free_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return int(others("transformers.devices", f"device {device}").free_bytes(device))
     return free_memory()

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
 from card.errors import SettingsError
 from card.models.draft_vocab import check_draft_vocab
+from card.models.facts import context_limit
+from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import (
     check_pair,
     load_decoder,
-    load_model,
     load_tokenizer,
     require_parallel_draft,
     state_bytes_of,
 )
+from card.models.others import others
+from card.models.own.decoder_model import DecoderModel
+from card.text.given_tokenizer import as_tokenizer
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from card.models.own.decoder_model import LoadedModel
 
 
@@ -32,22 +33,20 @@ class Target:
     """A target model and its tokenizer."""
 
     model: LoadedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
 
 
-def load_target(
-    target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, tokenizer: PreTrainedTokenizerBase | None
-) -> Target:
-    """Load a target given by name, and inflate it if the plan's settings say so.
+def load_target(target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, given: object = None) -> Target:
+    """Load what is given by name, and inflate the model if the plan's settings say so.
 
     Args:
         draft: the draft model that must fit; None: there is none.
-        tokenizer: None: the tokenizer of ``target``.
+        given: a tokenizer, of ours or of transformers; None: the tokenizer of ``target``.
     Raises: SettingsError, ModelError, VocabularyError.
     """
     settings, method = plan.settings, plan.method
-    is_own = tokenizer is None
-    tokenizer = tokenizer or load_tokenizer(settings.target, cache_dir=settings.weights_dir)
+    is_own = given is None
+    tokenizer = load_tokenizer(settings.target, cache_dir=settings.weights_dir) if is_own else as_tokenizer(given)
     check_draft_vocab(settings.draft_vocab, tokenizer)
     if method.needs_draft and plan.placements and draft is not None:
         has_images = settings.max_images > 0
@@ -56,17 +55,25 @@ def load_target(
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
     if isinstance(target, str) and settings.kv_cache_memory is not None:
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
-    model = target if not isinstance(target, str) else _load(target, settings)
+    model = _load(target, settings) if isinstance(target, str) else _given(target)
     if settings.target_cost is not None:
-        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(settings.target_cost))
+        model = inflate(model, parse_parameter_count(settings.target_cost))
     return Target(model, tokenizer)
 
 
 def _load(target: str, settings: EngineSettings) -> LoadedModel:
-    where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": settings.weights_dir}
-    if settings.target_cost is not None:
-        return load_model(target, **where)  # to be inflated
-    return load_decoder(target, **where)
+    dtype = settings.dtype
+    if settings.target_cost is not None and dtype == "auto" and target.endswith(GGUF_SUFFIX):
+        dtype = "bfloat16"  # blocks cannot be inflated
+    return load_decoder(target, dtype=dtype, device=settings.device, cache_dir=settings.weights_dir)
+
+
+def _given(model: LoadedModel) -> LoadedModel:
+    """Return a model that the caller made: as a decoder of our own pass if that can run it, over the same memory."""
+    if isinstance(model, DecoderModel) or str(model.device) != "cpu":
+        return model
+    walking = others("transformers.walking", "a model of transformers")
+    return walking.walked(model, context_limit(model)) or model
 
 
 def _check_states_fit(target: str, kv_cache_memory: str, weights_dir: str | None) -> None:

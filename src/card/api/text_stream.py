@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from card.text.stops import StopMarks, StopStrings
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import Detokenizer
 
 
@@ -19,7 +18,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         stop: tuple[str, ...],
         min_tokens: int = 0,
         shown_token_ids: tuple[int, ...] = (),

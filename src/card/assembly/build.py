@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from transformers import PreTrainedTokenizerBase
-
 from card.assembly.plan import Latencies, Plan
 from card.config import Schedule
 from card.drafting.local import find_writer
@@ -26,6 +24,7 @@ from card.models.rows.pool import sequence_bytes
 from card.models.rows.row_store import RowStore
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes
+from card.text.tokenizer import Tokenizer
 
 _FIRST_DRAFT_SHARE = 0.1  # assumed drafter pass over target pass, until the drafter's is known
 
@@ -111,7 +110,7 @@ def _is_memory_short(plan: Plan, target: LanguageModel) -> bool:
     return plan.max_kv_bytes < plan.settings.max_num_seqs * longest
 
 
-def make_writers(plan: Plan, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, LocalWriter]:
+def make_writers(plan: Plan, vocab_size: int, tokenizer: Tokenizer | None) -> dict[str, LocalWriter]:
     """Return the local writers. Raises: SettingsError for settings that one of them cannot follow.
 
     Args:

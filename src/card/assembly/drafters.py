@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from transformers import PreTrainedTokenizerBase
 
 from card.assembly.latency.timing import measure_pass_cost
 from card.assembly.plan import Plan
@@ -36,16 +35,20 @@ from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.others import others
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
+from card.models.runner import RowRunner
 from card.models.runners import make_runner, plain_runner
-from card.models.torch_runner import TorchRunner
 from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
+from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+    from card.models.others import others
+from card.models.own.decoder_model import LoadedModel
 
 IN_TURNS_S = 0.1  # for measuring passes of a draft model in this process: short, since the start waits for it
 
@@ -56,14 +59,14 @@ class DraftSource:
 
     model: str | LoadedModel | None  # None: the draft server has it
     vocab_size: int  # of the target
-    tokenizer: PreTrainedTokenizerBase | None  # the target's; None: compare with a draft server's by size alone
+    tokenizer: Tokenizer | None  # the target's; None: compare with a draft server's by size alone
     find_grammar: FindGrammar | None = None  # for a drafter in this process
     spare: DrafterChild | None = None  # a process that was started ahead of need
     kv_cache_bytes: int | None = None  # for the drafter; None: a few sequences of full length
     measures: bool = True  # a drafter in a process of its own reports the cost of its passes
     leases: Leases | None = None  # of a pool, which has the models
     integer_threads: int | None = None  # of integer passes in the target's thread; None: as many as that has
-    target: TorchRunner | None = None  # gives its hidden states to a drafter that reads them; None: there are none
+    target: RowRunner | None = None  # gives its hidden states to a drafter that reads them; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Drafter:
     """A link, and the draft model if it is in this process."""
 
     link: DrafterLink
-    runner: TorchRunner | None = None
+    runner: RowRunner | None = None
     lane: Lane | None = None  # where it computes
     consumers: Sequence[FeatureConsumer] = ()  # of the target's features, for the drafter
 
@@ -158,7 +161,7 @@ def load_likely(likely: LikelyModel) -> LoadedModel | None:
     """
     try:
         model = load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
-        if is_exact(model):
+        if isinstance(model, DecoderModel) and is_exact(model):
             prepare_code(model)
         give_back_memory()
         return model
@@ -213,7 +216,7 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     assert source.model is not None
     draft = _draft_model(plan, source)
     model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
-    lane = Lane(model.device)
+    lane = _lane_on(str(model.device))
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
         runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
@@ -231,6 +234,14 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     link = link_here(placement, writer, lane=lane, integer_threads=source.integer_threads)
     consumers = () if writer.wanted_states is None else (ShownStates(link, writer.wanted_states),)
     return Drafter(link, runner, lane, consumers)
+
+
+def _lane_on(device: str) -> Lane:
+    """Return a place of its own on a device."""
+    if not device.startswith("cuda"):
+        return Lane()
+    lane: Lane = others("cuda.stream_lane", f"device {device}").StreamLane(device)
+    return lane
 
 
 def _load(draft: DraftModel) -> LoadedModel:

@@ -11,7 +11,7 @@ from card.config.fields import declared
 from card.config.record import load_place
 from card.config.registry import records
 from card.models.features import FeatureConsumer, FeatureWish
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.tree.verify import Verifier
 
 
@@ -19,7 +19,7 @@ from card.tree.verify import Verifier
 class Wishing(Protocol):
     """A verifier that looks at hidden states of the target."""
 
-    def wish_for(self, target: TorchRunner, draft: str) -> FeatureWish:
+    def wish_for(self, target: RowRunner, draft: str) -> FeatureWish:
         """Return the features that it needs.
 
         Args:
@@ -40,12 +40,12 @@ def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier
     return given, ""
 
 
-def feature_wish(verifier: Verifier, target: TorchRunner, draft: str) -> FeatureWish | None:
+def feature_wish(verifier: Verifier, target: RowRunner, draft: str) -> FeatureWish | None:
     """Return the features of the target that the verifier needs; None for most. Arguments as of `Wishing.wish_for`."""
     return verifier.wish_for(target, draft) if isinstance(verifier, Wishing) else None
 
 
-def feature_consumers(plan: Plan, target: TorchRunner) -> list[FeatureConsumer]:
+def feature_consumers(plan: Plan, target: RowRunner) -> list[FeatureConsumer]:
     """Return what the method of a plan shows the target's features to."""
     found: list[FeatureConsumer] = []
     for place in _asked("consumers", plan.method.reads):

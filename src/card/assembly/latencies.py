@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import transformers
-
 from card.assembly.drafters import Drafter
 from card.assembly.latency.measuring import Measuring
 from card.assembly.latency.store import LatencyKey, LatencyStore, drafter_key
@@ -15,17 +13,18 @@ from card.assembly.plan import Plan
 from card.config import EngineSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.machine.folders import cache_folder
+from card.machine.packages import installed_version
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
-from card.models.torch_runner import TorchRunner
-from card.theirs.transformers.row_check import check_rows
+from card.models.others import others
+from card.models.runner import RowRunner
 
 
 class MeasuredLatencies:
     """The latencies of one target and its drafter; those of a quiet moment are kept for the next start."""
 
-    def __init__(self, plan: Plan, runner: TorchRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
+    def __init__(self, plan: Plan, runner: RowRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
         """Check what is kept; nothing else is measured yet.
 
         Args:
@@ -37,7 +36,7 @@ class MeasuredLatencies:
         settings = plan.settings
         self._settings = settings
         self._is_draft_named = is_draft_named and settings.draft is not None
-        self._finds_threads = settings.threads is None and runner.device.type == "cpu"
+        self._finds_threads = settings.threads is None and str(runner.device) == "cpu"
         self._drafter: Drafter | None = None
         self._in_turns: PassCost | None = None  # of a drafter in this process
         self._store = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None)
@@ -143,7 +142,7 @@ class MeasuredLatencies:
         return plan.placements == {"beside": "process"} and not self.knows_drafter
 
 
-def check_once(runner: TorchRunner, settings: EngineSettings, *, is_named: bool) -> None:
+def check_once(runner: RowRunner, settings: EngineSettings, *, is_named: bool) -> None:
     """Compare a target that runs through transformers' modules with its own forward, unless an earlier start did.
 
     Args:
@@ -154,9 +153,10 @@ def check_once(runner: TorchRunner, settings: EngineSettings, *, is_named: bool)
         return
     store, key = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None), None
     if is_named:
-        more = f"transformers {transformers.__version__}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
+        theirs = f"transformers {installed_version('transformers')}"
+        more = f"{theirs}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "core_set": CoreSet()}
         key = LatencyKey.of("check", settings.target, **where, more=more)
     if not store.was_checked(key):
-        check_rows(runner, settings.target)
+        others("transformers.row_check", "a model of transformers").check_rows(runner, settings.target)
         store.keep_check(key)

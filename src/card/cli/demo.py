@@ -24,7 +24,7 @@ from card.engine.metrics import RequestStats
 from card.errors import SettingsError
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method
@@ -74,7 +74,7 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
     cost = options.pop("target_cost") or (_DEFAULT_COST if target == DEMO_TARGET else None)
     with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
-        model = load_model(target, dtype=options["dtype"], device=options["device"])
+        model = load_decoder(target, dtype=options["dtype"], device=options["device"])
         if cost is not None:
             model = inflate(model, parse_parameter_count(cost))
         racers = []

@@ -36,6 +36,7 @@ class Record:
     draft_writer: str = ""  # place of a `card.drafting.draft_writers.MakeWriter`
     verifier: str = ""  # place of a `card.engine.gifts.ChooseVerifier`
     consumers: str = ""  # place of a `card.engine.gifts.MakeConsumers`
+    tokenizer: str = ""  # place of a `card.models.loading.ReadTokenizer`
 
 
 def load_place(place: str) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
-from torch import Tensor
 
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
@@ -14,6 +13,7 @@ from card.errors import CapacityError, CardError, ModelError, in_words
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.models.rows.pool import SequencePool, sequence_bytes
 from card.protocol.messages import DraftSpec
+from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 
 _DEFAULT_NUM_SEQUENCES = 16  # of full length, in a writer's default memory
@@ -101,7 +101,7 @@ class BeamSequence(DraftSequence):
         parent_rows = [self.row_of.get(self.cache.parent(node), root_row) for node in nodes]
         return Extension(self.slot, [self.cache.token(node) for node in nodes], parent_rows)
 
-    def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
+    def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Add the logits and rows of one pass over the first nodes of ``frontier``.
 
         Returns: the new nodes; none if part of the text is still unread.

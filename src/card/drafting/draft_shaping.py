@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
+import numpy as np
 
 from card.config import Grammar, ShapingRule
 from card.errors import TargetError
+from card.tree.logits import Logits, as_array
 from card.tree.masks import GrammarState, MasksAtOnce, Path, TimeSpent
 from card.tree.shaping import Shaping
 
@@ -40,7 +41,7 @@ class DraftShaping:
         self._token_ids += new_ids
         self._shaping.commit(new_ids)
 
-    def apply(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+    def apply(self, logits: Logits, paths: Sequence[Path]) -> Logits:
         """Return the shaped logits, see `Shaping.apply`; a row that would lose all its tokens stays as it is."""
         self._look_for_the_grammar()
         try:
@@ -49,8 +50,11 @@ class DraftShaping:
             logger.warning("drafting goes on without the grammar of a request: %s", error)
             self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size)
             shaped = self._shaping.apply(logits, paths)
-        is_empty = shaped.isneginf().all(-1, keepdim=True)
-        return logits.to(shaped).where(is_empty, shaped) if is_empty.any() else shaped
+        if shaped is logits:
+            return logits
+        array = as_array(shaped)
+        is_empty = array.max(-1, keepdims=True) == -np.inf
+        return np.where(is_empty, as_array(logits), array) if is_empty.any() else array
 
     def _look_for_the_grammar(self) -> None:
         if self._find is None or self._rule.grammar is None:

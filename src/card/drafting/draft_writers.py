@@ -9,7 +9,7 @@ from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftWriter
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import LanguageModel
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 
 def make_writer(
@@ -19,7 +19,7 @@ def make_writer(
     takes_turns: bool,
     find_grammar: FindGrammar | None = None,
     parallel: ParallelDraft | None = None,
-    target: TorchRunner | None = None,
+    target: RowRunner | None = None,
 ) -> DraftWriter:
     """Return the writer for ``model``: the first that a folder beside the core makes for it, else a beam.
 
@@ -31,7 +31,7 @@ def make_writer(
         target: provides its hidden states to a writer that reads them; None: no target does.
     Raises: ModelError if the model reads hidden states of another target, or of a target that does not provide them.
     """
-    parallel = parallel or (model.parallel_draft if isinstance(model, TorchRunner) else None)
+    parallel = parallel or (model.parallel_draft if isinstance(model, RowRunner) else None)
     for place in gifts("draft_writer"):
         writer: DraftWriter | None = load_place(place)(
             model,

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from card.drafting.draft_shaping import DraftShaping, FindGrammar
 from card.drafting.draft_tree import DraftTree
@@ -22,6 +21,7 @@ from card.kernels.likeliest import prepare as prepare_ranking
 from card.models.candidate_scorer import CandidateScorer
 from card.models.features import FeatureWish
 from card.protocol.messages import DraftSpec
+from card.tree.logits import FloatArray, Logits, as_array
 from card.tree.nodes import NewNodes
 
 
@@ -79,7 +79,7 @@ class DraftSequence:
         """Free its resources after a failed step; they must not be reused."""
         self.close()
 
-    def read(self, first: int, states: Tensor) -> None:
+    def read(self, first: int, states: FloatArray) -> None:
         """Read hidden states of the target, if its writer needs them. They may come late, again, or never.
 
         Args:
@@ -136,7 +136,7 @@ class DraftSequence:
         frontier = self.frontier()
         return (self.cache.depth_of(frontier[0]), self.cache.path_logprob(frontier[0])) if frontier else (0, 0.0)
 
-    def grow(self, nodes: Sequence[int], logits: Tensor) -> NewNodes:
+    def grow(self, nodes: Sequence[int], logits: Logits) -> NewNodes:
         """Expand nodes: make candidates from the draft model's logits after each of them.
 
         Args:
@@ -147,10 +147,10 @@ class DraftSequence:
         self._frontier = None
         first = self.root_position + self.spec.num_hidden + 1  # noise depends on the target's positions
         positions = [first + self.cache.depth_of(node) for node in nodes]
-        logits = logits[:, : self._vocab_size]
+        shaped: Logits = as_array(logits)[:, : self._vocab_size]
         if self._shaping is not None:
-            logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in nodes])
-        tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
+            shaped = self._shaping.apply(shaped, [self.cache.path_tokens(node) for node in nodes])
+        tokens, logprobs = self._scorer.top(shaped, positions, self.spec.shape.branch)
         return self._growth.grow(self.growing, Found(nodes, tokens, logprobs))
 
 

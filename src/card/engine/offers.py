@@ -19,7 +19,7 @@ from card.errors import in_words
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 
 if TYPE_CHECKING:
-    from torch import Tensor  # reports read metrics without it
+    from card.tree.logits import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Offers:
                 self._silence(name, error)
         return tree.offer(max_depth)
 
-    def read(self, first: int, features: Tensor) -> None:
+    def read(self, first: int, features: FloatArray) -> None:
         """Show every writer what a pass has read; see `WriterSequence.read`."""
         self._tell(lambda writer: writer.read(first, features))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from card.config import DraftSettings, ResolvedParams
 from card.engine.failures import Failures
@@ -15,6 +16,7 @@ from card.engine.offers import DRAFTER, writer_label
 from card.errors import CardError, SettingsError
 from card.models.images import PlacedImages
 from card.protocol.messages import TargetMessage
+from card.tree.logits import FloatArray
 from card.tree.masks import GrammarState
 from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
@@ -77,7 +79,7 @@ def _writer(offer: Nodes, idx: int, names: Sequence[str]) -> str:
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+LogitsProcessor = Callable[[npt.NDArray[np.int64], FloatArray], Any]
 
 
 class StopCheck(Protocol):

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.config.selection import ScoreKind, SelfDrafting
 from card.drafting.local.protocol import Observation, WriterSequence
 from card.models.protocol import Extension
 from card.models.rows.selection import ChosenRows, choose_blocks, choose_rows
+from card.tree.logits import FloatArray, log_softmax
 from card.tree.nodes import Nodes
 
 SELF = "self"  # writer name of a self-drafting model
@@ -64,7 +63,7 @@ class SelfDraft(WriterSequence):
         """Return the scores that a verification keeps of a text of so many rows; None if drafts would read them all."""
         return self._rule.scores if self._rule.num_read(num_rows) < num_rows else None
 
-    def choose(self, scores: Tensor, num_rows: int) -> None:
+    def choose(self, scores: FloatArray, num_rows: int) -> None:
         """Choose the rows for the next drafts: the best scored rows, and all rows since.
 
         Args:
@@ -91,9 +90,9 @@ class SelfDraft(WriterSequence):
         first = num_rows + len(self.token_ids)
         return Extension(slot, new_ids, range(first - 1, first - 1 + len(new_ids)), reads=self._reads)
 
-    def take(self, token_id: int, logits: Tensor) -> None:
+    def take(self, token_id: int, logits: FloatArray) -> None:
         """Add a token to the draft, chosen by ``logits`` [V]."""
-        logprob = float(logits[token_id] - torch.logsumexp(logits.float(), -1))
+        logprob = log_softmax(logits).item(token_id)
         above = self._path_logprobs[-1] if self._path_logprobs else 0.0
         self.token_ids.append(token_id)
         self._path_logprobs.append(above + min(0.0, max(logprob, _LEAST_LOGPROB)))

@@ -10,8 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from torch import Tensor
-
 from card.config.selection import SelfDrafting
 from card.drafting.local.protocol import WriterSequence
 from card.engine.live import LiveRequest
@@ -30,6 +28,7 @@ from card.models.rows.pool import SequencePool
 from card.models.rows.row_store import RowStore
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.text.following import AtOnce, Lanes
+from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 
@@ -363,7 +362,7 @@ class TargetWorker:
         return reason
 
 
-def _show_read(sequence: Sequence, first: int, features: Tensor) -> None:
+def _show_read(sequence: Sequence, first: int, features: FloatArray) -> None:
     """Show the writers hidden states [n, D] of a text from row ``first`` on, without the rows hidden from them."""
     hidden = sequence.request.hidden
     if hidden is not None:

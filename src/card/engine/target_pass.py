@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.drafting.local.protocol import Observation
 from card.engine.failures import Failures
@@ -14,6 +13,7 @@ from card.engine.self_draft import SelfDraft
 from card.engine.sequence import Sequence, Work, paths_of
 from card.errors import ModelError, TargetError
 from card.models.protocol import NO_PARENT, Extension
+from card.tree.logits import FloatArray, Logits, as_array, top
 from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs, token_logprobs
 from card.tree.verify import Verdict, Verification, Verifier
@@ -71,7 +71,7 @@ class Pass:
         masks = self.sequence.masks
         return seconds if masks is None or not self.is_complete else masks.settle([(), *paths_of(self.offer)], seconds)
 
-    def decide(self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None = None) -> None:
+    def decide(self, logits: Logits, num_top: int, verifier: Verifier, features: FloatArray | None = None) -> None:
         """Choose the target's tokens and let the verifier compare the candidates with them.
 
         Args:
@@ -90,7 +90,7 @@ class Pass:
             self.drop_candidates(num_known - 1)
         logits = logits[: 1 + len(self.offer)]
         features = None if features is None else features[: 1 + len(self.offer)]
-        self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
+        self.top_ids = top(as_array(logits), num_top)[0].tolist() if num_top else []
         if len(logits):
             shaped = _shaped(self.sequence, [(), *paths_of(self.offer)], logits)
             self.chosen = _choose(self.sequence, self.offer, shaped)
@@ -101,7 +101,7 @@ class Pass:
             self.details = _details(self.sequence, self.offer, self.verdict, logits)
 
     def try_to_decide(
-        self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None, failures: Failures
+        self, logits: Logits, num_top: int, verifier: Verifier, features: FloatArray | None, failures: Failures
     ) -> None:
         """Decide. If that fails, decide again without candidates, as plain decoding does.
 
@@ -124,7 +124,7 @@ class Pass:
         """Keep only the first so many candidates, as if no more had been offered."""
         self.offer = self.offer.leading(num_left)
 
-    def observation(self, verdict: Verdict, features: Tensor | None = None) -> Observation:
+    def observation(self, verdict: Verdict, features: FloatArray | None = None) -> Observation:
         """Return the writers' observation of this pass; ``features`` [1 + candidates, D] if they want them."""
         new_ids = (*(self.offer.tokens[i] for i in verdict.accepted), verdict.next_id)
         chosen = tuple(self.chosen)
@@ -151,13 +151,15 @@ class DraftPass:
         extension = draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows, candidates)
         return cls(sequence, draft, extension, candidates)
 
-    def take(self, logits: Tensor) -> None:
+    def take(self, logits: Logits) -> None:
         """Add the tokens that the target would choose by these logits [1 + candidates, V], up to the first miss.
 
         Raises: TargetError if the caller's logits processor fails; ModelError for logits that are not numbers.
         """
         sequence, drafted, masks = self.sequence, self.draft.token_ids, self.sequence.masks
-        for row, candidate in zip(torch.split(logits, 1), [*self.candidates, None], strict=True):
+        array = as_array(logits)
+        for idx, candidate in enumerate([*self.candidates, None]):
+            row = array[idx : idx + 1]
             if masks is not None and not masks.has_now(tuple(drafted), MASK_WAIT_S):
                 break
             shaped = _shaped(sequence, [tuple(drafted)], row)
@@ -172,35 +174,36 @@ class DraftPass:
         return self.sequence.num_rows + len(self.draft.token_ids)
 
 
-def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Tensor) -> Tensor:
+def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Logits) -> Logits:
     """Return logits [P, V] after P paths, shaped by penalties, grammar and the caller's processor."""
     processor, shaping = sequence.request.logits_processor, sequence.shaping
     if shaping is not None:
         logits = shaping.apply(logits, paths)
     if processor is not None:
-        texts = [torch.tensor([[*sequence.token_ids, *path]], device=logits.device) for path in paths]
+        array = np.array(as_array(logits))  # which it may write to
+        texts = [np.array([[*sequence.token_ids, *path]], np.int64) for path in paths]
         try:
-            processed = [processor(ids, row.clone()) for ids, row in zip(texts, torch.split(logits, 1), strict=True)]
+            processed = [np.asarray(processor(ids, array[i : i + 1]), array.dtype) for i, ids in enumerate(texts)]
         except Exception as error:  # it is the caller's code
             raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
-        logits = torch.cat(processed)
+        logits = np.concatenate(processed)
     return logits
 
 
-def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
+def _choose(sequence: Sequence, offer: Nodes, logits: Logits) -> list[int]:
     """Return the target's token after the root and after each candidate."""
     after_root = len(sequence.token_ids)
     positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the tokens that the rows predict
     return sequence.sampler.choose(logits, positions)
 
 
-def _details(sequence: Sequence, offer: Nodes, verdict: Verdict, logits: Tensor) -> TokenDetails:
+def _details(sequence: Sequence, offer: Nodes, verdict: Verdict, logits: Logits) -> TokenDetails:
     """Return the details of a verdict's tokens. ``logits`` are the model's own, [1 + candidates, V]."""
     params, names = sequence.request.params, sequence.offers.names
     logprobs: tuple[TokenLogprobs, ...] = ()
     if params.logprobs is not None:
         rows = [0, *(1 + idx for idx in verdict.accepted)]
         new_ids = [*(offer.tokens[idx] for idx in verdict.accepted), verdict.next_id]
-        logprobs = token_logprobs(logits[rows], new_ids, params.logprobs)
+        logprobs = token_logprobs(as_array(logits)[rows], new_ids, params.logprobs)
     alternatives = alternatives_to(offer, verdict, names) if params.shows_tree else ()
     return TokenDetails(origins_of(offer, verdict, names), logprobs, alternatives)

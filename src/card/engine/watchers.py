@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from card.config.fields import require
 from card.engine.target_pass import Pass
 from card.errors import in_words
 from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, Rows, SeenRows
 from card.models.protocol import Extension
+from card.tree.logits import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +42,11 @@ class Watchers:
         self._features, self._verifier_wish = features, verifier_wish
         self._heard = list(consumers)
 
-    def for_verifier(self, extension_idx: int) -> Tensor | None:
+    def for_verifier(self, extension_idx: int) -> FloatArray | None:
         """Return the verifier's features of the last pass: [rows with logits, F]; None if it needs none."""
         return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
 
-    def for_writers(self, extension_idx: int, extension: Extension) -> tuple[Tensor | None, Tensor | None]:
+    def for_writers(self, extension_idx: int, extension: Extension) -> tuple[FloatArray | None, FloatArray | None]:
         """Return the local writers' features of an extension of the last pass; None for those not needed.
 
         Returns: [rows before those with logits, D], and [rows with logits, D].

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.kernels.formats.block_format import BlockFormat, Bytes
+from card.kernels.number_types import Array, zeros
 from card.kernels.packed_linear import PANEL, PackedLinear, extended, padded
 
 
@@ -16,18 +15,18 @@ def pack_blocks(raw: Bytes, form: BlockFormat) -> Bytes:
     Raises: as `BlockFormat.pack`.
     """
     num_in = raw.shape[1] // form.num_bytes * form.inputs
-    panels = np.zeros((-(-len(raw) // PANEL), form.panel_bytes(num_in)), np.uint8)
+    panels = zeros((-(-len(raw) // PANEL), form.panel_bytes(num_in)), np.uint8)
     form.pack(raw, panels)
     return panels
 
 
 def block_linear(
-    panels: Bytes | Tensor,
+    panels: Bytes,
     form: BlockFormat,
     num_out: int,
     *,
     factor: float = 1.0,
-    bias: Tensor | None = None,
+    bias: Array | None = None,
     out_multiple: int = PANEL,
 ) -> PackedLinear:
     """Return a layer of packed blocks.
@@ -37,7 +36,8 @@ def block_linear(
         bias: [out], already times the factor.
         out_multiple: what the number of output channels is filled up to.
     """
-    size, packed = padded(num_out, out_multiple), torch.as_tensor(panels)
+    size, packed = padded(num_out, out_multiple), panels
     if more := size // PANEL - len(packed):
-        packed = torch.cat([packed, packed.new_zeros(more, packed.shape[1])])
-    return PackedLinear(form.product, packed, torch.full((size,), factor), extended(bias, size))
+        packed = zeros((len(panels) + more, panels.shape[1]), np.uint8)
+        packed[: len(panels)] = panels
+    return PackedLinear(form.product, packed, np.full(size, factor, np.float32), extended(bias, size))

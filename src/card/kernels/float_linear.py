@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype, zeros
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
 
-FLOAT_PRODUCTS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+FLOAT_PRODUCTS: Mapping[Dtype, str] = {BFLOAT16: "bf16", FLOAT16: "f16", FLOAT32: "f32"}
 
 
-def float_linear(
-    weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, out_multiple: int = PANEL
-) -> PackedLinear:
+def float_linear(weight: Array, bias: Array | None, *, factor: float = 1.0, out_multiple: int = PANEL) -> PackedLinear:
     """Return a layer [out, in] whose weights keep their bits.
 
     Args:
@@ -25,11 +23,11 @@ def float_linear(
     """
     num_out, num_in = weight.shape
     size_out, size_in = padded(num_out, out_multiple), padded(num_in, GROUP)
-    panels = torch.zeros((size_out // PANEL, size_in, PANEL), dtype=weight.dtype)
+    panels = zeros((size_out // PANEL, size_in, PANEL), weight.dtype)
     whole = num_out // PANEL
-    panels[:whole, :num_in] = weight[: whole * PANEL].view(whole, PANEL, num_in).transpose(1, 2)
+    panels[:whole, :num_in] = weight[: whole * PANEL].reshape(whole, PANEL, num_in).transpose(0, 2, 1)
     if num_out % PANEL:
         panels[whole, :num_in, : num_out % PANEL] = weight[whole * PANEL :].T
-    as_bytes = panels.view(len(panels), -1).view(torch.uint8)
-    scales = torch.full((size_out,), factor)
+    as_bytes = panels.reshape(len(panels), -1).view(np.uint8)
+    scales = np.full(size_out, factor, np.float32)
     return PackedLinear(FLOAT_PRODUCTS[weight.dtype], as_bytes, scales, extended(bias, size_out), takes_floats=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+import numpy.typing as npt
 
 from card.kernels.machine_code import machine_code
+from card.kernels.number_types import Array, Floats, zeros
 
 PANEL, GROUP, LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
 
@@ -18,16 +18,16 @@ class PackedLinear:
     """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
 
     product: str  # one of the formats of `card.kernels.jit.formats`
-    panels: Tensor  # [out / 16, bytes] as that format lays them out
-    scales: Tensor  # [out] float32
-    bias: Tensor  # [out] float32
+    panels: npt.NDArray[np.uint8]  # [out / 16, bytes] as that format lays them out
+    scales: Floats  # [out]
+    bias: Floats  # [out]
     takes_floats: bool = False  # activations as they are, not as bytes
 
     @property
     def entry(self) -> tuple[int, ...]:
         """Its entry in a table of the machine code."""
         multiplier = machine_code("formats").multiplier(self.product).address
-        panels, scales, bias = (tensor.data_ptr() for tensor in (self.panels, self.scales, self.bias))
+        panels, scales, bias = (array.ctypes.data for array in (self.panels, self.scales, self.bias))
         tables = machine_code("tables")
         takes = tables.AS_FLOATS if self.takes_floats else tables.AS_BYTES
         return multiplier, panels, self.panels.shape[1], scales, bias, takes
@@ -38,36 +38,37 @@ def padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def extended(values: Tensor | None, size: int) -> Tensor:
+def extended(values: Array | None, size: int) -> Floats:
     """Return values [n] as float32 with zeros behind them, [size]."""
-    out = torch.zeros(size)
+    out = zeros(size)
     if values is not None:
         out[: len(values)] = values
     return out
 
 
-def multiply_rows(x: Tensor, linear: PackedLinear, *, num_parts: int = 1) -> Tensor:
+def multiply_rows(x: Array, linear: PackedLinear, *, num_parts: int = 1) -> Floats:
     """Return x [T, in] times a linear layer as a pass computes it, [T, out].
 
     Args:
         num_parts: shares of output channels. They are computed one after another here; a pass gives each a thread.
     """
     code, sums_size = machine_code("rows"), machine_code("vectors").SUMS_BYTES // 4
-    num_rows, num_in, num_panels = *x.shape, len(linear.panels)
+    (num_rows, num_in), num_panels = x.shape, len(linear.panels)
     num_groups = padded(num_in, GROUP) // GROUP
-    filled = nn.functional.pad(x.float(), (0, num_groups * GROUP - num_in))
-    numbers = torch.empty((num_rows, num_groups * GROUP), dtype=torch.int8)
-    scales = torch.empty((num_rows, num_groups))
-    sums = torch.empty((num_rows, num_groups, sums_size + GROUP), dtype=torch.int32)  # and the rows behind them
-    places = (numbers.data_ptr(), scales.data_ptr(), sums.data_ptr())
+    filled = zeros((num_rows, num_groups * GROUP))
+    filled[:, :num_in] = x
+    numbers = np.empty((num_rows, num_groups * GROUP), np.int8)
+    scales = np.empty((num_rows, num_groups), np.float32)
+    sums = np.empty((num_rows, num_groups, sums_size + GROUP), np.int32)  # and the rows behind them
+    places = (numbers.ctypes.data, scales.ctypes.data, sums.ctypes.data)
     entry = np.array(linear.entry, np.int64)
     code.prepare_rows(
-        entry[-1], filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
+        entry[-1], filled.ctypes.data, 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
     )
-    out = torch.empty((num_rows, PANEL * num_panels))
+    out = np.empty((num_rows, PANEL * num_panels), np.float32)
     for part in range(num_parts):
         start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
         code.project(
-            entry.ctypes.data, num_rows, start, stop, *places, num_groups, out.data_ptr(), 4 * PANEL * num_panels, 0
+            entry.ctypes.data, num_rows, start, stop, *places, num_groups, out.ctypes.data, 4 * PANEL * num_panels, 0
         )
     return out

@@ -40,8 +40,10 @@ def inverse_frequencies(rope: Mapping[str, Any], size: int) -> Floats | None:
     Args:
         rope: a config's ``rope_parameters``, of the type default, linear or llama3.
         size: number of a head's channels that turn.
-    Returns: None for another type.
+    Returns: None for another type, or a base of 0 or less.
     """
+    if not rope["rope_theta"] > 0:
+        return None
     plain = _plain_frequencies(rope["rope_theta"], size)
     if rope["rope_type"] == "default":
         return plain.astype(np.float32)

@@ -7,8 +7,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-import torch
-
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, TurnEnd
 from card.errors import CardError, in_words
@@ -80,7 +78,7 @@ class ThreadLink(DrafterLink):
         """Use ``worker``; its model computes in ``lane``, None: as in the caller's thread."""
         super().__init__()
         self.worker = worker
-        self._lane = lane or Lane(torch.device("cpu"))
+        self._lane = lane or Lane()
         self._to_drafter: queue.SimpleQueue[TargetMessage | TargetStates] = queue.SimpleQueue()
         self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
         self._arrived = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +32,14 @@ def install_command(extra: str) -> str:
         inside = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
         wanted += f" @ {place}{inside}"
     return f"pip install {shlex.quote(wanted)}"
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package without importing it; "none" if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _origin() -> dict[str, Any]:

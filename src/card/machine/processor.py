@@ -1,4 +1,4 @@
-"""Instructions of the processor that torch does not use by itself, and the kernels of ours that are made for them."""
+"""Instructions of the processor, and the kernels of ours that are made for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.errors import SettingsError
@@ -30,6 +28,8 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {  # features, under LLVM's names
 INTEGER_PROCESSORS = "an x86 processor with AVX2, or an ARM processor with dot products"
 _ARM_BITS = {"dotprod": (16, 20), "i8mm": (26, 13)}  # entry of the auxiliary vector and bit in it (Linux's hwcap.h)
 _ARM_NAMES = {"dotprod": b"hw.optional.arm.FEAT_DotProd", "i8mm": b"hw.optional.arm.FEAT_I8MM"}  # macOS's
+# The call by which Linux lets a process use tiles of AMX (arch/x86/include/uapi/asm/prctl.h), on x86-64.
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 AUXILIARY_VECTOR = Path("/proc/self/auxv")
 
 
@@ -43,21 +43,13 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def computes_bfloat16(device: str | torch.device) -> bool:
-    """Return False for a CPU that is known to have no bfloat16 instructions.
-
-    There a bfloat16 pass over several tokens costs almost as much as several passes, so that candidates cost what they
-    save; in float32 they do not.
-    """
-    if not str(device).startswith("cpu") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return True
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 @functools.cache
 def has_matrix_unit() -> bool:
     """Return whether this process may multiply bytes in the matrix unit (AMX); asks the system for it."""
-    return torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
+    if platform.system() != "Linux" or not {"amx-tile", "amx-int8"} <= _features():
+        return False
+    system = ctypes.CDLL(None).syscall
+    return bool(system(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_REQUEST_PERMISSION), ctypes.c_long(_TILE_DATA)) == 0)
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Resources of passes: CPU cores, and threads, torch's own or those of integer passes."""
+"""Resources of passes: CPU cores, and threads, torch's own or those of integer passes.
+
+Torch's threads are set and put back only where something has loaded torch.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-import torch
+from card.machine.loaded import loaded_torch
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class _Passes(threading.local):
     num_threads: int | None = None  # None: as many as torch
+    of_torch: int | None = None  # what torch was to have, where nothing has loaded it
 
 
 _passes = _Passes()
@@ -26,8 +33,7 @@ def use_threads(num_threads: int, *, in_integers: bool) -> None:
             millisecond after each of its operations, on the very cores that the next pass needs.
     """
     wanted = 1 if in_integers else num_threads
-    if torch.get_num_threads() != wanted:
-        torch.set_num_threads(wanted)
+    _give_torch(wanted)
     _passes.num_threads = num_threads if in_integers else 1
 
 
@@ -43,14 +49,53 @@ def integer_passes_on(num_threads: int) -> Iterator[None]:
 
 def integer_pass_threads() -> int:
     """Return how many threads an integer pass of this thread has."""
-    return torch.get_num_threads() if _passes.num_threads is None else _passes.num_threads
+    return _threads_of_torch() if _passes.num_threads is None else _passes.num_threads
+
+
+def default_threads(topology: Path = _TOPOLOGY) -> int:
+    """Return how many threads a pass has if nothing was set: one for each physical core that this process may use.
+
+    It is the number that torch takes on x86, whose MKL reads two variables: a second thread on a core has no
+    multipliers of its own.
+    """
+    cores = usable_cores()
+    most = (os.cpu_count() or 1) if cores is None else len({_siblings(topology, core) for core in cores})
+    for variable in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+        first = os.environ.get(variable, "").partition(",")[0].strip()
+        if first.isdecimal() and int(first) > 0:
+            return min(int(first), most)
+    return most
+
+
+def _siblings(topology: Path, core: int) -> str:
+    """Return the threads of a physical core; a system that does not tell has one on each."""
+    try:
+        return (topology / f"cpu{core}/topology/thread_siblings_list").read_text("ascii").strip()
+    except OSError:
+        return str(core)
+
+
+def _threads_of_torch() -> int:
+    torch = loaded_torch()
+    if torch is None:
+        return default_threads() if _passes.of_torch is None else _passes.of_torch
+    number: int = torch.get_num_threads()
+    return number
+
+
+def _give_torch(num_threads: int) -> None:
+    torch = loaded_torch()
+    if torch is None:
+        _passes.of_torch = num_threads
+    elif torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
 
 
 class ThreadsKept:
     """Puts back what was set when it was made."""
 
     def __init__(self) -> None:
-        self._of_torch, self._of_passes = torch.get_num_threads(), _passes.num_threads
+        self._of_torch, self._of_passes = _threads_of_torch(), _passes.num_threads
 
     @property
     def num_threads(self) -> int:
@@ -59,8 +104,7 @@ class ThreadsKept:
 
     def restore(self) -> None:
         """Put them back."""
-        if torch.get_num_threads() != self._of_torch:
-            torch.set_num_threads(self._of_torch)
+        _give_torch(self._of_torch)
         _passes.num_threads = self._of_passes
 
 

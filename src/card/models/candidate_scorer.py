@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from card.config import SamplingRule
 from card.kernels.likeliest import likeliest
-from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise, as_float, filter_logits
+from card.tree.logits import Logits, as_array
+from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise, filter_logits
 
 
 class CandidateScorer:
@@ -23,13 +22,13 @@ class CandidateScorer:
         self._rule = rule
         self._noise = GumbelNoise(rule.seed, vocab_size) if coupled and not rule.is_greedy else None
 
-    def top(self, logits: Tensor, positions: Sequence[int], count: int) -> tuple[list[list[int]], list[list[float]]]:
+    def top(self, logits: Logits, positions: Sequence[int], count: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the best ``count`` tokens of each row and their log-probabilities, best first; see `likeliest`.
 
         Args:
             logits: [N, V] floating; row i predicts the token at positions[i].
         """
-        scores = as_float(logits)
+        scores = as_array(logits)
         if self._rule.is_greedy:
             return likeliest(scores, count, sharpness=CHOICE_SHARPNESS)
         scores = filter_logits(scores, self._rule)

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+import numpy as np
 
 from card.errors import SettingsError
-from card.models.own.block_layers import BlockLinear
-from card.models.own.decoder_model import linear_of
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.kernels.number_types import Floats, empty
+from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.layers import Linear
+from card.models.rows.row_tree import IntArray
+from card.text.tokenizer import Tokenizer
 
 _MARK = "head_ids"
 
 
-def always_drafted(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def always_drafted(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of special and added tokens, which are rare in texts and yet begin and end them."""
     return tuple(sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}))
 
 
-def check_draft_vocab(num_tokens: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
     """Check that so many tokens are a part of the vocabulary; None is all. Raises: SettingsError."""
     if num_tokens is not None and num_tokens >= len(tokenizer):
         raise SettingsError(
@@ -47,29 +44,27 @@ def restrict_head(model: LoadedModel, num_tokens: int, more_ids: Iterable[int]) 
     ids = {*range(min(num_tokens, vocab_size)), *(one for one in more_ids if one < vocab_size)}
     restricted = copy.copy(model)
     if len(ids) < vocab_size:
-        setattr(restricted, _MARK, torch.tensor(sorted(ids), device=model.device))
+        setattr(restricted, _MARK, np.array(sorted(ids), np.int64))
     return restricted
 
 
-def head_of(model: LoadedModel) -> tuple[nn.Linear | BlockLinear, Tensor | None]:
+def kept_ids(model: LoadedModel) -> IntArray | None:
+    """Return the tokens that a restricted head knows; None: all."""
+    found: IntArray | None = getattr(model, _MARK, None)
+    return found
+
+
+def head_of(model: DecoderModel) -> tuple[Linear, IntArray | None]:
     """Return the head to be computed, and the tokens that its outputs are for; None: all in order."""
-    head, ids = model.lm_head, getattr(model, _MARK, None)
-    if ids is None:
-        return head, None
-    if isinstance(head, BlockLinear):
-        return head.select(ids), ids
-    bias = None if head.bias is None else nn.Parameter(head.bias.detach()[ids], requires_grad=False)
-    return linear_of(nn.Parameter(head.weight.detach()[ids], requires_grad=False), bias), ids
+    ids = kept_ids(model)
+    return (model.lm_head, None) if ids is None else (model.lm_head.select(ids), ids)
 
 
-def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+def spread(logits: Floats, ids: IntArray | None, vocab_size: int) -> Floats:
     """Return logits [rows, V] of those [rows, len(ids)] that were computed; others are minus infinity."""
     if ids is None:
         return logits
-    return logits.new_full((len(logits), vocab_size), float("-inf")).index_copy_(1, ids, logits)
-
-
-def masked(logits: Tensor, model: LoadedModel) -> Tensor:
-    """Return logits [rows, V] of a whole head as a restricted one would give them."""
-    ids = getattr(model, _MARK, None)
-    return logits if ids is None else spread(logits[:, ids], ids, logits.shape[1])
+    whole = empty((len(logits), vocab_size))
+    whole.fill(-np.inf)
+    whole[:, ids] = logits
+    return whole

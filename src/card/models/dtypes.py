@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
-
 from card.config import INT8
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
-from card.machine.processor import computes_bfloat16
+from card.kernels.number_types import dtype_name
 from card.models.files.gguf.source import GgufSource
 from card.models.files.sources import Source, explained
-from card.models.own.decoder_model import mark_int8
-from card.models.own.reasons import is_exact
+from card.models.others import has_others, others
 from card.models.warn_once import warn_once
 
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
-
-_NO_BFLOAT16 = "this processor has no bfloat16 instructions"
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+CPU, AUTO = "cpu", "auto"
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Return a data type by its name; "auto" for weights as they are stored. Raises: ModelError for other names."""
-    if dtype == "auto" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        return dtype
-    if dtype == INT8:
-        return "auto"  # runners make integers of the weights as they are stored
-    if dtype not in _DTYPES:
-        raise ModelError(f"unknown dtype {str(dtype)!r}; allowed: auto, {INT8}, {', '.join(_DTYPES)}")
-    return _DTYPES[str(dtype)]
+def parse_dtype(dtype: object) -> str:
+    """Return the name of a data type, given by it or by torch's; "auto" for weights as they are stored.
+
+    Raises: ModelError for another one.
+    """
+    if isinstance(dtype, str) and dtype in (AUTO, INT8):
+        return AUTO  # runners make integers of the weights as they are stored
+    name = _SHORT_NAMES.get(dtype_name(dtype), dtype_name(dtype))
+    if name not in _DTYPES:
+        raise ModelError(
+            f"unknown dtype {str(dtype)!r}; allowed: {AUTO}, {INT8}, {', '.join((*_DTYPES, *_SHORT_NAMES))}"
+        )
+    return name
 
 
-def parse_device(device: str | torch.device) -> torch.device:
+def parse_device(device: object) -> str:
     """Return a device by its name. Raises: ModelError, with those that are here, if it is not available."""
-    num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    allowed = ["cpu", *(f"cuda:{idx}" for idx in range(num_cuda))] + ["mps"] * torch.backends.mps.is_available()
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        parsed = None
-    is_there = parsed is not None and (
-        (parsed.type == "cuda" and (parsed.index or 0) < num_cuda) or (parsed.type in allowed and not parsed.index)
-    )
-    if parsed is None or not is_there:
-        raise ModelError(f"device {str(device)!r} is not available here; allowed: {', '.join(allowed)}")
-    return parsed
+    name = str(device)
+    if name == CPU:
+        return name
+    if not has_others():
+        raise ModelError(f"device {name!r} is not available here; allowed: {CPU}")
+    found: str = others("transformers.devices", f"device {name}").parse_device(name)
+    return found
 
 
-def dtype_for(source: Source, dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
+def dtype_for(source: Source, dtype: object, device: str) -> object:
     """Return what a model is to compute in: in integers, if a quantised file cannot run as it is on our exact pass."""
-    if dtype != "auto" or device.type != "cpu" or source.gguf is None:
+    if dtype != AUTO or device != CPU or source.gguf is None:
         return dtype
     with explained(source, "the weights of {} cannot be read"):
         is_quantized = source.gguf.is_quantized
@@ -73,25 +57,11 @@ def dtype_for(source: Source, dtype: str | torch.dtype, device: torch.device) ->
     return INT8
 
 
-def runs_as_blocks(gguf: GgufSource, dtype: str | torch.dtype, device: torch.device) -> bool:
+def runs_as_blocks(gguf: GgufSource, dtype: object, device: str) -> bool:
     """Return whether a file runs with its own numbers, by products of integers."""
-    return dtype == "auto" and device.type == "cpu" and gguf.can_run_blocks and why_not_int8() is None
+    return dtype == AUTO and device == CPU and gguf.can_run_blocks and why_not_int8() is None
 
 
-def has_own_pass(dtype: str | torch.dtype, device: torch.device) -> bool:
-    """Return whether weights of a dtype can be run without transformers' modules on a device."""
-    return device.type != "cpu" or (dtype != torch.float64 and why_not_int8() is None)
-
-
-def fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
-    """Let a loaded model compute in integers if asked to; "auto" is float32 where torch would be slow in 16 bits."""
-    if dtype == INT8:
-        mark_int8(model)
-    elif dtype != "auto" or model.dtype not in (torch.bfloat16, torch.float16) or computes_bfloat16(model.device):
-        return
-    elif not is_exact(model):
-        warn_once(
-            f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
-            "faster)"
-        )
-        model.float()
+def has_own_pass(dtype: str, device: str) -> bool:
+    """Return whether weights of a dtype can be run by our own pass on a device."""
+    return device == CPU and dtype != "float64" and why_not_int8() is None

@@ -3,27 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
-from transformers import PreTrainedTokenizerBase
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from card.config import NEUTRAL
 from card.errors import ModelError
-from card.models.own.block_layers import BlockEmbedding, BlockLinear
+from card.kernels.number_types import Array, Floats, dtype_name
+from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.layers import BlockWeight, embedded
 from card.text.prompts import turn_end_id
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.text.tokenizer import Tokenizer
 
 _NO_CONTEXT_LIMIT = 1 << 30
 
 
-def parameter_count(model: torch.nn.Module) -> int:
-    """Return the number of parameters; a tensor used twice (tied embeddings) counts once."""
-    blocks = (module.num_weights for module in model.modules() if isinstance(module, BlockLinear | BlockEmbedding))
-    return sum(parameter.numel() for parameter in model.parameters()) + sum(blocks)
+def parameter_count(model: LoadedModel) -> int:
+    """Return the number of parameters; an array used twice (tied embeddings) counts once."""
+    if isinstance(model, DecoderModel):
+        return model.num_parameters
+    theirs: Any = model
+    return sum(int(one.numel()) for one in theirs.parameters())
+
+
+def num_bytes(model: LoadedModel) -> int:
+    """Return the bytes of the weights as they are stored."""
+    if isinstance(model, DecoderModel):
+        return model.num_bytes
+    theirs: Any = model
+    return sum(int(one.numel() * one.element_size()) for one in theirs.parameters())
+
+
+def embeddings_of(model: LoadedModel, token_ids: Sequence[int]) -> Floats:
+    """Return the rows of tokens in the input embeddings as they are stored, [n, D]."""
+    if isinstance(model, DecoderModel):
+        return embedded(model.embeddings, token_ids)
+    theirs: Any = model
+    rows: Floats = theirs.get_input_embeddings().weight.detach()[list(token_ids)].float().cpu().numpy()
+    return rows
+
+
+def weight_samples(model: LoadedModel, num_values: int) -> Iterator[tuple[str, Sequence[int], str, Array]]:
+    """Yield name, shape, dtype and first values of each weight; blocks are looked at as they are stored."""
+    if not isinstance(model, DecoderModel):
+        theirs: Any = model
+        for name, tensor in theirs.state_dict().items():
+            values = tensor.detach().flatten()[:num_values].double().cpu().numpy()
+            yield name, tensor.shape, dtype_name(tensor.dtype), values
+        return
+    for name, weight in model.weights:
+        stored = weight.data if isinstance(weight, BlockWeight) else weight
+        yield name, weight.shape, stored.dtype.name, stored.reshape(-1)[:num_values]
 
 
 def vocab_size(model: LoadedModel) -> int:
@@ -37,7 +66,7 @@ def context_limit(model: LoadedModel) -> int:
     return int(limit) if limit else _NO_CONTEXT_LIMIT
 
 
-def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> frozenset[int]:
     """Return the ids that end a text.
 
     They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.errors import ModelError
+from card.kernels.number_types import Floats
 from card.models.protocol import Extension
+from card.models.rows.row_tree import IntArray
 
 Rows = Literal["all", "logits", "last"]
 
@@ -40,7 +41,7 @@ class SeenRows:
     request_id: int
     token_ids: Sequence[int]  # the text so far, newest token included; do not change it
     first: int  # place of the first row in the text; rows copied from another text are not seen, those run anew are
-    features: Tensor  # [rows, layers * D] in the model's dtype, on its device; an inference tensor
+    features: Floats  # [rows, layers * D]
     has_drafter: bool  # a draft model proposes candidates for this text
 
 
@@ -61,20 +62,20 @@ class FeatureConsumer(Protocol):
 class PassStates:
     """States that one pass keeps for all wishes together."""
 
-    def __init__(self, layers: Set[int], rows: Tensor | slice) -> None:
+    def __init__(self, layers: Set[int], rows: IntArray | slice) -> None:
         self.layers = layers  # that are wanted: 0, 1, ... or `FINAL`
         self.rows = rows  # of the pass that are wanted
-        self.kept: dict[int, Tensor] = {}  # [rows, D or more], by layer
+        self.kept: dict[int, Floats] = {}  # [rows, D or more], by layer
 
-    def take(self, layer: int, hidden: Tensor) -> None:
-        """Keep what is wanted of the states after a layer, [sum T, D or more]; the tensor is not written to again."""
+    def take(self, layer: int, hidden: Floats) -> None:
+        """Keep what is wanted of the states after a layer, [sum T, D or more]; the array is not written to again."""
         if layer in self.layers:
-            self.kept[layer] = select_rows(hidden, self.rows)
+            self.kept[layer] = hidden[self.rows]
 
-    def take_final(self, hidden: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
+    def take_final(self, hidden: Floats, norm: Callable[[Floats], Floats]) -> None:
         """Apply the final norm to what is wanted of the states after the last layer, and keep it."""
         if FINAL in self.layers:
-            chosen = select_rows(hidden, self.rows)
+            chosen = hidden[self.rows]
             self.kept[FINAL] = norm(chosen) if len(chosen) else chosen
 
 
@@ -110,7 +111,7 @@ class Features:
             )
         return FINAL if layer in (most, -1) else layer % (most + 1)
 
-    def begin(self, logits_rows: Tensor | slice) -> PassStates | None:
+    def begin(self, logits_rows: IntArray | slice) -> PassStates | None:
         """Return what the next pass is to fill; None if there are no wishes."""
         if not self.layers:
             return None
@@ -120,8 +121,8 @@ class Features:
         """Hold what a pass over these extensions has kept, until the next one."""
         self._states, self._extensions, self.num_again = states, extensions if states else (), ()
 
-    def of(self, extension_idx: int, wish: FeatureWish) -> Tensor:
-        """Return what the last pass left for a wish: [rows, layers * D] in the model's dtype, on its device.
+    def of(self, extension_idx: int, wish: FeatureWish) -> Floats:
+        """Return what the last pass left for a wish: [rows, layers * D] float32.
 
         The rows are those of the extension for a wish of all rows, else those with logits: which of them will be
         committed last is not known to a model. Raises: ModelError if the pass kept nothing for such a wish.
@@ -141,9 +142,4 @@ class Features:
             start += self.num_again[extension_idx]
         rows = slice(start, ends[extension_idx])
         states = [self._states.kept[layer][rows, : self._width] for layer in self._wishes[wish]]
-        return states[0] if len(states) == 1 else torch.cat(states, -1)
-
-
-def select_rows(hidden: Tensor, rows: Tensor | slice) -> Tensor:
-    """Return some rows of a pass."""
-    return hidden.index_select(0, rows) if isinstance(rows, Tensor) else hidden[rows]
+        return states[0] if len(states) == 1 else np.concatenate(states, -1)

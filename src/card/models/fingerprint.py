@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from card.models.torch_runner import TorchRunner
+from card.kernels.number_types import Floats
+from card.models.runner import RowRunner
 
 _NUM_PROBES = 8
+_LEAST_NORM = 1e-8
 _LEAST_LIKENESS = 0.98  # cosine of the embeddings: dtypes round them, other training moves them further
 
 
@@ -23,7 +24,7 @@ class TargetSizes:
     num_parameters: int
 
 
-def sizes_of(target: TorchRunner) -> dict[str, Any]:
+def sizes_of(target: RowRunner) -> dict[str, Any]:
     """Return the fields of `TargetSizes`."""
     original = target.original
     return {
@@ -33,9 +34,9 @@ def sizes_of(target: TorchRunner) -> dict[str, Any]:
     }
 
 
-def embedding_probe(target: TorchRunner) -> Tensor:
-    """Return the embeddings of 8 tokens from all over the vocabulary, [8 * D] float32 on the CPU."""
-    return target.embeddings(probed_tokens(target.vocab_size)).float().cpu().flatten()
+def embedding_probe(target: RowRunner) -> Floats:
+    """Return the embeddings of 8 tokens from all over the vocabulary, [8 * D] float32."""
+    return target.embeddings(probed_tokens(target.vocab_size)).ravel()
 
 
 def probed_tokens(vocab_size: int) -> list[int]:
@@ -43,15 +44,15 @@ def probed_tokens(vocab_size: int) -> list[int]:
     return [round(i * (vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
 
 
-def probe_difference(own: Tensor, given: Tensor) -> str:
+def probe_difference(own: Floats, given: Floats) -> str:
     """Return in words why two probes are of different targets; empty if they are not."""
     if own.shape != given.shape:
         return f"its target has width {len(own) // _NUM_PROBES}, this one {len(given) // _NUM_PROBES}"
-    likeness = torch.nn.functional.cosine_similarity(own, given, dim=0)
+    likeness = float(own @ given) / max(float(np.linalg.norm(own) * np.linalg.norm(given)), _LEAST_NORM)
     return "" if likeness >= _LEAST_LIKENESS else "the embeddings of its target are others"
 
 
-def target_difference(sizes: TargetSizes, target: TorchRunner, probe: Tensor | None = None) -> str:
+def target_difference(sizes: TargetSizes, target: RowRunner, probe: Floats | None = None) -> str:
     """Return in words why a target is not the one of these sizes and this probe, if there is one; empty if it is."""
     given = TargetSizes(**sizes_of(target))
     if sizes.vocab_size != given.vocab_size:

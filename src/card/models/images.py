@@ -6,15 +6,14 @@ these places angles of their own, for height and width (Qwen2-VL, arXiv:2409.121
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from card.kernels.number_types import Floats
 from card.models.protocol import LanguageModel
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class PromptImage:
     """An image as the vision tower reads it."""
 
     digest: bytes  # of all that the tower reads
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any]
     grid: tuple[int, int]  # rows and columns of the tokens that it takes
 
     @property
@@ -108,9 +107,9 @@ class Seeing(LanguageModel, Protocol):
 class ImageRows:
     """The rows of one pass without a plain embedding: in places of images, and those that `Extension.added` changes."""
 
-    rows: Tensor  # [n] int64, of the pass
-    features: Tensor  # [n, D]
-    axes: Tensor | None  # [channels that turn] int64: time 0, height 1 or width 2; None: positions have one axis
+    rows: IntArray  # [n] of the pass
+    features: Floats  # [n, D]
+    axes: IntArray | None  # [channels that turn]: time 0, height 1 or width 2; None: positions have one axis
 
 
 class Tower(Protocol):
@@ -121,7 +120,7 @@ class Tower(Protocol):
     """Channels of each axis that a text model turns by; empty if all turn by the place alone."""
 
     @property
-    def axes(self) -> Tensor | None:
+    def axes(self) -> IntArray | None:
         """Axis of each channel that turns, [D]; None if all turn by the place alone."""
 
     def prepare(self, picture: Picture) -> PromptImage:
@@ -133,7 +132,7 @@ class Tower(Protocol):
         Raises: PromptError if there are more or fewer of these tokens.
         """
 
-    def features(self, image: PromptImage) -> Tensor:
+    def features(self, image: PromptImage) -> Floats:
         """Return the features of an image in the width of the text model, [tokens, D]."""
 
 
@@ -144,7 +143,7 @@ class ShownImages:
         self.tower = tower
         self._axes = tower.axes
         self._of_slots: dict[int, PlacedImages] = {}
-        self._features: dict[bytes, Tensor] = {}  # by digest
+        self._features: dict[bytes, Floats] = {}  # by digest
 
     def show(self, slot: int, images: PlacedImages | None) -> None:
         """Take the images of a sequence; None forgets those that it had."""
@@ -164,14 +163,12 @@ class ShownImages:
             turned.append(np.tile(own, (3, 1)) if images is None else images.rotary_positions(own))
         return np.concatenate(turned, axis=1)
 
-    def rows(
-        self, slots: Sequence[int], places: Sequence[IntArray], to_device: Callable[[IntArray], Tensor]
-    ) -> ImageRows | None:
+    def rows(self, slots: Sequence[int], places: Sequence[IntArray]) -> ImageRows | None:
         """Return what stands in places of images in a pass; None if no sequence of it has images."""
         if not any(slot in self._of_slots for slot in slots):
             return None
         rows: list[IntArray] = []
-        features: list[Tensor] = []
+        features: list[Floats] = []
         offset = 0
         for slot, own in zip(slots, places, strict=True):
             images = self._of_slots.get(slot)
@@ -179,13 +176,13 @@ class ShownImages:
                 inside = np.flatnonzero((own >= start) & (own < start + image.num_tokens))
                 if len(inside):
                     rows.append(offset + inside)
-                    features.append(self._features_of(image)[to_device(own[inside] - start)])
+                    features.append(self._features_of(image)[own[inside] - start])
             offset += len(own)
-        found = torch.cat(features) if features else torch.empty(0)
-        axes = None if self._axes is None else self._axes.to(found.device)
-        return ImageRows(to_device(np.concatenate(rows) if rows else np.zeros(0, np.int64)), found, axes)
+        if not rows:
+            return ImageRows(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), self._axes)
+        return ImageRows(np.concatenate(rows), np.concatenate(features), self._axes)
 
-    def _features_of(self, image: PromptImage) -> Tensor:
+    def _features_of(self, image: PromptImage) -> Floats:
         if image.digest not in self._features:
             self._features[image.digest] = self.tower.features(image)
         return self._features[image.digest]

@@ -21,23 +21,20 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
-import torch
-import transformers
-from torch import Tensor
+import numpy as np
 
 from card.errors import ModelError, SettingsError
+from card.kernels.number_types import Array, zeros
+from card.models.architectures.architecture import sizes_of
 from card.models.facts import parameter_count
 from card.models.names import model_name
-from card.models.own.decoder_model import is_int8, mark_int8
-
-if TYPE_CHECKING:
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-
-    from card.models.own.decoder_model import LoadedModel
+from card.models.others import others
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 
 TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
+_TABLE, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _MLP_MULTIPLES = (64, 8, 1)  # rounding of the MLP width: the coarsest that keeps the tolerance
 _MOST_ADDED_LAYERS = 128
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -103,23 +100,23 @@ def original_size(model: LoadedModel) -> OriginalSize:
     )
 
 
-def inflate(model: PreTrainedModel, num_parameters: int) -> LlamaForCausalLM:
-    """Return a model with the same logits and about ``num_parameters``, on the same device, in the same dtype.
+def inflate(model: LoadedModel, num_parameters: int) -> LoadedModel:
+    """Return a model with the same logits and about ``num_parameters``, in the same dtype and on the same device.
 
     The output head is no longer tied to the embeddings once the width grows; it counts.
 
     Raises: ModelError for another architecture than Llama; SettingsError if ``num_parameters`` is fewer than it has.
     """
-    llama = _as_llama(model)
-    if num_parameters < parameter_count(llama):
+    _require_llama(model)
+    if num_parameters < parameter_count(model):
         raise SettingsError(
             f"an inflated model cannot be smaller than its original: asked for {num_parameters:,} parameters, "
-            f"the model has {parameter_count(llama):,}"
+            f"the model has {parameter_count(model):,}"
         )
-    return inflate_to_shape(llama, choose_shape(llama.config, num_parameters))
+    return inflate_to_shape(model, choose_shape(model.config, num_parameters))
 
 
-def choose_shape(config: LlamaConfig, num_parameters: int) -> InflatedShape:
+def choose_shape(config: Any, num_parameters: int) -> InflatedShape:
     """Return the shape, within 1 % of ``num_parameters``, that looks most like a model one would train at that size.
 
     That is: the MLP as wide against the residual stream as in the original, and layers growing with the cube root of
@@ -135,7 +132,7 @@ def choose_shape(config: LlamaConfig, num_parameters: int) -> InflatedShape:
     return min(_possible_shapes(config, num_parameters), key=oddness)
 
 
-def count_parameters(config: LlamaConfig, shape: InflatedShape) -> int:
+def count_parameters(config: Any, shape: InflatedShape) -> int:
     """Return how many parameters a Llama model of this config has once it is inflated to ``shape``."""
     hidden = config.hidden_size * shape.copies
     query = config.num_attention_heads * shape.copies * _head_dim(config)
@@ -143,58 +140,79 @@ def count_parameters(config: LlamaConfig, shape: InflatedShape) -> int:
     attention = 2 * hidden * (query + key_value) + config.attention_bias * (query + 2 * key_value + hidden)
     mlp = 3 * hidden * shape.mlp_width + config.mlp_bias * (2 * shape.mlp_width + hidden)
     num_embeddings = 1 if _is_tied(config, shape) else 2
-    return (num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden)
+    return int((num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden))
 
 
-def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape) -> LlamaForCausalLM:
-    """Return a model of ``shape`` with the same logits.
+def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> LoadedModel:
+    """Return a model of ``shape`` with the same logits, in the same dtype and on the same device.
 
-    Raises: ModelError for another architecture than Llama; SettingsError if the shape is smaller than the model.
+    Raises: ModelError as `inflate`; SettingsError if the shape is smaller than the model.
     """
-    llama = _as_llama(model)
-    own = llama.config
+    _require_llama(model)
+    own = model.config
     if shape.copies < 1 or shape.layers < own.num_hidden_layers or shape.mlp_width < own.intermediate_size:
         raise SettingsError(
             f"an inflated model needs copies of 1 or more, {own.num_hidden_layers} or more layers and an mlp_width of "
             f"{own.intermediate_size} or more, got {shape}"
         )
-    with torch.device("meta"):
-        inflated = transformers.LlamaForCausalLM(_inflated_config(llama, shape))
-    source = llama.state_dict()
-    generator = torch.Generator(llama.device).manual_seed(0)
+    if isinstance(model, DecoderModel):
+        return _inflated(model, shape)
+    remade: LoadedModel = others("transformers.modules", "a model of transformers").remade(
+        model, lambda llama: _inflated(llama, shape)
+    )
+    return remade
+
+
+def _inflated(llama: DecoderModel, shape: InflatedShape) -> DecoderModel:
+    config = _inflated_config(llama, shape)
+    source = cast(dict[str, Array], dict(llama.weights))
+    source.setdefault(_HEAD, source[_TABLE])  # of a model whose head is tied
+    random = np.random.default_rng(0)
     weights = {
-        name: _inflated_weight(name, source.get(name), empty.shape, shape.copies, llama, generator)
-        for name, empty in inflated.named_parameters()
+        name: _inflated_weight(name, source.get(name), size, shape.copies, llama, random)
+        for name, size in _shapes(config, llama).items()
     }
-    inflated.load_state_dict(weights, strict=False, assign=True)  # a tied head is not among the parameters
-    inflated.tie_weights()
-    inflated.model.rotary_emb = copy.deepcopy(llama.model.rotary_emb)  # its buffers are in no state dict
-    inflated.generation_config = copy.deepcopy(llama.generation_config)
-    inflated.requires_grad_(False).train(False)
-    if is_int8(model):
-        mark_int8(inflated)
+    generation = copy.deepcopy(llama.generation_config)
+    inflated = DecoderModel(llama.architecture, config, generation, weights, angles=llama.angles)
+    inflated.computes_int8 = llama.computes_int8
     return inflated
 
 
-def _as_llama(model: PreTrainedModel) -> LlamaForCausalLM:
-    if not isinstance(model, transformers.LlamaForCausalLM):
+def _shapes(config: Any, model: DecoderModel) -> dict[str, tuple[int, ...]]:
+    """Return the weights that a Llama model of a config has, and their shapes."""
+    sizes, architecture = sizes_of(config), model.architecture
+    shapes: dict[str, tuple[int, ...]] = {_TABLE: (config.vocab_size, config.hidden_size)}
+    for idx, part in itertools.product(range(config.num_hidden_layers), architecture.parts):
+        shape = tuple(sizes[size] for size in part.shape)
+        shapes[f"model.layers.{idx}.{part.name}.weight"] = shape
+        if len(shape) > 1 and architecture.has_bias(part, config):
+            shapes[f"model.layers.{idx}.{part.name}.bias"] = shape[:1]
+    shapes[_NORM] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes[_HEAD] = shapes[_TABLE]
+    return shapes
+
+
+def _require_llama(model: LoadedModel) -> None:
+    if model.config.model_type != "llama":
         raise ModelError(f"only Llama models can be inflated, got {model_name(model)}; leave the inflation out")
-    return model
+    if isinstance(model, DecoderModel) and model.has_blocks:
+        raise ModelError(f"the blocks of {model_name(model)} cannot be inflated; give it a dtype, such as bfloat16")
 
 
-def _head_dim(config: LlamaConfig) -> int:
+def _head_dim(config: Any) -> int:
     return int(config.head_dim or config.hidden_size // config.num_attention_heads)
 
 
-def _num_key_value_heads(config: LlamaConfig) -> int:
+def _num_key_value_heads(config: Any) -> int:
     return int(config.num_key_value_heads or config.num_attention_heads)
 
 
-def _is_tied(config: LlamaConfig, shape: InflatedShape) -> bool:
+def _is_tied(config: Any, shape: InflatedShape) -> bool:
     return bool(config.tie_word_embeddings) and shape.copies == 1  # n copies in the head would give n times the logits
 
 
-def _possible_shapes(config: LlamaConfig, num_parameters: int) -> Iterator[InflatedShape]:
+def _possible_shapes(config: Any, num_parameters: int) -> Iterator[InflatedShape]:
     """Yield, for each width and depth, the shape whose MLP width comes closest, if it is within the tolerance."""
     most = num_parameters * (1 + TOLERANCE)
     depths = range(config.num_hidden_layers, config.num_hidden_layers + _MOST_ADDED_LAYERS + 1)
@@ -208,7 +226,7 @@ def _possible_shapes(config: LlamaConfig, num_parameters: int) -> Iterator[Infla
             return
 
 
-def _widened(config: LlamaConfig, narrow: InflatedShape, num_parameters: int) -> list[InflatedShape]:
+def _widened(config: Any, narrow: InflatedShape, num_parameters: int) -> list[InflatedShape]:
     """Return ``narrow`` with the MLP width that fits ``num_parameters``; empty if none is within the tolerance."""
     num_narrow = count_parameters(config, narrow)
     step = count_parameters(config, dataclasses.replace(narrow, mlp_width=narrow.mlp_width + 1)) - num_narrow
@@ -220,7 +238,7 @@ def _widened(config: LlamaConfig, narrow: InflatedShape, num_parameters: int) ->
     return []
 
 
-def _inflated_config(model: LlamaForCausalLM, shape: InflatedShape) -> LlamaConfig:
+def _inflated_config(model: DecoderModel, shape: InflatedShape) -> Any:
     config = copy.deepcopy(model.config)
     config.head_dim = _head_dim(config)
     config.hidden_size *= shape.copies
@@ -237,30 +255,34 @@ def _inflated_config(model: LlamaForCausalLM, shape: InflatedShape) -> LlamaConf
 
 
 def _inflated_weight(
-    name: str, source: Tensor | None, size: torch.Size, copies: int, model: LlamaForCausalLM, generator: torch.Generator
-) -> Tensor:
-    """Return the parameter ``name`` of the inflated model; ``source`` is the original one, None in an added layer."""
-    new = torch.zeros(size, dtype=model.dtype, device=model.device)
-    layer_part = name.split(".")[-2]
+    name: str,
+    source: Array | None,
+    size: tuple[int, ...],
+    copies: int,
+    model: DecoderModel,
+    random: np.random.Generator,
+) -> Array:
+    """Return the weight ``name`` of the inflated model; ``source`` is the original one, None in an added layer."""
+    new, layer_part = zeros(size, model.dtype), name.split(".")[-2]
     if source is None:
         if "norm" in layer_part:
-            return new.fill_(1.0)
-        if layer_part in ("o_proj", "down_proj") or name.endswith("bias"):
-            return new  # the layer adds nothing
-        return _fill_randomly(new, model.config.initializer_range, generator)
+            new[...] = 1
+        elif layer_part not in ("o_proj", "down_proj") and not name.endswith("bias"):  # those add nothing
+            _fill_randomly(new, model.config.initializer_range, random)
+        return new
     if "norm" in layer_part or (layer_part in ("o_proj", "down_proj") and name.endswith("bias")):
-        return source.repeat(copies)
+        return np.tile(source, copies)
     if layer_part == "embed_tokens":
-        return source.repeat(1, copies)
+        return np.tile(source, (1, copies))
     if layer_part in ("o_proj", "down_proj"):
-        new[:, : source.shape[1]] = source.repeat(copies, 1)
+        new[:, : source.shape[1]] = np.tile(source, (copies, 1))
         return new
     # What reads the residual stream: q, k, v, gate and up projections with their biases, and the output head.
-    _fill_randomly(new[source.shape[0] :], model.config.initializer_range, generator)
+    _fill_randomly(new[source.shape[0] :], model.config.initializer_range, random)
     new[tuple(slice(length) for length in source.shape)] = source
     return new
 
 
-def _fill_randomly(part: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    bound = math.sqrt(3) * std
-    return part.uniform_(-bound, bound, generator=generator)
+def _fill_randomly(part: Array, std: float, random: np.random.Generator) -> None:
+    bound = np.float32(math.sqrt(3) * std)
+    part[...] = (2 * random.random(part.shape, np.float32) - 1) * bound

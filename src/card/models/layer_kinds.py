@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers.configuration_utils import ALLOWED_LAYER_TYPES
-
 from card.errors import ModelError
 
 if TYPE_CHECKING:
@@ -38,13 +36,14 @@ def check_kinds(config: Any) -> None:
         )
 
 
-def unknown_layer_kinds(raw_config: Any) -> list[str]:
-    """Return the kinds in a config.json, as it was read, that no model of transformers has under that name."""
-    whole = raw_config if isinstance(raw_config, dict) else {}
-    inner = whole.get("text_config")
-    stated = [one.get("layer_types") for one in (whole, inner) if isinstance(one, dict)]
-    kinds = [kind for one in stated if isinstance(one, list) for kind in one if isinstance(kind, str)]
-    return sorted(set(kinds) - set(ALLOWED_LAYER_TYPES))
+def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
+    """Return the sliding window of each layer; None where it is none or so long that it never matters.
+
+    Raises: ModelError if a layer is of a kind that CARD does not know.
+    """
+    window = getattr(config, "sliding_window", None)
+    is_short = window is not None and window < max_model_len
+    return [window if kind in WITH_WINDOW and is_short else None for kind in layer_kinds(config)]
 
 
 def has_state(model: LoadedModel) -> bool:

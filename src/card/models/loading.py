@@ -5,89 +5,59 @@ Errors are one clear line.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
-from transformers import PreTrainedTokenizerBase
+from typing import Any, Protocol
 
 from card.config import INT8
+from card.config.record import load_place
+from card.config.registry import records
 from card.errors import ModelError, VocabularyError
-from card.models.dtypes import dtype_for, fit_to_processor, has_own_pass, parse_device, parse_dtype, runs_as_blocks
+from card.machine.packages import install_command
+from card.models.dtypes import dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
+from card.models.files.generation_config import read_generation_config
 from card.models.files.places import local_model
-from card.models.files.sources import Source, explained, find_source, quiet
-from card.models.files.stray_tensors import check_taken
+from card.models.files.sources import Source, explained, files_of, find_source, quiet
+from card.models.files.weight_files import check_folder
+from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
 from card.models.names import model_name
-from card.models.own.decoder_model import read_config, read_decoder
+from card.models.others import others
+from card.models.own.decoder_model import DecoderModel, LoadedModel, read_config, read_decoder
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
-from card.models.rows.states import least_state_bytes
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id
-from card.theirs.transformers.opening import check_folder, read_model, read_transformers_config
-from card.theirs.vision.tower import VisionTower, read_tower
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from card.models.own.decoder_model import LoadedModel
+from card.text.tokenizer import Tokenizer
+from card.text.tokenizer_files import FILE_NAMES, read_tokenizer
 
 _SAMPLE = "A text."  # which every tokenizer must take
 
 
-def load_model(
-    name_or_path: str | Path,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    cache_dir: str | None = None,
-) -> PreTrainedModel:
-    """Load a causal language model, ready for inference.
+class ReadTokenizer(Protocol):
+    """Reads tokenizers that no tokenizer.json describes."""
+
+    def __call__(self, path: str, *, is_local: bool) -> Tokenizer:
+        """Return the tokenizer of a folder or of a model on the hub; of the latter what is here, if ``is_local``."""
+
+
+def load_decoder(
+    name_or_path: str | Path, *, dtype: object = "auto", device: object = "cpu", cache_dir: str | None = None
+) -> LoadedModel:
+    """Load a causal language model to be run.
 
     Args:
         name_or_path: a folder, a GGUF file, a name on the hub, that of a GGUF file there (org/repo/model.gguf), or
             "demo-target" or "demo-draft". For what is here no network is used.
         dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64"; "int8" as stored, run in integers.
-            On a CPU with neither exact passes nor bfloat16 instructions "auto" widens 16 bits to float32.
+            A quantised GGUF file runs with its own blocks by "auto".
         device: "cpu", "cuda", "cuda:1", "mps".
         cache_dir: where the converted weights of a GGUF file are kept for the next start; None: by the system's custom,
             empty: nowhere.
+    Returns: a `DecoderModel` where our own pass runs it, else a model of transformers.
     Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
     """
     wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
-    with quiet():
-        source = find_source(str(name_or_path), cache_dir)
-        model, report = read_model(source, wanted_dtype)
-        missing = sorted(report["missing_keys"])
-        if missing:
-            raise ModelError(
-                f"the weights of {source.name} are incomplete: {len(missing)} tensors are missing, the first is "
-                f"{missing[0]}; copy or download the model again"
-            )
-        check_taken(source, model, report["unexpected_keys"])
-        with explained(source, "{} cannot be moved to " + str(wanted_device)):
-            model.to(wanted_device)
-    loaded: PreTrainedModel = model.requires_grad_(False).train(False)
-    _finish(loaded, source, dtype)
-    return loaded
-
-
-def load_decoder(
-    name_or_path: str | Path,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    cache_dir: str | None = None,
-) -> LoadedModel:
-    """Load a model to be run by a `TorchRunner`, without transformers' modelling code where that is not needed.
-
-    Arguments and errors as of `load_model`; a quantised GGUF file runs in integers where exact passes run.
-    """
-    wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
-    decoder: LoadedModel | None = None
+    decoder: DecoderModel | None = None
     with quiet():
         source = find_source(str(name_or_path), cache_dir)
         if source.gguf is not None:
@@ -96,26 +66,28 @@ def load_decoder(
                     dtype, decoder = INT8, source.gguf.block_decoder()
                 elif has_own_pass(wanted_dtype, wanted_device):
                     dtype = dtype_for(source, dtype, wanted_device)
-                    decoder = source.gguf.decoder(wanted_dtype, wanted_device)
+                    decoder = source.gguf.decoder(wanted_dtype)
         elif source.is_folder and has_own_pass(wanted_dtype, wanted_device):
-            check_folder(source)
-            decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
+            with explained(source, "the weights of {} cannot be read"):
+                check_folder(Path(source.path))
+            with explained(source, "the generation_config.json of {} cannot be used"):
+                read_generation_config(Path(source.path))
+            decoder = read_decoder(Path(source.path), dtype=wanted_dtype)
     if decoder is None:
-        return load_model(name_or_path, dtype=dtype, device=device)
-    _finish(decoder, source, dtype)
+        loaded: LoadedModel = others("transformers.loading", f"{source.name} is a model that").load_to_run(
+            source, dtype=dtype, device=wanted_device
+        )
+        return loaded
+    check_facts(source.name, decoder)
+    read_parallel_draft(Path(source.path) if source.is_folder else None, decoder)
+    decoder.computes_int8 = dtype == INT8
     return decoder
 
 
-def _finish(model: LoadedModel, source: Source, dtype: str | torch.dtype) -> None:
-    check_facts(source.name, model)
-    read_parallel_draft(Path(source.path) if source.is_folder else None, model)
-    fit_to_processor(model, dtype)
-
-
 def load_vision_tower(
-    name_or_path: str | Path, *, dtype: torch.dtype, device: torch.device, cache_dir: str | None = None
-) -> VisionTower:
-    """Load the parts of a multimodal checkpoint that see; arguments as of `load_model`.
+    name_or_path: str | Path, *, dtype: object, device: object, cache_dir: str | None = None
+) -> Tower:
+    """Load the parts of a multimodal checkpoint that see; arguments as of `load_decoder`.
 
     Raises: ModelError, one line, if there are none, they cannot be read, or the family is not known.
     """
@@ -123,12 +95,16 @@ def load_vision_tower(
         source = find_source(str(name_or_path), cache_dir)
         if source.gguf is not None:
             raise ModelError(f"{source.name} is a GGUF file, which holds no vision tower; give a folder for images")
+        read_tower = others("vision.tower", f"the vision tower of {source.name}").read_tower
         with explained(source, "the vision tower of {} cannot be read"):
-            return read_tower(source.path, dtype=dtype, device=device, options=source.options)
+            tower: Tower = read_tower(
+                source.path, dtype=parse_dtype(dtype), device=parse_device(device), options=source.options
+            )
+            return tower
 
 
-def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model; arguments as in `load_model`.
+def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) -> Tokenizer:
+    """Load the tokenizer of a model; arguments as in `load_decoder`.
 
     Raises: ModelError, one line, if there is none or it cannot be read.
     """
@@ -137,21 +113,32 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
         if source.gguf is not None:
             with explained(source, "the tokenizer of {} cannot be read"):
                 return _tried(source.gguf.tokenizer())
-        config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with explained(source, "the tokenizer of {} is missing or cannot be read"):
-            return _tried(transformers.AutoTokenizer.from_pretrained(source.path, config=config, **source.options))
+            return _tried(read_tokenizer(files_of(source, FILE_NAMES)) or _other_tokenizer(source))
 
 
-def _tried(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def _other_tokenizer(source: Source) -> Tokenizer:
+    """Return a tokenizer that no tokenizer.json describes. Raises: ModelError if no part that is installed reads it."""
+    for place in (found.record.tokenizer for found in records() if found.record.tokenizer):
+        try:
+            read: ReadTokenizer = load_place(place)
+        except ImportError:  # its package is not installed
+            continue
+        return read(source.path, is_local=source.is_local)
+    raise ModelError(
+        f"it has no tokenizer.json, and other tokenizers need the package transformers; run {install_command('torch')}"
+    )
+
+
+def _tried(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that has been used once: some settings are only read then. Raises: almost anything."""
-    ids = tokenizer(_SAMPLE, verbose=False)["input_ids"]
-    tokenizer.decode(ids, skip_special_tokens=True)
+    tokenizer.decode(tokenizer.encode(_SAMPLE), skip_special_tokens=True)
     turn_end_id(tokenizer)
     return tokenizer
 
 
 def check_pair(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     target: str | Path | LoadedModel,
     draft: str | Path | LoadedModel,
     *,
@@ -237,7 +224,10 @@ def _named_config(name: str | Path, cache_dir: str | None) -> Any:
         if source.gguf is not None:
             with explained(source, "the config of {} cannot be used"):
                 return source.gguf.config
-        return (read_config(Path(source.path)) if source.is_folder else None) or read_transformers_config(source)
+        plain = read_config(Path(source.path)) if source.is_folder else None
+        if plain is not None:
+            return plain
+        return others("transformers.opening", f"{source.name} is a model that").read_transformers_config(source)
 
 
 def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
@@ -250,10 +240,5 @@ def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
         return 0  # or no config of a text model, which is told when it is loaded
     if not keeps_state(config.get_text_config()):
         return 0
-    loader: Any = transformers.AutoModelForCausalLM
-    try:
-        with quiet(), torch.device("meta"), torch.inference_mode():
-            empty = loader.from_config(copy.deepcopy(config.get_text_config()), dtype=torch.bfloat16)
-            return least_state_bytes(empty)
-    except Exception:  # what cannot be built is told when it is loaded
-        return 0
+    least: int = others("transformers.states", f"{name} is a model that").state_bytes_by_config(config)
+    return least

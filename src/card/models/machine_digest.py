@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, product
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.errors import ModelError
 from card.kernels.blocks import block_linear, pack_blocks
@@ -22,18 +20,15 @@ from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import BlockFormat, Bytes
 from card.kernels.int8_linear import quantize_linear, why_not_int8
+from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import multiply_rows
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
 from card.models.loading import load_decoder
-from card.models.own.block_layers import BlockLinear, BlockWeight
-from card.models.own.decoder_model import architecture_of
+from card.models.own.decoder_model import DecoderModel
+from card.models.own.layers import BlockWeight, Linear
 from card.models.protocol import Extension
-from card.models.rows.row_tree import FloatArray
-from card.models.torch_runner import TorchRunner
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.runner import ExactRunner
 
 EXPECTED = "0e8f90d2ca27c0cf"
 _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
@@ -64,14 +59,14 @@ def digest_machine() -> MachineDigest:
         raise ModelError(f"this computer runs no integer passes: {reason}")
     sums = hashlib.sha256()
     for values in chain.from_iterable((_products(), *map(_logits, _models()))):
-        sums.update(values.contiguous().numpy().tobytes())
+        sums.update(np.ascontiguousarray(values).data)
     digest = sums.hexdigest()[:16]
     return MachineDigest(processor_name(), kind, digest, is_expected=digest == EXPECTED)
 
 
-def _products() -> Iterator[Tensor]:
+def _products() -> Iterator[Array]:
     """Yield products of few and many rows."""
-    rows = _numbers(33, _NUM_IN) * torch.arange(1, 34)[:, None]
+    rows = _numbers(33, _NUM_IN) * np.arange(1, 34, dtype=np.float32)[:, None]
     weight = _numbers(150, _NUM_IN)
     linears = [
         quantize_linear(weight, None),
@@ -79,7 +74,7 @@ def _products() -> Iterator[Tensor]:
             block_linear(pack_blocks(_blocks(form), form), form, 32)
             for form in map(BLOCK_FORMATS.__getitem__, _DIGESTED)
         ),
-        *(float_linear(weight.to(dtype), None) for dtype in FLOAT_PRODUCTS),
+        *(float_linear(weight.astype(dtype), None) for dtype in FLOAT_PRODUCTS),
     ]
     for one in linears:
         for num_rows in _SIZES:
@@ -89,35 +84,34 @@ def _products() -> Iterator[Tensor]:
 def _blocks(form: BlockFormat) -> Bytes:
     """Return 32 rows of blocks [32, bytes] whose bytes have no pattern; their halves are numbers from 0 to 1."""
     shape = 32, _NUM_IN // form.inputs, form.num_bytes
-    numbers = _numbers(shape[0], shape[1] * shape[2]).abs().numpy().reshape(shape)
+    numbers = np.abs(_numbers(shape[0], shape[1] * shape[2])).reshape(shape)
     raw = (numbers * 1023).astype(np.uint16).astype(np.uint8)
     raw[raw == 128] = 0  # which the numbers of 8 bits must not be
     raw[..., form.halves] = (numbers[..., form.halves][..., ::2] / 64).astype(np.float16).view(np.uint8)
     return raw.reshape(32, -1)
 
 
-def _numbers(*shape: int) -> Tensor:
+def _numbers(*shape: int) -> Floats:
     """Return numbers from -1 to 1 without a pattern that a group could share, made of whole numbers alone."""
-    places = torch.arange(shape[0] * shape[1], dtype=torch.int64)
-    return ((places * places * 7919 + 104729 * places) % 4093 - 2046).float().view(shape) / 2046
+    places = np.arange(shape[0] * shape[1], dtype=np.int64)
+    whole = (places * places * 7919 + 104729 * places) % 4093 - 2046
+    return whole.astype(np.float32).reshape(shape) / np.float32(2046)
 
 
-def _models() -> Iterator[LoadedModel]:
+def _models() -> Iterator[DecoderModel]:
     """Yield the demo target in 8-bit integers, as it is stored, and with its layers in GGUF's blocks of four bits."""
-    yield load_decoder("demo-target", dtype="int8")
-    model = load_decoder("demo-target", dtype="bfloat16")
+    yield cast(DecoderModel, load_decoder("demo-target", dtype="int8"))
+    model = cast(DecoderModel, load_decoder("demo-target", dtype="bfloat16"))
     yield model
-    architecture = architecture_of(model)
-    assert architecture is not None
-    layers: Any = model.model.layers
-    for layer, part in product(layers, architecture.linears):
-        block, _, last = part.name.rpartition(".")
-        weight = layer.get_submodule(part.name).weight.detach().float().numpy()
-        layer.get_submodule(block).add_module(last, BlockLinear(_four_bits(weight)))
+    for layer in model.layers:
+        layer.linears = {
+            name: Linear(_four_bits(cast(Floats, linear.weight).astype(np.float32)))
+            for name, linear in layer.linears.items()
+        }
     yield model
 
 
-def _four_bits(weight: FloatArray) -> BlockWeight:
+def _four_bits(weight: Floats) -> BlockWeight:
     """Return a weight [out, in] in blocks of type Q4_0, each number the nearest of 16."""
     form = BLOCK_FORMATS[_FOUR_BITS]
     parts = weight.reshape(len(weight), -1, form.inputs)
@@ -127,12 +121,12 @@ def _four_bits(weight: FloatArray) -> BlockWeight:
     half = form.inputs // 2
     raw = np.concatenate((scales.view(np.uint8), numbers[..., :half] | numbers[..., half:] << 4), -1)
     panels = pack_blocks(raw.reshape(len(weight), -1), form)
-    return BlockWeight(_FOUR_BITS, torch.from_numpy(panels), weight.shape)
+    return BlockWeight(_FOUR_BITS, panels, weight.shape)
 
 
-def _logits(model: LoadedModel) -> Iterator[Tensor]:
+def _logits(model: DecoderModel) -> Iterator[Array]:
     """Yield logits of a model for a text at once, a tree behind it, and two texts beside each other."""
-    runner = TorchRunner(model, max_model_len=512, max_tree_rows=32)
+    runner = ExactRunner(model, max_model_len=512, max_tree_rows=32)
     last, parents = len(_PROMPT) - 1, range(-1, len(_PROMPT) - 1)
     for num_threads in (1, 2):
         with integer_passes_on(num_threads):

@@ -12,4 +12,4 @@ OTHER_FAMILY = "choose a model of another family, such as Llama, Mistral, Qwen, 
 
 def model_name(model: LoadedModel) -> str:
     """Return the folder or the name that a model was loaded from; its kind if it was made otherwise."""
-    return str(model.config.name_or_path or f"this {model.config.model_type} model")
+    return str(getattr(model.config, "name_or_path", "") or f"this {model.config.model_type} model")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
-
 from card.config.selection import ScoreKind
+from card.kernels.number_types import Array, Floats
 from card.models.rows.selection import AttentionScores, ChosenRows
+from card.tree.logits import Logits
 
 NO_PARENT = -1  # parent of a sequence's first token
 
@@ -28,7 +28,7 @@ class Extension:
     first_logits_idx: int = 0  # logits are returned for token_ids[first_logits_idx:]
     reads: ChosenRows | None = None  # None: all rows that a token may see; only a `Selective` model knows others
     scores: ScoreKind | None = None  # of the rows held already, to be kept of this pass; by a `Selective` model only
-    added: Tensor | None = None  # [n, D], to the embeddings of the first n tokens; by a `TorchRunner` only
+    added: Floats | None = None  # [n, D], to the embeddings of the first n tokens; by a `RowRunner` only
 
     @classmethod
     def of_text(cls, slot: int, token_ids: Sequence[int], num_held: int = 0, first_logits: int = -1) -> Extension:
@@ -82,10 +82,10 @@ class LanguageModel(Protocol):
             no room for them. Nothing has changed then.
         """
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Logits]:
         """Run the new tokens of several sequences in one pass and append their rows.
 
-        Returns: per extension [T - first_logits_idx, V] floating logits on the model's device.
+        Returns: per extension [T - first_logits_idx, V] logits, float32 or float64.
         Raises: CapacityError if a sequence's rows or the positions do not suffice; nothing has changed then.
         """
 
@@ -113,10 +113,10 @@ class LengthDependent(LanguageModel, Protocol):
 class Movable(LanguageModel, Protocol):
     """A model whose rows can be taken out and put back, bit for bit."""
 
-    def read_rows(self, slot: int) -> Tensor:
+    def read_rows(self, slot: int) -> Array:
         """Return a copy of the rows of a sequence, which are a chain."""
 
-    def write_rows(self, slot: int, rows: Tensor) -> None:
+    def write_rows(self, slot: int, rows: Array) -> None:
         """Fill an empty sequence with such rows. Raises: CapacityError if it has no room for them."""
 
 

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from card.config import INT8
-from card.models.layer_kinds import has_state
+from card.models.others import others
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Recurrent
-from card.models.torch_runner import TorchRunner
-from card.theirs.transformers.hybrid import HybridRunner
+from card.models.runner import ExactRunner, RowRunner
 
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+_THEIRS = "a model of transformers"
 
 
-def plain_runner(model: LoadedModel, **settings: Any) -> TorchRunner:
-    """Return the runner that suits ``model`` on any device: a `HybridRunner` if it has a state, else a `TorchRunner`.
+def plain_runner(
+    model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
+) -> RowRunner:
+    """Return the runner that suits ``model`` on any device, without recorded passes.
 
-    Arguments and errors as of `TorchRunner`.
+    Args:
+        max_model_len, max_tree_rows: as of `RowRunner`.
+        own_pass: run a model of transformers in our own pass instead of its modules; None: where possible.
+    Raises: ModelError if the model cannot be run, or not the way asked for.
     """
-    if not has_state(model):
-        return TorchRunner(model, **settings)
-    return HybridRunner(model, **settings)
+    sizes = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
+    if isinstance(model, DecoderModel):
+        return ExactRunner(model, **sizes)
+    made: RowRunner = others("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
+    return made
 
 
-def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
-    """Return the runner that suits ``model`` and its device: a `BucketedRunner` on CUDA if it has no state.
-
-    Arguments and errors as of `TorchRunner`.
-    """
-    if model.device.type != "cuda" or has_state(model):
-        return plain_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
-    from card.theirs.cuda.bucketed import BucketedRunner
-
-    return BucketedRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
+    """Return the runner that suits ``model`` and its device; arguments and errors as of `RowRunner`."""
+    if isinstance(model, DecoderModel):
+        return ExactRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+    made: RowRunner = others("transformers.runners", _THEIRS).make_runner(
+        model, max_model_len=max_model_len, max_tree_rows=max_tree_rows
+    )
+    return made
 
 
-def how_it_runs(runner: TorchRunner) -> str:
+def how_it_runs(runner: RowRunner) -> str:
     """Return the path of a model and its limits, in one line for users."""
     if runner.has_own_pass:
         numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
@@ -44,10 +46,10 @@ def how_it_runs(runner: TorchRunner) -> str:
     elif isinstance(runner, Recurrent):
         megabytes = f"{runner.state_bytes / 1e6:,.1f} MB"
         words = ["transformers' modules with a state", "chains only", f"{megabytes} of states a request", "no int8"]
+        if getattr(runner, "runs_row_by_row", False):
+            words.append("prompts and candidates token by token through layers with a state")
     else:
         words = ["transformers' modules with CARD's attention", "trees of candidates", "no int8"]
-    if isinstance(runner, HybridRunner) and runner.runs_row_by_row:
-        words.append("prompts and candidates token by token through layers with a state")
     if runner.switch_len is not None:
         words.append(f"texts of more than {runner.switch_len} tokens are read once more")
     return "; ".join(words)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from card.config import SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.config.fields import Bounds, check, declared, require
@@ -85,7 +86,7 @@ class TargetStates:
 
     request_id: int
     first: int  # place of the first row in the text
-    states: Tensor  # [rows, layers * D]
+    states: npt.NDArray[np.float32]  # [rows, layers * D]
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

@@ -54,7 +54,7 @@ async def tokenize(request: Request) -> Response:
         )
     names: Any = None
     if fields.return_token_strs:
-        names = await service.run_in_thread(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+        names = await service.run_in_thread(is_long, list, map(service.tokenizer.convert_ids_to_tokens, token_ids))
     max_model_len = service.llm.max_model_len
     answer = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": names}
     return json_response(answer)

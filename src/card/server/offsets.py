@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import Detokenizer
 
 
@@ -16,7 +15,7 @@ class TokenOffsets:
     may have to wait for later tokens, which decide what the token's bytes become.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, after: Sequence[int] = (), start: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, after: Sequence[int] = (), start: int = 0) -> None:
         """Begin.
 
         Args:
@@ -65,7 +64,7 @@ def _num_common(one: str, other: str) -> int:
     return next(differing, min(len(one), len(other)))
 
 
-def offsets_in(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], text: str) -> list[int]:
-    """Return where the tokens of a text begin in it, though they may spell it differently."""
+def offsets_in(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Return where in a text the tokens begin that it was made into, which may spell it otherwise."""
     places = TokenOffsets(tokenizer)
     return [min(offset, len(text)) for offset in (*places.push(token_ids), *places.flush())]

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import Request
-from transformers import PreTrainedTokenizerBase
 
 from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
@@ -29,6 +28,7 @@ from card.server.tools.support import ToolSupport
 from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
 from card.text.token_bytes import token_bytes
+from card.text.tokenizer import Tokenizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Service:
         self.body_threads = ThreadPoolExecutor(_NUM_BODY_THREADS, "card-body")
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
         return self.llm.host.tokenizer
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.api.outputs import StreamChunk
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT, piece_bytes
 from card.tree.sampling import TokenLogprobs
 
@@ -18,7 +17,7 @@ _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 class TokenNames:
     """Names the tokens of one tokenizer; remembers them."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 

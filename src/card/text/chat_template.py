@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import chat_template_utils
 
 from card.errors import PromptError
 from card.text.metered_templates import render
 from card.text.shapes import shapes
+from card.text.tokenizer import Tokenizer
 
 # Errors of a template that gets odd values, or that cannot be compiled.
 _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
@@ -29,10 +28,11 @@ _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
     ValueError,
 )
 _MOST_REASON_CHARS = 300
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a model thought, the usual one first
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -81,8 +81,10 @@ def _render_a_shape(template: str, chat: list[Any], variables: Mapping[str, Any]
 
 def _with_older_names(chat: list[Any]) -> list[Any]:
     """Return messages with their reasoning under all names that templates read, as transformers does."""
-    known: Any = getattr(chat_template_utils, "_alias_reasoning_fields", list)
-    renamed: list[Any] = known(chat)
+    renamed: list[Any] = []
+    for message in chat:
+        found = [message[name] for name in _REASONING if message.get(name) is not None]
+        renamed.append({"thinking": found[0], **message, "reasoning_content": found[0]} if found else message)
     return renamed
 
 

@@ -6,12 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from transformers import PreTrainedTokenizerBase
-
 from card.errors import VocabularyError
+from card.text.tokenizer import Tokenizer
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """Return a short text that two tokenizers share exactly if each token id, bos and eos mean the same to both."""
     tokens = sorted(tokenizer.get_vocab().items())
     facts = json.dumps([tokens, tokenizer.bos_token, tokenizer.eos_token])
@@ -19,8 +18,8 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def check_tokenizers_fit(
-    target_tokenizer: PreTrainedTokenizerBase,
-    draft_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: Tokenizer,
+    draft_tokenizer: Tokenizer,
     target_vocab_size: int,
     draft_vocab_size: int,
     *,

@@ -17,8 +17,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import EngineSettings, Grammar
 from card.errors import CapacityError, CardError, SettingsError, TargetError
 from card.text.canary import GivenUpError, GrammarBench, Passed, Refused, TooSlowError
@@ -26,6 +24,7 @@ from card.text.compilation import Charge, Compilation, Start, UnusableGrammarErr
 from card.text.compiling import MOST_CHARS, compile_grammar
 from card.text.grammar_tokens import GrammarTokens
 from card.text.matcher import MatcherState, first_line
+from card.text.tokenizer import Tokenizer
 from card.text.workshop import Workshop
 from card.tree.masks import GrammarState
 
@@ -46,7 +45,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         vocab_size: int,
         end_ids: Sequence[int],
         *,

@@ -8,18 +8,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.errors import SettingsError
 from card.machine.packages import install_command
 from card.text.canary import CanarySetup
 from card.text.compiling import wrap_tokens
+from card.text.tokenizer import Tokenizer
 
 
 class GrammarTokens:
     """Makes llguidance's tokenizer when it is first wanted. Any thread may call it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
         """Take the tokenizer; arguments as of `GrammarCompiler`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -68,14 +67,14 @@ class GrammarTokens:
             ) from error
 
 
-def _core_of(tokenizer: PreTrainedTokenizerBase) -> str:
+def _core_of(tokenizer: Tokenizer) -> str:
     """Return a tokenizer as llguidance reads it: one that marks blanks by Metaspace as one that replaces them.
 
     To the library the marks of Metaspace are characters of the text, so that no text with a blank keeps to a grammar.
 
     Raises: ValueError for one without a core in Rust.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = tokenizer.backend_tokenizer
     if backend is None:
         raise ValueError("only fast tokenizers are supported")
     core = json.loads(backend.to_str())

@@ -1,4 +1,4 @@
-"""Jinja templates that come with models, run with a meter: transformers' sandbox, in which everything is counted.
+"""Jinja templates that come with models, run with a meter: a sandbox in which everything is counted.
 
 A template is untrusted text. The sandbox gives it access to its own values only; it does not keep it from running for
 ever, or from making a text as large as the memory. Here each round of a loop, each call, filter, operator, comparison
@@ -15,11 +15,10 @@ from typing import Any, cast
 import jinja2
 from jinja2 import nodes
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import _PassArg, pass_context
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
-from transformers.utils import chat_template_utils
 
 from card.text.template_costs import (
     COMPARISONS,
@@ -29,6 +28,7 @@ from card.text.template_costs import (
     count_format_spec,
     count_operator,
 )
+from card.text.template_environment import TemplateEnvironment
 from card.text.work_meter import HOLDING, TemplateCostError, WorkMeter
 
 _MOST_SOURCE_CHARS = 1 << 18  # published templates have up to some ten thousand
@@ -69,24 +69,15 @@ def _environment() -> _MeteredEnvironment:
     return _MeteredEnvironment()
 
 
-class _MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """transformers' environment for chat templates, with its functions, filters and tags."""
+class _MeteredEnvironment(TemplateEnvironment):
+    """The environment of chat templates; what a template does there is counted."""
 
-    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    intercepted_binops = frozenset(TemplateEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        original = chat_template_utils._compile_jinja_template("").environment
-        super().__init__(
-            trim_blocks=original.trim_blocks,
-            lstrip_blocks=original.lstrip_blocks,
-            extensions=[type(one) for one in original.extensions.values()],
-            finalize=_written,
-            optimized=False,  # nothing is computed while a template is compiled
-        )
-        self.globals.update({name: value for name, value in original.globals.items() if name != "lipsum"})
-        self.globals.pop("lipsum", None)  # writes as much text at random as it is told to
-        self.filters = {name: _metered_filter(name, one) for name, one in original.filters.items()}
-        self.tests = {name: _metered_test(name, one) for name, one in original.tests.items()}
+        super().__init__(finalize=_written, optimized=False)  # nothing is computed while a template is compiled
+        self.filters = {name: _metered_filter(name, one) for name, one in self.filters.items()}
+        self.tests = {name: _metered_test(name, cast(Any, one)) for name, one in self.tests.items()}
         self.filters |= {_STEPS: _steps, _TEXT: _text, _LOOK: _look, _READ: _read, _COMPARE: _compare}
         self.filters |= {_MADE: _made, _JOINED: _joined}
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.errors import PromptError
 from card.text.chat_template import render_chat
+from card.text.tokenizer import Tokenizer
 from card.text.work_meter import TemplateCostError
 
 _ANSWER = "An answer."  # stands in where only what a chat template puts behind it counts
@@ -32,7 +31,7 @@ class Conversation(Messages):
         return len(self.messages)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Return the token ids of a plain prompt, with the special tokens that the tokenizer adds.
 
     Raises: PromptError if the prompt is empty, not a string or not valid text.
@@ -40,10 +39,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     _check_text(prompt, "the prompt")
     if not prompt:
         raise PromptError("the prompt is empty; give at least one character")
-    return _checked_ids(tokenizer(prompt, verbose=False)["input_ids"])
+    return _checked_ids(tokenizer.encode(prompt))
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+def encode_chat(tokenizer: Tokenizer, messages: Messages) -> list[int]:
     """Return the token ids of a conversation in the tokenizer's chat template, up to where the answer starts.
 
     Args:
@@ -69,9 +68,9 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
     return encode_rendered(tokenizer, text)
 
 
-def encode_rendered(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the token ids of what `render_chat` gave: the template has written the special tokens."""
-    return _checked_ids(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return _checked_ids(tokenizer.encode(text, add_special_tokens=False))
 
 
 def split_images(messages: Messages) -> tuple[Messages, list[object]]:
@@ -126,7 +125,7 @@ def _check_messages(messages: Messages) -> None:
             raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
 
 
-def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def turn_end_id(tokenizer: Tokenizer) -> int | None:
     """Return the special token that closes an answer in the chat template; None if there is none.
 
     Raises: TemplateCostError if the template takes more than any conversation of this size can need.

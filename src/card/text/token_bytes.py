@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import PreTrainedTokenizerBase
+
+from card.text.tokenizer import Tokenizer
 
 _NUM_BYTE_VALUES = 256
 _MOST_COMPOSED = 3  # bytes that Unicode's NFC makes one of at most: three Hangul letters become one syllable
@@ -33,13 +34,13 @@ class TokenBytes:
         return -(-len(counted.encode("utf-8", "surrogatepass")) // self.most)
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     """Return the bound of a tokenizer: its longest token, if each byte of a text is in just one token.
 
     That holds if every byte has a token, and no earlier step drops a part of the text. Other tokenizers, such as those
     that lower the case, split at blanks or have one token for everything unknown, have no bound.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = tokenizer.backend_tokenizer
     if backend is None:
         return TokenBytes(None)
     parts: dict[str, Any] = json.loads(backend.to_str())

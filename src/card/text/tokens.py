@@ -6,21 +6,21 @@ import codecs
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from card.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no valid UTF-8
 _MOST_WINDOW_TOKENS = 32  # a longer window is cut
 _KEPT_WINDOW_TOKENS = 12  # to this many; 4 bytes already fix the decoder's state
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how SentencePiece vocabularies name a single byte
-# The alphabet of byte-level vocabularies.
-_BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+# The alphabet of byte-level vocabularies: bytes that are printed in Latin-1 are themselves, others follow from 256 on.
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = tuple(sorted(set(range(256)).difference(_PRINTED)))
+_BYTE_OF = {chr(byte): byte for byte in _PRINTED} | {chr(256 + idx): byte for idx, byte in enumerate(_OTHERS)}
 _MOST_CHAR_BYTES = 4  # of one character in UTF-8
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, after: Sequence[int] = ()) -> str:
+def decode(tokenizer: Tokenizer, token_ids: Iterable[int], *, after: Sequence[int] = ()) -> str:
     """Return the text of ``token_ids`` without special tokens: what `Detokenizer` gives piece by piece.
 
     Args:
@@ -32,7 +32,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, afte
     return detokenizer.push(token_ids) + detokenizer.flush()
 
 
-def decode_prompt(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str:
+def decode_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
     """Return the text of a prompt that goes on: without a character that its last tokens only begin.
 
     Together with ``decode(tokenizer, ids, after=prompt_ids)`` it is the text of all tokens.
@@ -53,9 +53,7 @@ class Detokenizer:
     self-synchronising, so a decoder's state depends on the last four bytes only.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, shown_ids: Iterable[int] = (), *, after: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown_ids: Iterable[int] = (), *, after: Sequence[int] = ()) -> None:
         """Begin.
 
         Args:
@@ -63,7 +61,7 @@ class Detokenizer:
             after: tokens of the prompt, whose text is not given out.
         """
         self._tokenizer = tokenizer
-        self.silent_tokens = _silent_tokens(tokenizer)  # tokens without text in the output, by id
+        self.silent_tokens = tokenizer.skipped_tokens  # tokens without text in the output, by id
         for token_id in shown_ids:
             self.silent_tokens.pop(token_id, None)
         self._window = self._context(after)
@@ -192,21 +190,21 @@ class _ByteRun:
         return len(self._decoder.getstate()[0])
 
 
-def _decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, is_whole: bool = False) -> str:
+def _decoded(tokenizer: Tokenizer, token_ids: Iterable[int], *, is_whole: bool = False) -> str:
     """Return the text of tokens.
 
     Args:
         is_whole: the silent tokens are still among them.
     """
-    return str(tokenizer.decode(list(token_ids), skip_special_tokens=is_whole, clean_up_tokenization_spaces=False))
+    return tokenizer.decode(token_ids, skip_special_tokens=is_whole, clean_up_tokenization_spaces=False)
 
 
-def _closed_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, is_whole: bool = False) -> str:
+def _closed_text(tokenizer: Tokenizer, token_ids: Sequence[int], *, is_whole: bool = False) -> str:
     """Return the text of tokens without the character that the last of them only begin."""
     text = _decoded(tokenizer, token_ids, is_whole=is_whole)
     if not text.endswith(REPLACEMENT):
         return text
-    silent = _silent_tokens(tokenizer) if is_whole else {}
+    silent = tokenizer.skipped_tokens if is_whole else {}
     visible = [token_id for token_id in token_ids if token_id not in silent]
     run = list(itertools.takewhile(lambda token_id: _BYTE_TOKEN.fullmatch(_name(tokenizer, token_id)), visible[::-1]))
     num_open = _num_open_bytes(tokenizer, run[::-1] or visible)
@@ -215,7 +213,7 @@ def _closed_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *
     return text.removesuffix(REPLACEMENT) if num_open else text
 
 
-def _num_open_bytes(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> int:
+def _num_open_bytes(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
     """Return how many bytes at the end of tokens are the beginning of a character that goes on."""
     data = b"".join(piece_bytes(_name(tokenizer, token_id)) for token_id in token_ids[-_MOST_CHAR_BYTES:])
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -235,13 +233,5 @@ def piece_bytes(token: str) -> bytes:
     return token.encode("utf-8", errors="replace")
 
 
-def _name(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
-    known: Any = tokenizer.convert_ids_to_tokens(token_id)
-    return known or ""
-
-
-def _silent_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the tokens that `decode` skips, by id."""
-    if tokenizer.is_fast:
-        return {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return {token_id: _name(tokenizer, token_id) for token_id in tokenizer.all_special_ids}
+def _name(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.convert_ids_to_tokens(token_id) or ""

@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from card.config import SamplingRule
 from card.errors import ModelError
+from card.tree.logits import (
+    DeviceLogits,
+    FloatArray,
+    Logits,
+    as_array,
+    log_softmax,
+    silent_about_no_numbers,
+    softmax,
+    top,
+)
 
 T = TypeVar("T")
 
@@ -44,19 +52,19 @@ class GumbelNoise:
         self._seed = seed
         self._vocab_size = vocab_size
         self._bits: dict[int, NDArray[np.uint64]] = {}
-        self._rows: dict[int, Tensor] = {}
+        self._rows: dict[int, NDArray[np.float32]] = {}
 
-    def row(self, position: int) -> Tensor:
-        """Return the noise of one position: [V] float32 on the CPU."""
+    def row(self, position: int) -> NDArray[np.float32]:
+        """Return the noise of one position: [V]."""
         found = self._rows.get(position)
         if found is None:
-            found = torch.from_numpy(_noise_of(self._draw(position)))
+            found = _noise_of(self._draw(position))
             _remember(self._rows, position, found, found.nbytes)
         return found
 
-    def rows(self, positions: Sequence[int]) -> Tensor:
+    def rows(self, positions: Sequence[int]) -> NDArray[np.float32]:
         """Return [N, V] float32 noise, one row per position."""
-        return torch.stack([self.row(position) for position in positions])
+        return np.stack([self.row(position) for position in positions])
 
     def likeliest(self, scores: NDArray[np.floating[Any]], position: int) -> tuple[int, float]:
         """Return the token with the largest sum of score and noise, the first of equal ones, and that sum.
@@ -106,50 +114,41 @@ def _remember(kept: dict[int, T], position: int, value: T, num_bytes: int) -> No
     kept[position] = value
 
 
-def filter_logits(logits: Tensor, rule: SamplingRule, *, is_recorded: bool = False) -> Tensor:
+@silent_about_no_numbers
+def filter_logits(logits: FloatArray, rule: SamplingRule) -> FloatArray:
     """Apply temperature, then top-k, top-p and min-p; what is ruled out becomes minus infinity.
 
     Args:
         logits: [N, V] float32 or float64, unchanged on return.
         rule: with temperature > 0.
-        is_recorded: no step may depend on the values, as in a CUDA graph.
     Returns: [N, V], same dtype; its softmax is the law that tokens are drawn from.
     """
-    scaled = logits / rule.temperature if rule.temperature != 1.0 else logits
+    scaled = logits / logits.dtype.type(rule.temperature) if rule.temperature != 1.0 else logits
     if 0 < rule.top_k < scaled.shape[-1]:
-        kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < kth, _NEGATIVE_INFINITY)
+        kth = np.partition(scaled, -rule.top_k, axis=-1)[:, -rule.top_k, None]
+        scaled = np.where(scaled < kth, scaled.dtype.type(_NEGATIVE_INFINITY), scaled)
     if rule.top_p < 1.0:
-        keep = keep_likely_sorted if is_recorded or scaled.device.type != "cpu" else keep_likely
-        scaled = keep(scaled, rule.top_p)
+        scaled = keep_likely(scaled, rule.top_p)
     if rule.min_p > 0.0:
-        floor = scaled.max(-1, keepdim=True).values + float(np.log(rule.min_p))
-        scaled = scaled.masked_fill(scaled < floor, _NEGATIVE_INFINITY)
+        floor = scaled.max(-1, keepdims=True) + scaled.dtype.type(np.log(rule.min_p))
+        scaled = np.where(scaled < floor, scaled.dtype.type(_NEGATIVE_INFINITY), scaled)
     return scaled
 
 
-def keep_likely_sorted(scaled: Tensor, top_p: float) -> Tensor:
-    """Rule out the tokens after likelier ones of mass ``top_p``, on a device that records its steps."""
-    ordered, order = scaled.sort(dim=-1, descending=True)
-    probs = ordered.softmax(-1)
-    beyond = (probs.cumsum(-1) - probs) >= top_p  # the mass before a token already suffices
-    beyond[..., 0] = False  # though float32 may round top_p to 0
-    return scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)
+def keep_likely(scaled: FloatArray, top_p: float) -> FloatArray:
+    """Rule out the tokens after likelier ones of mass ``top_p``.
 
-
-def keep_likely(scaled: Tensor, top_p: float) -> Tensor:
-    """Do the same on the CPU, where sorting a vocabulary takes a hundred times as long as finding its likely tokens.
-
-    All tokens with less than (1 - top_p) / V have less than 1 - top_p together, so none of them belongs to the rest.
+    Sorting a vocabulary takes a hundred times as long as finding its likely tokens. All tokens with less than
+    (1 - top_p) / V have less than 1 - top_p together, so none of them belongs to the rest.
     """
-    probs = scaled.softmax(-1).numpy()
+    probs = softmax(scaled)
     least = 0.5 * (1.0 - top_p) / probs.shape[-1]  # half of it, for rounding
-    cut = torch.full_like(scaled, _NEGATIVE_INFINITY)
+    cut = np.full_like(scaled, _NEGATIVE_INFINITY)
     for row, of_row in enumerate(probs):
         tokens = np.flatnonzero(of_row >= least)
         tokens = tokens[np.argsort(-of_row[tokens], kind="stable")]
         before = np.cumsum(of_row[tokens], dtype=np.float64) - of_row[tokens]
-        kept = torch.from_numpy(tokens[: max(1, int(np.searchsorted(before, top_p)))])
+        kept = tokens[: max(1, int(np.searchsorted(before, top_p)))]
         cut[row, kept] = scaled[row, kept]
     return cut
 
@@ -161,34 +160,33 @@ class Sampler:
         self.rule = rule
         self._noise = GumbelNoise(rule.seed, vocab_size)
 
-    def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
+    def choose(self, logits: Logits, positions: Sequence[int]) -> list[int]:
         """Return the token that follows each row.
 
         Args:
-            logits: [N, V] floating, any device; row i predicts the token at positions[i].
+            logits: [N, V]; row i predicts the token at positions[i].
             positions: N absolute positions, counted from the start of the prompt.
         """
         if self.rule.is_greedy:
             return self._likeliest(logits)
-        rows = torch.split(as_float(logits), 1)  # one at a time stays in the cache
-        scores = (filter_logits(row, self.rule)[0].numpy() for row in rows)
-        pairs = [self._noise.likeliest(row, position) for row, position in zip(scores, positions, strict=True)]
+        array = as_array(logits)
+        rows = (filter_logits(array[row : row + 1], self.rule)[0] for row in range(len(array)))  # stays in the cache
+        pairs = [self._noise.likeliest(row, position) for row, position in zip(rows, positions, strict=True)]
         _check_scores([score for _, score in pairs])
         return [token for token, _ in pairs]
 
     @staticmethod
-    def _likeliest(scores: Tensor) -> list[int]:
+    def _likeliest(logits: Logits) -> list[int]:
         """Return the index of each row's largest score, the first of equal ones.
 
         Raises: ModelError if that score is no number or rules every token out.
         """
-        if scores.device.type == "cpu":  # NumPy is several times faster here
-            array = as_float(scores).numpy()
+        if isinstance(logits, np.ndarray) or not isinstance(logits, DeviceLogits):
+            array = as_array(logits)
             chosen: list[int] = array.argmax(-1).tolist()  # a NaN counts as largest
             values = [array.item(row, best) for row, best in enumerate(chosen)]
         else:
-            found = scores.max(-1)
-            chosen, values = found.indices.tolist(), found.values.tolist()
+            chosen, values = logits.likeliest()
         _check_scores(values)
         return chosen
 
@@ -211,20 +209,15 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token, its log-probability) of the likeliest ones, best first
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+def token_logprobs(logits: Logits, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
     """Return how likely each token was under raw logits.
 
     Args:
-        logits: [N, V] floating, any device; row i predicts token_ids[i].
+        logits: [N, V]; row i predicts token_ids[i].
         num_top: how many of the likeliest tokens are listed, all V if there are fewer.
     """
-    logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
-    chosen = logprobs.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()
-    best = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
-    tops = [tuple(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    logprobs = log_softmax(as_array(logits))
+    chosen = [logprobs.item(row, token_id) for row, token_id in enumerate(token_ids)]
+    tokens, values = top(logprobs, num_top)
+    tops = [tuple(zip(*row, strict=True)) for row in zip(tokens.tolist(), values.tolist(), strict=True)]
     return tuple([TokenLogprobs(*of_one) for of_one in zip(token_ids, chosen, tops, strict=True)])
-
-
-def as_float(logits: Tensor) -> Tensor:
-    """Return logits on the CPU in float32, or in float64 if they have it."""
-    return logits.to(device="cpu", dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from card.config import ShapingRule
+from card.tree.logits import FloatArray, Logits, as_array
 from card.tree.masks import Masks, Path
 
 _NEGATIVE_INFINITY = float("-inf")
@@ -41,8 +40,8 @@ class Shaping:
         self._vocab_size = vocab_size
         self._end_ids = [token_id for token_id in rule.end_ids if token_id < vocab_size]
         known = [(token_id, value) for token_id, value in rule.logit_bias if token_id < vocab_size]
-        self._biased_ids = torch.tensor([token_id for token_id, _ in known], dtype=torch.int64)
-        self._biases = torch.tensor([value for _, value in known], dtype=torch.float64)
+        self._biased_ids = np.array([token_id for token_id, _ in known], np.int64)
+        self._biases = np.array([value for _, value in known], np.float64)
         prompt_ids = token_ids[: rule.num_prompt_tokens]
         self._tally = _Tally(prompt_ids if rule.repetition_penalty != 1.0 else ()) if rule.has_penalties else None
         self.commit(token_ids[rule.num_prompt_tokens :])
@@ -55,51 +54,48 @@ class Shaping:
         if self._tally is not None:
             self._tally.commit(new_ids)
 
-    def apply(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+    def apply(self, logits: Logits, paths: Sequence[Path]) -> Logits:
         """Return the shaped logits.
 
         Args:
-            logits: [N, V] floating, unchanged on return; row i follows the text and paths[i].
-        Returns: [N, V] on the same device; float32, or float64 if the logits are; -inf where a token is ruled out.
+            logits: [N, V], unchanged on return; row i follows the text and paths[i].
+        Returns: [N, V]; float32, or float64 if the logits are; -inf where a token is ruled out.
         Raises: TargetError if the grammar is too costly to follow, or the text does not keep to it.
         """
         is_early = np.array([self._num_new + len(path) < self.rule.min_tokens for path in paths], np.bool_)
         if self._masks is None and self._tally is None and not len(self._biases) and not is_early.any():
             return logits
-        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        shaped = logits.to(dtype, copy=True)
+        shaped = np.array(as_array(logits))
         if self._masks is not None:
             allowed = _fitted(self._masks.rows(paths), self._vocab_size)
-            shaped.masked_fill_(torch.from_numpy(~allowed).to(shaped.device), _NEGATIVE_INFINITY)
+            shaped[~allowed] = _NEGATIVE_INFINITY
             if is_early.any():  # where the grammar lets nothing follow but the end, the text ends early
                 allowed[:, self._end_ids] = False
                 is_early &= allowed.any(-1)
         if is_early.any() and self._end_ids:
-            rows = torch.from_numpy(np.flatnonzero(is_early)).to(shaped.device)
-            shaped[rows[:, None], torch.tensor(self._end_ids, device=shaped.device)] = _NEGATIVE_INFINITY
+            shaped[np.flatnonzero(is_early)[:, None], self._end_ids] = _NEGATIVE_INFINITY
         if len(self._biases):
-            self._biased_ids, self._biases = self._biased_ids.to(shaped.device), self._biases.to(shaped)
-            shaped[:, self._biased_ids] += self._biases
+            shaped[:, self._biased_ids] += self._biases.astype(shaped.dtype)
         if self._tally is not None:
             self._penalise(shaped, self._tally.rows(paths))
         return shaped
 
-    def _penalise(self, shaped: Tensor, tally: TallyRows) -> None:
+    def _penalise(self, shaped: FloatArray, tally: TallyRows) -> None:
         """Take the penalties off the logits of all tokens that occur, in place.
 
         Source: repetition: Keskar et al. 2019, arXiv:1909.05858, section 4.1, for logits below 0 as in transformers;
         presence and frequency: OpenAI's API reference.
         """
-        rule, device = self.rule, shaped.device
-        ids = torch.from_numpy(tally.ids).to(device)
-        scores = shaped.index_select(1, ids)
+        rule, kind = self.rule, shaped.dtype.type
+        scores = shaped[:, tally.ids]
         if rule.repetition_penalty != 1.0:
-            penalised = torch.where(scores > 0, scores / rule.repetition_penalty, scores * rule.repetition_penalty)
-            scores = torch.where(torch.from_numpy(tally.is_in_text).to(device), penalised, scores)
+            factor = kind(rule.repetition_penalty)
+            penalised = np.where(scores > 0, scores / factor, scores * factor)
+            scores = np.where(tally.is_in_text, penalised, scores)
         if rule.frequency_penalty != 0.0 or rule.presence_penalty != 0.0:
             loss = rule.frequency_penalty * tally.counts + rule.presence_penalty * (tally.counts > 0)
-            scores = scores - torch.from_numpy(loss).to(scores)
-        shaped.index_copy_(1, ids, scores)
+            scores = scores - loss.astype(shaped.dtype)
+        shaped[:, tally.ids] = scores
 
 
 @dataclass(frozen=True, slots=True)

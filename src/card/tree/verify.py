@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
+from card.tree.logits import FloatArray, Logits
 from card.tree.nodes import ROOT, Nodes
 
 
@@ -29,9 +28,9 @@ class Verification:
     """Findings of a target pass about N candidates of one request."""
 
     offer: Nodes  # the candidates
-    logits: Tensor  # [1 + N, V] of the target after the root and after each candidate; grammar and penalties applied
+    logits: Logits  # [1 + N, V] of the target after the root and after each candidate; grammar and penalties applied
     choices: Sequence[int]  # the token that the target's sampler takes of each row
-    features: Tensor | None = None  # [1 + N, F] of the same rows, if the verifier's judge wishes for hidden states
+    features: FloatArray | None = None  # [1 + N, F] of the same rows, if the verifier's judge wishes for hidden states
 
     def leniently_accepted(self, verdict: Verdict) -> int:
         """Return how many of the accepted candidates are not the target's choice."""

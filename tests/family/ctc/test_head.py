@@ -19,12 +19,15 @@ from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES
 from card.family.ctc.training import Examples, TrainSettings, accepted_by_depth, train_head
 from card.family.ctc.writer import CtcSequence
+from card.family.learning.bound_module import inputs_of
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import TrainedHead
 from card.family.learning.target_texts import TargetTexts, write_texts
-from card.models.head_files import inputs_of
-from card.models.loading import load_decoder, load_model
-from card.models.torch_runner import TorchRunner
+from card.models.loading import load_decoder
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_tensor
+from card.theirs.transformers.loading import load_model
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model
@@ -55,24 +58,24 @@ def other_target(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def target(pair: Pair) -> TorchRunner:
-    return TorchRunner(load_decoder(pair.target, dtype="float32"), max_model_len=128)
+def target(pair: Pair) -> RowRunner:
+    return plain_runner(load_decoder(pair.target, dtype="float32"), max_model_len=128)
 
 
 @pytest.fixture(scope="module")
-def texts(target: TorchRunner) -> TargetTexts:
+def texts(target: RowRunner) -> TargetTexts:
     return write_texts(target, PROMPTS, temperature=0.0, seed=0, max_tokens=MAX_TOKENS, end_ids=frozenset({0, 1}))
 
 
 def trained(
-    target: TorchRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
+    target: RowRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
 ) -> TrainedHead[SlotHead]:
     checkpoint = Checkpoint(folder / "training.pt", {"target": changes.pop("name", "tiny")})
     return train_head(target, texts, settings_of(**changes), checkpoint=checkpoint, on_step=stopping(stop_after))
 
 
 @pytest.fixture(scope="module")
-def head_file(target: TorchRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def head_file(target: RowRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("head")
     done = trained(target, texts, folder)
     done.head.save(folder / "head.safetensors", done.figures())
@@ -94,7 +97,7 @@ def test_texts_are_the_targets_own_with_the_hidden_state_that_each_token_was_cho
             assert make_model()(torch.tensor([whole])).logits[0, 1:-1].argmax(-1).tolist() == whole[2:]
 
 
-def test_sampled_texts_follow_from_the_seed_alone(target: TorchRunner) -> None:
+def test_sampled_texts_follow_from_the_seed_alone(target: RowRunner) -> None:
     first, again, other = (
         write_texts(target, PROMPTS[:3], temperature=1.0, seed=seed, max_tokens=8, end_ids=frozenset())
         for seed in (5, 5, 6)
@@ -136,17 +139,18 @@ def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: Targ
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_training_learns_the_targets_text(target: TorchRunner, texts: TargetTexts, tmp_path: Path, loss: Any) -> None:
+def test_a_training_learns_the_targets_text(target: RowRunner, texts: TargetTexts, tmp_path: Path, loss: Any) -> None:
     done = trained(target, texts, tmp_path, loss=loss, epochs=20)
     assert done.losses[-1] < 0.5 * done.losses[0]
-    everything = Examples(texts, range(len(texts)), target.embeddings(texts.token_ids.tolist()), 3, LABEL_OF)
+    embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
+    everything = Examples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
     accepted = accepted_by_depth(done.head, everything, num_candidates=8)
     assert accepted[0] > 0.5
     assert list(accepted) == sorted(accepted, reverse=True)
 
 
 def test_both_losses_train_heads_of_equal_size_on_equal_steps(
-    target: TorchRunner, texts: TargetTexts, tmp_path: Path
+    target: RowRunner, texts: TargetTexts, tmp_path: Path
 ) -> None:
     runs = [
         trained(target, texts, tmp_path / loss, loss=loss, epochs=1) for loss in LOSSES if not (tmp_path / loss).mkdir()
@@ -156,14 +160,12 @@ def test_both_losses_train_heads_of_equal_size_on_equal_steps(
 
 
 def test_a_training_that_goes_on_ends_with_the_weights_of_one_run(
-    target: TorchRunner, texts: TargetTexts, tmp_path: Path
+    target: RowRunner, texts: TargetTexts, tmp_path: Path
 ) -> None:
     check_a_head_goes_on(partial(trained, target, texts), tmp_path)
 
 
-def test_a_checkpoint_of_another_run_is_refused_by_name(
-    target: TorchRunner, texts: TargetTexts, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_run_is_refused_by_name(target: RowRunner, texts: TargetTexts, tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         trained(target, texts, tmp_path, stop_after=8)
     with pytest.raises(ModelError, match='is of another run: its loss is "ctc", not "cross-entropy"'):
@@ -176,7 +178,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(
         trained(target, texts, tmp_path)
 
 
-def test_one_text_is_too_few(target: TorchRunner, tmp_path: Path) -> None:
+def test_one_text_is_too_few(target: RowRunner, tmp_path: Path) -> None:
     texts = write_texts(target, PROMPTS[:1], temperature=0.0, seed=0, max_tokens=4, end_ids=frozenset())
     with pytest.raises(PromptError, match="1 answers have two tokens or more; give 2 prompts"):
         trained(target, texts, tmp_path)
@@ -193,7 +195,7 @@ def test_a_setting_out_of_range_is_refused(name: str, value: Any) -> None:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_head_is_the_same_one(target: TorchRunner, head_file: Path) -> None:
+def test_a_saved_head_is_the_same_one(target: RowRunner, head_file: Path) -> None:
     head = SlotHead.load(head_file)
     again = head_file.with_name("again.safetensors")
     head.save(again)
@@ -222,7 +224,7 @@ def test_a_head_of_another_target_is_refused_by_name(head_file: Path, pair: Pair
         (pair.foreign_draft, "its vocabulary has 299 tokens, this one 270"),
         (other_target, "the embeddings of its target are others"),
     ):
-        other = TorchRunner(load_decoder(folder, dtype="float32"), max_model_len=64)
+        other = plain_runner(load_decoder(folder, dtype="float32"), max_model_len=64)
         with pytest.raises(ModelError, match=f"head.safetensors was trained for another target: {said}"):
             head.attach(other, str(head_file))
 
@@ -248,7 +250,7 @@ def test_method_ctc_writes_the_text_of_plain_decoding(
 
 
 def test_the_head_reads_in_the_engine_what_it_reads_in_training(
-    pair: Pair, target: TorchRunner, head_file: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, target: RowRunner, head_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, Tensor]] = []  # after each pass: new tokens, and the window
     full = CtcSequence.observe
@@ -268,7 +270,7 @@ def test_the_head_reads_in_the_engine_what_it_reads_in_training(
     for count, window in seen[:-1]:  # the last pass may have been cut
         end += count
         first = max(len(PROMPTS[0]), end - 3)
-        expected = inputs_of(hidden[first - 1 : end - 1], target.embeddings(text[first:end]))
+        expected = inputs_of(hidden[first - 1 : end - 1], as_tensor(target.embeddings(text[first:end])))
         torch.testing.assert_close(window, expected, atol=1e-3, rtol=1e-3)
 
 

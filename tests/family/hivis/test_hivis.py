@@ -19,13 +19,15 @@ from card.family.hivis.drafting import BEAM_WIDTH, TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.hivis.training import Examples, TrainSettings, train_fused, unrolled
 from card.family.hivis.writer import HivisSequence
+from card.family.learning.bound_module import scaled
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import IGNORED, TrainedHead, common_tokens
 from card.family.learning.target_texts import TargetTexts, write_texts
-from card.models.head_files import scaled
 from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import ROOT
 from tests.pair import Pair
 from tests.seeing import asked, picture, processor_of, save_seeing
@@ -53,26 +55,26 @@ def model(seeing: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def target(seeing: str) -> TorchRunner:
-    return TorchRunner(load_decoder(seeing, dtype="float32"), max_model_len=256)
+def target(seeing: str) -> RowRunner:
+    return plain_runner(load_decoder(seeing, dtype="float32"), max_model_len=256)
 
 
 @pytest.fixture(scope="module")
-def prompts(seeing: str, target: TorchRunner) -> list[Any]:
+def prompts(seeing: str, target: RowRunner) -> list[Any]:
     settings = EngineSettings(max_images=2)
     reader = PromptReader.for_target(load_tokenizer(seeing), settings, seeing, target, target.dtype)
     return [reader.encode(one) for one in CONVERSATIONS]
 
 
 @pytest.fixture(scope="module")
-def texts(target: TorchRunner, prompts: list[Any]) -> TargetTexts:
+def texts(target: RowRunner, prompts: list[Any]) -> TargetTexts:
     return write_texts(
         target, prompts, temperature=0.0, seed=0, max_tokens=MAX_TOKENS, end_ids=frozenset({0, 1}), whole=True
     )
 
 
 def trained(
-    target: TorchRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
+    target: RowRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
 ) -> TrainedHead[FusedHead]:
     values = {"num_steps": 3, "width": 32, "batch_size": 4, "epochs": 30, "learning_rate": 1e-2, "checkpoint_steps": 7}
     checkpoint = Checkpoint(folder / "training.pt", {})
@@ -82,7 +84,7 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def done(target: TorchRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead[FusedHead]:
+def done(target: RowRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead[FusedHead]:
     return trained(target, texts, tmp_path_factory.mktemp("training"))
 
 
@@ -127,9 +129,9 @@ def test_a_training_learns_the_targets_text(
     assert done.head.num_weights * 2 < 10e6, "bytes of a file"
 
 
-def test_tokens_of_prompts_are_read_and_not_learnt(target: TorchRunner, texts: TargetTexts) -> None:
+def test_tokens_of_prompts_are_read_and_not_learnt(target: RowRunner, texts: TargetTexts) -> None:
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
-    embeddings = target.embeddings(texts.token_ids.tolist())
+    embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
     batch = Examples(texts, range(len(texts)), embeddings, label_of).batch(torch.arange(len(texts)))
     for idx, labels in enumerate(batch.labels):
         place, first = texts.text(idx), texts.answer(idx)
@@ -139,10 +141,13 @@ def test_tokens_of_prompts_are_read_and_not_learnt(target: TorchRunner, texts: T
 
 
 def test_a_draft_reads_in_each_step_what_the_unrolled_training_reads(
-    target: TorchRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
+    target: RowRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
 ) -> None:
     head, place = done.head, texts.text(0)
-    states, embeddings = scaled(texts.features[place]), scaled(target.embeddings(texts.token_ids[place].tolist()))
+    states, embeddings = (
+        scaled(texts.features[place]),
+        scaled(as_tensor(target.embeddings(texts.token_ids[place].tolist()))),
+    )
     text = TextMemory(head)
     with torch.inference_mode():
         text.extend(0, states, embeddings)
@@ -175,7 +180,7 @@ def test_a_draft_is_the_same_alone_and_beside_other_texts(texts: TargetTexts, do
 
 
 def test_a_training_that_goes_on_ends_with_the_weights_of_one_run(
-    target: TorchRunner, texts: TargetTexts, tmp_path: Path
+    target: RowRunner, texts: TargetTexts, tmp_path: Path
 ) -> None:
     check_a_head_goes_on(partial(trained, target, texts, epochs=8), tmp_path)
     with pytest.raises(ModelError, match="is of another run: its width is 32, not 64"):
@@ -270,7 +275,7 @@ def test_the_text_goes_on_if_the_drafter_fails(
 
 @pytest.mark.parametrize("prefill_chunk", [7, 512])
 def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
-    seeing: str, target: TorchRunner, texts: TargetTexts, file: str, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
+    seeing: str, target: RowRunner, texts: TargetTexts, file: str, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     full = HivisSequence.observe
@@ -284,7 +289,10 @@ def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
     answered(seeing, CONVERSATIONS[:1], params, method="hivis", hivis=file, prefill_chunk=prefill_chunk)
     head = FusedHead.load(file)
     place = texts.text(0)
-    states, embeddings = scaled(texts.features[place]), scaled(target.embeddings(texts.token_ids[place].tolist()))
+    states, embeddings = (
+        scaled(texts.features[place]),
+        scaled(as_tensor(target.embeddings(texts.token_ids[place].tolist()))),
+    )
     assert len(seen) > 2
     for first, keys, last_row in seen[:-1]:  # the last pass may have been cut
         num_rows = keys.shape[2]

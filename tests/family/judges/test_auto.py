@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,10 +19,10 @@ from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
 from card.family.judges.training import train_judge
 from card.family.learning.regression import area_under_roc, fit_ridge
-from card.models.loading import load_model
 from card.models.protocol import Extension
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
+from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.tiny import tiny_llama
@@ -30,16 +31,16 @@ VOCAB = 40
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-def runner(seed: int, noise: float = 0.0) -> TorchRunner:
+def runner(seed: int, noise: float = 0.0) -> RowRunner:
     return make_runner(tiny_llama(VOCAB, seed=seed, noise=noise), max_model_len=64)
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[TorchRunner, TorchRunner]:
+def models() -> tuple[RowRunner, RowRunner]:
     return runner(3), runner(3, noise=0.15)
 
 
-def miner(models: tuple[TorchRunner, TorchRunner], answer_of: Callable[[Sequence[int]], object]) -> Miner:
+def miner(models: tuple[RowRunner, RowRunner], answer_of: Callable[[Sequence[int]], object]) -> Miner:
     return Miner(*models, answer_of=answer_of, max_tokens=12, end_ids=frozenset({0}))
 
 
@@ -50,7 +51,7 @@ def mine(one: Miner) -> Mismatches:
     return Mismatches.joined(list(one.mine(list(enumerate(PROMPTS)))))
 
 
-def greedy(target: TorchRunner, token_ids: Sequence[int], num_tokens: int) -> list[int]:
+def greedy(target: RowRunner, token_ids: Sequence[int], num_tokens: int) -> list[int]:
     """Return a text and what plain decoding adds to it: up to token 0, or so many tokens."""
     ids, slot = list(token_ids), target.open(64)
     while num_tokens and not (len(ids) > len(token_ids) and ids[-1] == 0):
@@ -63,7 +64,7 @@ def greedy(target: TorchRunner, token_ids: Sequence[int], num_tokens: int) -> li
 
 
 def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
-    models: tuple[TorchRunner, TorchRunner],
+    models: tuple[RowRunner, RowRunner],
 ) -> None:
     target, draft = models
     mined = mine(miner(models, lambda ids: ids[-1] % 2))
@@ -85,7 +86,7 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
 
 
 def test_prompts_that_wait_for_others_have_the_same_mismatches(
-    models: tuple[TorchRunner, TorchRunner], monkeypatch: pytest.MonkeyPatch
+    models: tuple[RowRunner, RowRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = mine(miner(models, lambda ids: ids[-1] % 2))
     monkeypatch.setattr(mining, "AT_ONCE", 1)
@@ -96,7 +97,7 @@ def test_prompts_that_wait_for_others_have_the_same_mismatches(
 
 @pytest.mark.parametrize("num_passes", [1, 12, 40])
 def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
-    models: tuple[TorchRunner, TorchRunner], num_passes: int
+    models: tuple[RowRunner, RowRunner], num_passes: int
 ) -> None:
     one = miner(models, lambda ids: ids[-1] % 2)
     whole = {found.prompt_idx: found for found in one.mine(list(enumerate(PROMPTS)))}
@@ -109,7 +110,7 @@ def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
     assert len(list(one.mine(list(enumerate(PROMPTS))))) == len(PROMPTS)  # nothing was left open
 
 
-def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[TorchRunner, TorchRunner]) -> None:
+def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[RowRunner, RowRunner]) -> None:
     mined = mine(miner(models, lambda _: None))
     assert len(mined) and not mined.is_important.any()
     with pytest.raises(PromptError, match=r"0 of .* mismatches changed the answer, and a judge needs 5 that do"):
@@ -157,7 +158,7 @@ def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
 def judge_file(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A judge of the tiny pair, whose weights are random: what it tolerates is a matter of chance."""
     target = make_runner(load_model(pair.target, dtype="float32"), max_model_len=64)
-    weights = torch.randn(32, generator=torch.Generator().manual_seed(2))
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(2)).numpy()
     path = tmp_path_factory.mktemp("judge") / "judge.safetensors"
     AutoJudge(weights, 0.0, usual=0.6, pair=PairFacts.of(target, pair.draft), knob=None).save(path)
     return str(path)
@@ -168,7 +169,7 @@ def test_a_saved_judge_is_the_same_one(judge_file: str) -> None:
     assert (judge.knob, AutoJudge.load(judge_file, 0.2).knob, judge.pair.draft) == (0.6, 0.2, "draft")
     again = Path(judge_file).with_name("again.safetensors")
     judge.save(again, {"area_under_roc": "0.7"})
-    state = torch.arange(32.0) / 32
+    state = np.arange(32, dtype=np.float32) / 32
     assert AutoJudge.load(again).importance(state) == judge.importance(state)
 
 

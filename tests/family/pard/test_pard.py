@@ -17,11 +17,11 @@ from card.errors import ModelError, PromptError, SettingsError
 from card.family.learning.checkpoint import Checkpoint
 from card.family.pard.folders import clipped, load_adaptable, read_documents
 from card.family.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
+from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
 from card.family.pard.training import Trained, TrainSettings, added_to, loss_of, shown_in_step, train_pard
 from card.models.loading import load_decoder
 from card.models.parallel_draft import FILE, STATES_FILE, ParallelDraft, parallel_draft_of, wants_states
-from card.models.state_input import StateInput
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 from tests.trainings import stopping

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import LLM
@@ -24,15 +24,19 @@ from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
 from card.family.pard import writer
 from card.family.pard.folders import load_adaptable
+from card.family.pard.state_input import StateInput
 from card.family.pard.writer import ParallelSequence, ParallelWriter
 from card.kernels.int8_linear import why_not_int8
+from card.kernels.number_types import Floats
 from card.links.in_process import InlineLink, ThreadLink
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
 from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
-from card.models.state_input import StateInput
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from card.protocol.messages import DraftSpec, Open, TargetStates
+from card.theirs.transformers.arrays import as_array, as_tensor
+from card.theirs.transformers.loading import load_model
+from card.tree.logits import log_softmax
 from card.tree.nodes import NewNodes
 from tests.decoding import (
     assert_plain_in_turns,
@@ -71,11 +75,11 @@ class Guessing(TableModel):
         self.mask_id = model.vocab_size
         self._model = model
 
-    def _make_logits(self, context: tuple[int, ...]) -> Tensor:
+    def _make_logits(self, context: tuple[int, ...]) -> Floats:
         ids = [token for token in context if token != self.mask_id]
         for _ in range(len(context) - len(ids)):
             ids.append(int(self._model.logits_after(ids).argmax()))
-        return torch.cat([self._model.logits_after(ids), torch.tensor([-1e9])])
+        return np.append(self._model.logits_after(ids), np.float32(-1e9))
 
 
 def writer_of(model: TableModel) -> ParallelWriter:
@@ -120,7 +124,7 @@ def assert_new_scores_are_guesses(worker: DrafterWorker, known: set[int]) -> Non
         possible = []
         for offset in range(min(K, len(path))):  # one left over from an earlier pass was guessed before the root
             before = path[: len(path) - offset] + [model.mask_id] * offset
-            scores = (model.logits_after(before) / TEMPERATURES[offset]).log_softmax(-1)
+            scores = log_softmax(model.logits_after(before) / TEMPERATURES[offset])
             possible.append(float(scores[token]))
         assert min(abs(logprob - one) for one in possible) < 1e-4
 
@@ -404,7 +408,7 @@ class Read:
     """Notes the tokens that draft models read, and what was added to the first of them, by request and place."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.added: dict[tuple[int, ...], Tensor | None] = {}  # by the text up to the token
+        self.added: dict[tuple[int, ...], Floats | None] = {}  # by the text up to the token
         extension = ParallelSequence.extension
 
         def noted(sequence: ParallelSequence, frontier: list[int], max_tokens: int) -> Extension:
@@ -442,7 +446,7 @@ def test_a_drafter_in_turns_reads_each_token_with_the_states_that_it_came_of(
             found = read.added[text[: place + 1]]
             assert found is not None, "none came late"
             expected = added[place - 1] if place else torch.zeros(32)
-            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(as_tensor(found), expected, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread"])
@@ -480,23 +484,23 @@ def test_states_that_come_late_again_or_early_are_added_to_the_text_alone_and_ch
     writer.state_input = layer
     worker = DrafterWorker(writer, clock=Clock(), max_tokens_per_pass=max_tokens)
     worker.receive(Open(7, TEXT, spec))
-    sequence, forward, added = sequence_of(worker), writer.model.forward, dict[int, Tensor]()
+    sequence, forward, added = sequence_of(worker), writer.model.forward, dict[int, Floats]()
 
-    def noted(extensions: list[Extension]) -> list[Tensor]:
+    def noted(extensions: list[Extension]) -> list[Floats]:
         (one,) = extensions
         num_text = min(len(one.token_ids), len(sequence.token_ids) - sequence.num_committed_rows)
         assert one.added is None or one.added.shape == (num_text, 32)
         for i, row in enumerate([] if one.added is None else one.added):
             place = sequence.num_committed_rows + i
-            torch.testing.assert_close(row, added.get(place, torch.zeros(32)))
+            np.testing.assert_allclose(row, added.get(place, np.zeros(32)), rtol=1e-5, atol=1e-6)
         return forward(extensions)
 
     writer.model.forward = noted  # type: ignore[method-assign]
     for num_passes, which, length, others in turns:
         for first, num_rows in shown[:2]:
-            states = torch.randn(num_rows, 2 * 32)
+            states = as_array(torch.randn(num_rows, 2 * 32))
             worker.receive(TargetStates(7, first, states))
-            added |= {first + 1 + i: row for i, row in enumerate(layer(states).detach())}
+            added |= {first + 1 + i: row for i, row in enumerate(layer.added_by(states))}
         shown = shown[2:]
         for _ in range(num_passes):
             worker.step()
@@ -544,7 +548,7 @@ def test_states_that_nobody_can_show_are_refused_and_so_is_another_target(
     with pytest.raises(
         ModelError, match=r"reads its target's hidden states, which reach no drafter in another process"
     ):
-        make_writer(TorchRunner(load_decoder(reading), max_model_len=64), takes_turns=True)
+        make_writer(plain_runner(load_decoder(reading), max_model_len=64), takes_turns=True)
     other = tiny_llama(320, seed=8, num_hidden_layers=1, max_position_embeddings=200)
     other.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(pair.target).save_pretrained(tmp_path)

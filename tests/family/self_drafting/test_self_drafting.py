@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-import torch
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
@@ -13,9 +13,10 @@ from card.engine.queue import Limits
 from card.engine.request import Request
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
-from card.models.own.decoder_model import mark_int8
+from card.kernels.number_types import Floats
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.pair import Pair
 from tests.reaching_in import cache_of
@@ -29,13 +30,13 @@ DRAFT = DraftSettings(num_speculative_tokens=LENGTH)
 PARAMS = [SamplingParams(temperature=float(i % 2), seed=i, max_tokens=18 + i, top_p=0.9) for i in range(8)]
 
 
-def runner_of(kind: str) -> TorchRunner:
+def runner_of(kind: str) -> RowRunner:
     model = tiny_llama(61, max_position_embeddings=128)
     if kind == "int8":
         if (reason := why_not_int8()) is not None:
             pytest.skip(f"no integer passes: {reason}")
-        mark_int8(model)
-    return TorchRunner(model, max_model_len=100, own_pass=kind != "transformers")
+        model.computes_int8 = True
+    return plain_runner(model, max_model_len=100, own_pass=kind != "transformers")
 
 
 def requests(method: str) -> list[Request]:
@@ -65,7 +66,7 @@ def test_rows_that_drafting_wrote_are_replaced_by_those_of_the_verification() ->
         request = make_request(0, method=method, params=PARAMS[0], draft=DRAFT, prompt=prompt, uses_drafter=False)
         texts = run_all(make_engine(runner, None, method), {0: [request]})
         rows.append(cache_of(runner)[0].kv[:, :, :, : len(prompt) + len(texts[0][0]) - 1])
-    torch.testing.assert_close(rows[1], rows[0], atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(rows[1], rows[0], atol=1e-4, rtol=1e-4)
 
 
 def test_drafts_read_few_rows_and_verifications_all() -> None:
@@ -97,7 +98,7 @@ class _Perfect(TableModel):
 class _Failing(TableModel):
     """Fails in every pass that reads chosen rows."""
 
-    def forward(self, extensions: Sequence[Extension]) -> list[torch.Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Floats]:
         if any(one.reads is not None for one in extensions):
             raise ModelError("few rows are too few")
         return super().forward(extensions)

@@ -13,6 +13,7 @@ from itertools import chain as chain_of
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -44,9 +45,12 @@ from card.family.specbranch.training import TokenOutcomes, TrainSettings, calibr
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
-from card.models.loading import load_model, load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.models.loading import load_tokenizer
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.text.prompts import encode_chat
+from card.theirs.transformers.arrays import as_array, as_tensor
+from card.theirs.transformers.loading import load_model
 from card.tree.sampling import CHOICE_SHARPNESS
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features
 
@@ -57,11 +61,30 @@ END_ID = 7
 # ---- the predictor --------------------------------------------------------------------------------------------------
 
 
-def facts_of(runner: TorchRunner) -> HRadFacts:
+def facts_of(runner: RowRunner) -> HRadFacts:
     return target_facts(runner, num_layers=NUM_LAYERS, draft="tiny", num_speculative_tokens=4)
 
 
 SOME_EVIDENCE = Evidence(weight=0.5, mean=0.25)
+
+
+def network(
+    facts: HRadFacts,
+    layers: Sequence[tuple[Tensor, Tensor]],
+    mean: Tensor,
+    std: Tensor,
+    evidence: Evidence = SOME_EVIDENCE,
+) -> HRad:
+    pairs = [(as_array(weight), as_array(bias)) for weight, bias in layers]
+    return HRad(facts, pairs, as_array(mean), as_array(std), evidence)
+
+
+def chances_of(hrad: HRad, inputs: Tensor) -> Tensor:
+    return as_tensor(hrad.probabilities(as_array(inputs)))
+
+
+def odds_of(chances: Tensor) -> Tensor:
+    return torch.as_tensor(log_odds(as_array(chances)))
 
 
 def random_hrad(facts: HRadFacts, seed: int = 0, evidence: Evidence = SOME_EVIDENCE) -> HRad:
@@ -72,7 +95,7 @@ def random_hrad(facts: HRadFacts, seed: int = 0, evidence: Evidence = SOME_EVIDE
         for into, out in itertools.pairwise(widths)
     ]
     mean = 0.1 * torch.randn(facts.num_inputs, generator=generator)
-    return HRad(facts, layers, mean, 0.5 + torch.rand(facts.num_inputs, generator=generator), evidence)
+    return network(facts, layers, mean, 0.5 + torch.rand(facts.num_inputs, generator=generator), evidence)
 
 
 def logit(prob: float) -> float:
@@ -84,13 +107,13 @@ def test_chances_are_the_softmax_of_scores_for_standardised_inputs() -> None:
     mean, std = torch.tensor([10.0, 0.0, 0.0, -5.0]), torch.tensor([2.0, 1.0, 1.0, 0.5])
     weight = torch.zeros(3, 4)
     weight[0, 0], weight[2, 3] = 1.0, 1.0  # scores: (x0 - 10) / 2, a half, 2 (x3 + 5)
-    hrad = HRad(facts, [(weight, torch.tensor([0.0, 0.5, 0.0]))], mean, std)
+    hrad = network(facts, [(weight, torch.tensor([0.0, 0.5, 0.0]))], mean, std)
     inputs = torch.tensor([[12.0, 9.0, 9.0, -5.0], [10.5, 9.0, 9.0, -4.5]])
     expected = torch.tensor([[1.0, 0.5, 0.0], [0.25, 0.5, 1.0]]).softmax(-1)
-    assert_same(hrad.probabilities(inputs), expected)
-    assert_same(hrad.probabilities(inputs[1]), expected[1])
-    assert_same(log_odds(expected), torch.tensor([-1.0, 0.75]))
-    assert log_odds(torch.tensor([1.0, 0.0, 0.0])) == pytest.approx(math.log(1e-4)), "nothing is ruled out"
+    assert_same(chances_of(hrad, inputs), expected)
+    assert_same(chances_of(hrad, inputs[1]), expected[1])
+    assert_same(odds_of(expected), torch.tensor([-1.0, 0.75]))
+    assert odds_of(torch.tensor([1.0, 0.0, 0.0])) == pytest.approx(math.log(1e-4)), "nothing is ruled out"
 
 
 @settings(max_examples=50)
@@ -108,20 +131,20 @@ def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
     hrad = random_hrad(facts_of(runner), evidence=Evidence(weight, mean))
     hrad.attach(runner, usual)
     features = own_features(CHAIN, NUM_LAYERS)[row]
-    chances = hrad.probabilities(torch.cat((features, runner.embedding(token_id)))).tolist()
+    chances = chances_of(hrad, torch.cat((features, as_tensor(runner.embeddings([token_id])[0])))).tolist()
     foreseen = math.log(max(chances[ALL_ACCEPTED], 1e-4) / max(chances[ALL_REJECTED], 1e-4))
     expected = logit(usual) - weight * (foreseen - mean)
-    assert logit(hrad.branch_below(features, token_id)) == pytest.approx(expected, abs=1e-3)
+    assert logit(hrad.branch_below(as_array(features), token_id)) == pytest.approx(expected, abs=1e-3)
     for fixed in (0.0, 1.0):
         hrad.attach(runner, fixed)
-        assert hrad.branch_below(features, token_id) == fixed
+        assert hrad.branch_below(as_array(features), token_id) == fixed
 
 
 def test_what_weighs_nothing_leaves_the_drafters_confidence_alone() -> None:
     runner = make_runner("own pass")
     hrad = random_hrad(facts_of(runner), evidence=Evidence())
     hrad.attach(runner, 0.625)
-    assert hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5) == pytest.approx(0.625)
+    assert hrad.branch_below(as_array(own_features(CHAIN, NUM_LAYERS)[3]), 5) == pytest.approx(0.625)
 
 
 def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
@@ -132,11 +155,11 @@ def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
     with safe_open(str(tmp_path / "one.safetensors"), "pt") as file:
         assert file.metadata()["test_accuracy"] == "0.5"
     inputs = torch.randn((200, hrad.facts.num_inputs), generator=torch.Generator().manual_seed(1))
-    chances = hrad.probabilities(inputs)
+    chances = chances_of(hrad, inputs)
     assert len(set(chances.argmax(-1).tolist())) == 3
-    assert torch.equal(loaded.probabilities(inputs), chances)
+    assert torch.equal(chances_of(loaded, inputs), chances)
     assert all(
-        torch.equal(*pair)
+        np.array_equal(*pair)
         for layers in zip(loaded.layers, hrad.layers, strict=True)
         for pair in zip(*layers, strict=True)
     )
@@ -156,7 +179,7 @@ def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_pa
     for row, own in zip(runner.features.of(0, hrad.wish), own_features(CHAIN, NUM_LAYERS), strict=True):
         for token_id in range(5):
             found.append(logit(hrad.branch_below(row, token_id)))
-            foreseen = float(log_odds(hrad.probabilities(torch.cat((own, plain.embedding(token_id))))))
+            foreseen = float(odds_of(chances_of(hrad, torch.cat((own, as_tensor(plain.embeddings([token_id])[0]))))))
             expected.append(-hrad.evidence.weight * (foreseen - hrad.evidence.mean))
     assert found == pytest.approx(expected, abs=1e-3)
     assert max(found) - min(found) > 0.1
@@ -224,9 +247,9 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     facts = facts_of(make_runner("own pass"))
     ones = torch.ones(facts.num_inputs)
     with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
-        HRad(facts, [(torch.zeros(3, 127), torch.zeros(3))], ones, ones)
+        network(facts, [(torch.zeros(3, 127), torch.zeros(3))], ones, ones)
     with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
-        HRad(facts, [(torch.zeros(4, 128), torch.zeros(4))], ones, ones)
+        network(facts, [(torch.zeros(4, 128), torch.zeros(4))], ones, ones)
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------------------
@@ -272,7 +295,7 @@ def test_rounds_are_those_of_plain_speculation_whatever_shares_their_batch(
     chance = random.Random(seed)
     target, draft = make_model(seed=seed % 5), make_model(seed=seed % 5, noise=0.15)
     prompts = [[chance.randrange(8, VOCAB_SIZE) for _ in range(chance.randint(1, 9))] for _ in range(num_prompts)]
-    runners = [TorchRunner(copy.deepcopy(model), max_model_len=32) for model in (target, draft)]
+    runners = [plain_runner(copy.deepcopy(model), max_model_len=32) for model in (target, draft)]
     collector = RoundCollector(
         runners[0],
         runners[1],
@@ -340,7 +363,7 @@ def test_it_learns_a_separable_problem_better_than_always_naming_the_commonest_c
     assert trained.balanced_accuracy > 0.95
     assert 1 <= trained.num_epochs <= len(epochs) <= 20
     fresh = separable_rounds(10, 1)
-    assert (trained.hrad.probabilities(fresh.inputs).argmax(-1) == fresh.labels).float().mean() > 0.95
+    assert (chances_of(trained.hrad, fresh.inputs).argmax(-1) == fresh.labels).float().mean() > 0.95
     assert trained.hrad.evidence.weight > 0
     assert trained.foreseen_loss < 0.7 * trained.confidence_loss, "the drafter knew nothing, the predictor does"
     figures = trained.figures()
@@ -354,9 +377,9 @@ def test_training_is_a_function_of_its_seed_and_leaves_the_global_one_alone() ->
     inputs = torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2))
     results = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
     weights = [one.hrad.layers[0][0] for one in results]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-    assert torch.equal(results[0].hrad.probabilities(inputs), results[1].hrad.probabilities(inputs))
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+    assert torch.equal(chances_of(results[0].hrad, inputs), chances_of(results[1].hrad, inputs))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -382,7 +405,7 @@ def hardly_separable_rounds(count: int, seed: int) -> Rounds:
 def test_chances_are_true_however_the_classes_were_weighed(balance: float) -> None:
     rounds, fresh = hardly_separable_rounds(4000, 0), hardly_separable_rounds(4000, 1)
     trained = train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=4, batch_size=32, balance=balance), test_rounds=fresh)
-    chances = trained.hrad.probabilities(fresh.inputs)[:, ALL_REJECTED]
+    chances = chances_of(trained.hrad, fresh.inputs)[:, ALL_REJECTED]
     was = (fresh.labels == ALL_REJECTED).float()
     assert float(chances.mean()) == pytest.approx(float(was.mean()), abs=0.05)
     lowest, *_, highest = chances.argsort().chunk(4)
@@ -456,7 +479,7 @@ def test_rounds_to_judge_by_may_be_given_and_too_few_prompts_are_refused() -> No
 def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     models = [load_model(name, dtype="float32") for name in ("demo-target", "demo-draft")]
     tokenizer = load_tokenizer("demo-target")
-    target, draft = (TorchRunner(model, max_model_len=512) for model in models)
+    target, draft = (plain_runner(model, max_model_len=512) for model in models)
     hrad = HRad.load("demo")
     hrad.attach(target, 0.7)
     assert hrad.facts.draft == "demo-draft"
@@ -470,7 +493,7 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     )
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": problem}]) for problem in SAMPLE_PROBLEMS]
     rounds = collector.collect(prompts)
-    chances = hrad.probabilities(rounds.inputs.float())
+    chances = chances_of(hrad, rounds.inputs.float())
     assert len(rounds) > 200
     for outcome, least in ((ALL_REJECTED, 1.5), (UNDECIDED, 1.2), (ALL_ACCEPTED, 1.15)):
         was, likeliest = (rounds.labels == outcome).float(), chances[:, outcome].topk(len(rounds) // 4).indices

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertLMHeadModel,
     DynamicCache,
@@ -35,8 +36,8 @@ import card.hf
 import card.inside.hf.session
 from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
-from card.models.demo import DEMO_PROBLEMS
-from card.models.loading import load_model, load_tokenizer
+from card.models.demo import DEMO_PROBLEMS, demo_folder
+from card.theirs.transformers.loading import load_model
 from tests.pair import MAX_POSITIONS, make_model, make_tokenizer
 from tests.reaching_in import sessions_of
 
@@ -141,7 +142,7 @@ def test_a_wrapped_callable_still_finds_the_assistant_model(target: LlamaForCaus
 
 
 def test_the_demo_pair_answers_as_in_transformers() -> None:
-    tokenizer = load_tokenizer("demo-target")
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder("target"))
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     target, draft = (load_model(name, dtype="float32") for name in ("demo-target", "demo-draft"))

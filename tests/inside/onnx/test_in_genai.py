@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.bench.datasets import parse_spec, read_datasets
 from tests.inside.onnx.running import Decoded, decode, load_engine_model, turns
 from tests.laws import NUM_NEW as NUM_SAMPLED
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     model = load_model("demo-target").float()
     export_paged(inflate(model, parse_parameter_count("60M")), folder)
-    load_tokenizer("demo-target").save_pretrained(folder)
+    load_tokenizer("demo-target").save(folder)
     return folder
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from tests.inside.vllm.running import run_vllm, start_vllm
 from tests.laws import NUM_NEW, NUM_TEXTS, TEMPERATURE, VOCAB_SIZE, chi_square, law_of, mixed_law, tiny_model
 
@@ -35,14 +36,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The demo target at the price of 90 M parameters, as an ordinary folder."""
     folder = tmp_path_factory.mktemp("target")
     inflate(load_model("demo-target"), parse_parameter_count("90M")).save_pretrained(folder)
-    load_tokenizer("demo-target").save_pretrained(folder)
+    load_tokenizer("demo-target").save(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer("demo-target")
-    return [tokenizer(question)["input_ids"] for question in QUESTIONS]
+    return [tokenizer.encode(question) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")

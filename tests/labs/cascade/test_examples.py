@@ -10,16 +10,17 @@ import torch
 from card.errors import SettingsError
 from card.labs.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
 from card.models.protocol import Extension, LanguageModel
-from card.models.torch_runner import TorchRunner
-from tests.pair import make_model, make_tokenizer
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from tests.pair import make_model, own_tokenizer
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = own_tokenizer()
 POOL = [SolvedProblem(f"one {word}", f"{word} sat on the mat") for word in ("cat", "two", "six", "the", "there")]
 
 
 @pytest.fixture(scope="module")
-def model() -> TorchRunner:
-    return TorchRunner(make_model(len(TOKENIZER)), max_model_len=256)
+def model() -> RowRunner:
+    return plain_runner(make_model(len(TOKENIZER)), max_model_len=256)
 
 
 def _whole_loss(model: LanguageModel, prompt: str, answer: str) -> tuple[float, int]:
@@ -27,7 +28,7 @@ def _whole_loss(model: LanguageModel, prompt: str, answer: str) -> tuple[float, 
     slot, text = model.open(), [*ids, *answer_ids]
     (logits,) = model.forward([Extension(slot, text, range(-1, len(text) - 1))])
     model.close(slot)
-    logprobs = torch.log_softmax(logits.double(), -1)[len(ids) - 1 : -1]
+    logprobs = torch.log_softmax(torch.from_numpy(logits).double(), -1)[len(ids) - 1 : -1]
     return -float(logprobs[range(len(answer_ids)), answer_ids].sum()), len(answer_ids)
 
 

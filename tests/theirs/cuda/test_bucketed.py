@@ -1,4 +1,4 @@
-"""BucketedRunner against TorchRunner: the same logits and KV rows, whatever its shapes and its desk hold."""
+"""BucketedRunner against RowRunner: the same logits and KV rows, whatever its shapes and its desk hold."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from hypothesis import strategies as st
 from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 
 from card.errors import CapacityError, ModelError
-from card.machine.lane import Lane
 from card.models.protocol import Extension
+from card.models.runner import ExactRunner, RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.theirs.cuda import graphs
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
 from card.theirs.cuda.joined import as_shared
 from card.theirs.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
-from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, make_model, operations_of, ordinary, synchronising
+from tests.static import (
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    bucketed,
+    lane_of,
+    make_model,
+    operations_of,
+    ordinary,
+    synchronising,
+    tensor_of,
+)
 from tests.tiny import NO_ENDS, tiny
 
 
@@ -32,8 +41,8 @@ def device() -> str:
     return "cpu"
 
 
-def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
-    torch.testing.assert_close(one.clone(), other.clone(), atol=1e-4, rtol=1e-4)
+def assert_same(one: Any, other: Any) -> None:
+    torch.testing.assert_close(tensor_of(one), tensor_of(other), atol=1e-4, rtol=1e-4)
 
 
 def assert_desk_is_true(runner: BucketedRunner) -> None:
@@ -49,7 +58,7 @@ def assert_desk_is_true(runner: BucketedRunner) -> None:
 class Twins:
     """Two runners that are told the same; answers are compared."""
 
-    def __init__(self, one: TorchRunner, other: BucketedRunner) -> None:
+    def __init__(self, one: RowRunner, other: BucketedRunner) -> None:
         self.runners = one, other
         self.slots: list[tuple[int, int]] = []
 
@@ -109,7 +118,7 @@ class Twins:
 
 
 @pytest.fixture(scope="module")
-def runners(device: str) -> tuple[TorchRunner, BucketedRunner]:
+def runners(device: str) -> tuple[RowRunner, BucketedRunner]:
     return ordinary(device), bucketed(device)
 
 
@@ -127,7 +136,7 @@ def drawn_extension(data: st.DataObject, twins: Twins, sequence: int) -> tuple[i
 @settings(max_examples=25)
 @given(data=st.data())
 def test_every_pass_equals_that_of_an_ordinary_runner(
-    runners: tuple[TorchRunner, BucketedRunner], data: st.DataObject
+    runners: tuple[RowRunner, BucketedRunner], data: st.DataObject
 ) -> None:
     twins = Twins(*runners)
     twins.open()
@@ -156,7 +165,7 @@ def test_every_pass_equals_that_of_an_ordinary_runner(
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5, 8, 9, 31, 64, 65, 200])
 def test_a_pass_of_any_size_equals_that_of_an_ordinary_runner(
-    runners: tuple[TorchRunner, BucketedRunner], num_new: int
+    runners: tuple[RowRunner, BucketedRunner], num_new: int
 ) -> None:
     twins = Twins(*runners)
     twins.open()
@@ -194,7 +203,7 @@ def test_a_sequence_that_was_opened_for_few_rows_has_no_more(device: str) -> Non
     assert_same(runner.forward([Extension(slot, [5], [3])])[0], expected)
 
 
-def test_a_refused_pass_changes_nothing(runners: tuple[TorchRunner, BucketedRunner]) -> None:
+def test_a_refused_pass_changes_nothing(runners: tuple[RowRunner, BucketedRunner]) -> None:
     twins = Twins(*runners)
     twins.open()
     twins.forward((0, [1, 2, 3], [-1, 0, 1], 0))
@@ -206,13 +215,13 @@ def test_a_refused_pass_changes_nothing(runners: tuple[TorchRunner, BucketedRunn
     twins.close()
 
 
-def test_logits_stay_what_they_are_when_the_next_pass_runs(runners: tuple[TorchRunner, BucketedRunner]) -> None:
+def test_logits_stay_what_they_are_when_the_next_pass_runs(runners: tuple[RowRunner, BucketedRunner]) -> None:
     runner = runners[1]
     slot = runner.open()
     first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0]
-    before = first.clone()
+    before = tensor_of(first)
     runner.forward([Extension(slot, [9, 9, 9], [2, 3, 4])])
-    assert torch.equal(first, before)
+    assert torch.equal(tensor_of(first), before)
     runner.close(slot)
 
 
@@ -295,7 +304,7 @@ def test_models_without_static_passes_run_as_ever(device: str, family: str) -> N
     runner.forward([Extension(slot, [1, 2, 3, 4], [-1, 0, 1, 2])])
     runner.forward([Extension(slot, [9], [3])])
     runner.keep(slot, 4)
-    assert_same(runner.forward([Extension(slot, [5, 6, 7], [3, 4, 5])])[0].cpu(), expected[4:])
+    assert_same(runner.forward([Extension(slot, [5, 6, 7], [3, 4, 5])])[0], expected[4:])
     runner.close(slot)
 
 
@@ -307,7 +316,7 @@ def test_two_runners_of_one_model_hold_its_weights_once(device: str) -> None:
         assert one.gate_up[0].data_ptr() == other.gate_up[0].data_ptr()
         assert torch.equal(one.qkv[0], other.qkv[0])
     logits = [runner.forward([Extension(runner.open(), [1, 2, 3], [-1, 0, 1])])[0] for runner in (first, second)]
-    assert torch.equal(*logits)
+    assert torch.equal(*map(tensor_of, logits))
     runner = ordinary(device)
     assert_same(logits[0], runner.forward([Extension(runner.open(), [1, 2, 3], [-1, 0, 1])])[0])
 
@@ -325,12 +334,12 @@ def test_weights_that_lie_in_another_order_are_not_taken_for_joined_ones() -> No
 def test_the_runner_that_suits_a_device_is_bucketed_on_cuda_only(device: str) -> None:
     model = copy.deepcopy(make_model()).to(device)  # type: ignore[arg-type]
     runner = make_runner(model, max_model_len=64, max_tree_rows=5)
-    assert type(runner) is (BucketedRunner if device == "cuda" else TorchRunner)
+    assert type(runner) is (BucketedRunner if device == "cuda" else ExactRunner)
     assert (runner.max_model_len, runner.max_rows) == (64, 69)
 
 
 def test_lent_rows_leave_the_sequence_alone_and_adopted_ones_are_its_own(
-    runners: tuple[TorchRunner, BucketedRunner],
+    runners: tuple[RowRunner, BucketedRunner],
 ) -> None:
     runner = runners[1]
     slot = runner.open()
@@ -387,7 +396,7 @@ def test_a_recorded_step_does_what_the_function_does(device: str) -> None:
 
 
 def test_work_inside_a_lane_is_done_before_what_follows_outside(device: str) -> None:
-    lane = Lane(torch.device(device))
+    lane = lane_of(device)
     before = torch.full((1000,), 2.0, device=device)
     with lane.entered():
         inside = before * 3

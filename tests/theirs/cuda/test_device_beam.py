@@ -19,7 +19,6 @@ from card.drafting.drafter import DrafterWorker
 from card.errors import ProtocolError
 from card.family.copying.phrase_drafting import PhraseDraftWriter
 from card.links.in_process import InlineLink, ThreadLink
-from card.machine.lane import Lane
 from card.models.protocol import Extension
 from card.protocol.messages import DraftSpec
 from card.theirs.cuda import graphs
@@ -28,7 +27,7 @@ from card.theirs.cuda.device_step import BeamStep, DraftStepResult
 from card.tree.nodes import NewNodes
 from tests.decoding import decode, plain
 from tests.drafts import draft_spec
-from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, operations_of, ordinary, synchronising
+from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, lane_of, operations_of, ordinary, synchronising
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 LAWS: dict[str, dict[str, Any]] = {
@@ -534,7 +533,7 @@ Make = Callable[[DrafterWorker], Any]
 def test_decoded_text_is_that_of_plain_decoding(
     device: str, params: SamplingParams, make_link: Make, noise: float
 ) -> None:
-    lane = Lane(torch.device(device))
+    lane = lane_of(device)
     with lane.entered():
         worker = DrafterWorker(DeviceBeamWriter(bucketed(device, noise=noise)), clock=time.perf_counter)
     link = make_link(worker)

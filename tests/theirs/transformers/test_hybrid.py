@@ -24,14 +24,15 @@ from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.features import FeatureWish
-from card.models.loading import load_model
 from card.models.protocol import Extension, LanguageModel, Recurrent
 from card.models.rows.pool import SequencePool, sequence_bytes
-from card.models.rows.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
+from card.models.runner import RowRunner
 from card.models.runners import how_it_runs, plain_runner
-from card.models.torch_runner import TorchRunner
 from card.theirs.transformers.hybrid import HybridRunner
+from card.theirs.transformers.loading import load_model
 from card.theirs.transformers.row_check import differing_rows
+from card.theirs.transformers.runner import TorchRunner
+from card.theirs.transformers.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.tree.nodes import Nodes
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.models.test_torch_runner import assert_same
@@ -134,7 +135,7 @@ def model_of(name: str, noise: float = 0.0) -> PreTrainedModel:
 
 
 @functools.cache
-def runner_of(name: str, noise: float = 0.0) -> TorchRunner:
+def runner_of(name: str, noise: float = 0.0) -> RowRunner:
     return plain_runner(copy.deepcopy(model_of(name, noise)), max_model_len=160, max_tree_rows=40)
 
 
@@ -360,7 +361,7 @@ def test_generate_of_transformers_gets_its_own_text(name: str, drafts: bool) -> 
 class Counted:
     """Counts the passes of a runner, and how often each place of a text is run."""
 
-    def __init__(self, runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, runner: RowRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_passes = 0
         self.times: dict[tuple[int, int], int] = {}  # of a slot and a row that was kept
         decoder = runner._decoder

@@ -14,7 +14,8 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.loading import load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.theirs.transformers.row_check import check_rows, differing_rows
 from tests.models.test_torch_runner import make_model
 from tests.pair import Pair
@@ -23,8 +24,8 @@ from tests.tiny import tiny
 GENERIC = ["gemma", "gemma4", "gpt-oss", "deepseek3", "granite-swa", "mimo"]
 
 
-def runner_of(model: Any) -> TorchRunner:
-    return TorchRunner(model, max_model_len=32)
+def runner_of(model: Any) -> RowRunner:
+    return plain_runner(model, max_model_len=32)
 
 
 @pytest.mark.parametrize("kind", GENERIC)
@@ -78,7 +79,7 @@ def test_a_model_whose_own_forward_ignores_its_window_is_refused_where_texts_out
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     config = transformers.MoshiConfig(vocab_size=61, num_key_value_heads=4, sliding_window=16, **sizes)
-    runner = TorchRunner(transformers.MoshiForCausalLM(config).eval(), max_model_len=max_model_len)
+    runner = plain_runner(transformers.MoshiForCausalLM(config).eval(), max_model_len=max_model_len)
     assert differing_rows(runner).startswith("at once differ by") is is_refused
     assert config.sliding_window == 16, "the model has its own window again"
 
@@ -90,7 +91,7 @@ def folder(pair: Pair, tmp_path: Path) -> str:
     config = transformers.GemmaConfig(**tiny(len(tokenizer), head_dim=8, max_position_embeddings=64))
     torch.manual_seed(0)
     transformers.GemmaForCausalLM(config).save_pretrained(tmp_path / "gemma")
-    tokenizer.save_pretrained(tmp_path / "gemma")
+    tokenizer.save(tmp_path / "gemma")
     return str(tmp_path / "gemma")
 
 
@@ -98,7 +99,7 @@ def test_a_folder_is_checked_at_its_first_start_only_and_not_if_nobody_wants_it(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
-    monkeypatch.setattr("card.assembly.latencies.check_rows", lambda runner, name: checked.append(name))
+    monkeypatch.setattr("card.theirs.transformers.row_check.check_rows", lambda runner, name: checked.append(name))
     options: dict[str, Any] = {"dtype": "float32", "cache_dir": str(tmp_path / "cache")}
     for more, wanted in [({"check": False}, 0), ({}, 1), ({}, 1), ({"dtype": "float64"}, 2), ({"cache": False}, 3)]:
         with LLM(folder, **{**options, **more}) as llm:
@@ -107,6 +108,6 @@ def test_a_folder_is_checked_at_its_first_start_only_and_not_if_nobody_wants_it(
 
 
 def test_models_with_a_pass_of_our_own_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.assembly.latencies.check_rows", lambda runner, name: pytest.fail("checked"))
+    monkeypatch.setattr("card.theirs.transformers.row_check.check_rows", lambda runner, name: pytest.fail("checked"))
     with LLM(pair.target, cache=False) as llm:
         assert llm.generate("the cat", SamplingParams(max_tokens=2, temperature=0.0))

@@ -42,7 +42,7 @@ def test_when_text_is_sampled_the_noise_is_part_of_the_gap() -> None:
     target, params = make_model(40), SamplingParams(temperature=0.7, seed=3).resolved()
     with torch.inference_mode():
         logits = target(input_ids=torch.tensor([PROMPT])).logits[0, -1].double()
-    noisy = logits + 0.7 * GumbelNoise(3, 40).row(len(PROMPT)).double()
+    noisy = logits + 0.7 * torch.from_numpy(GumbelNoise(3, 40).row(len(PROMPT))).double()
     gap = TextJudge(target, params).gap(PROMPT, (11,), (12,), 0)
     assert gap.logits == pytest.approx(abs(float(noisy[11] - noisy[12])), rel=1e-5)
 

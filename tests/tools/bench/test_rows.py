@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from card import LLM
 from card.config import SamplingParams
 from card.models.facts import end_token_ids
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.bench.rows import CardRow, TransformersRow, up_to_stop
 from tests.pair import Pair
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast
 
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError, TargetError
+from card.text.tokenizer import Tokenizer
 from card.tools.bench.compare import Gap
 from card.tools.bench.datasets import Dataset, DatasetQuestion
 from card.tools.bench.environment import Environment
@@ -25,7 +25,7 @@ from card.tools.bench.records import ModelPair, RowFacts, Run, SampleKey, planne
 from card.tools.bench.results import load, read_unchecked
 from card.tools.bench.rows import Decoded
 from card.tools.bench.runner import Step, run_bench
-from tests.pair import make_tokenizer
+from tests.pair import own_tokenizer
 
 ROWS = ("plain", "fast", "other")
 ENVIRONMENT = Environment("card bench", "abc", "2026-01-01T00:00:00Z", {"card": "1"}, {"cpu": "a CPU", "cores": 2})
@@ -42,7 +42,7 @@ DATASETS = (
 class World:
     """A tokenizer, what rows do on the n-th decode, and what they were asked."""
 
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: Tokenizer
     on_decode: Callable[[int, str], None] = lambda count, row: None
     spoils: Callable[[str, Sequence[int]], bool] = lambda row, prompt_ids: False
     fingerprint: str = "a"
@@ -118,12 +118,12 @@ class FakePair:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
+def tokenizer() -> Tokenizer:
+    return own_tokenizer()
 
 
 @pytest.fixture
-def world(tokenizer: PreTrainedTokenizerFast) -> World:
+def world(tokenizer: Tokenizer) -> World:
     return World(tokenizer)
 
 
@@ -172,7 +172,7 @@ def test_a_second_turn_stands_behind_the_rows_own_first_answer(world: World, tmp
 
 @pytest.mark.parametrize("number", [0, 1, 3, 8, 14, 16, 29])
 def test_an_interrupted_run_keeps_what_is_done_and_resumes_with_what_is_missing(
-    world: World, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, number: int
+    world: World, tokenizer: Tokenizer, tmp_path: Path, number: int
 ) -> None:
     path = tmp_path / "a.jsonl"
     whole = measure(World(tokenizer), tmp_path / "whole.jsonl")

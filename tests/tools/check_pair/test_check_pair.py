@@ -20,7 +20,8 @@ from card.engine.policy.rounds import ScheduleCost
 from card.errors import PromptError
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
+from card.theirs.transformers.loading import load_model
 from card.tools.check_pair import command as check_pair
 from card.tools.check_pair.command import MOST_MEASURING_S, examine
 from card.tools.check_pair.facts import latencies, verdict
@@ -54,7 +55,7 @@ def useless_draft(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("useless")
     tokenizer = load_tokenizer(pair.target)
     make_model(len(tokenizer), noise=20.0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tokenizer.save(folder)
     return str(folder)
 
 

@@ -21,7 +21,7 @@ from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.target_texts import write_texts
 from card.family.pard.folders import load_adaptable
 from card.models.loading import load_decoder
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
@@ -46,7 +46,7 @@ def made(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     """Return the folder of an adapted draft model and the file of a head, neither of which has learnt much."""
     folder = tmp_path_factory.mktemp("made")
     load_adaptable(pair.draft).save(folder / "adapted", 8, (1.0,) * 8, {})
-    target = TorchRunner(load_decoder(pair.target, dtype="float32"), max_model_len=128)
+    target = plain_runner(load_decoder(pair.target, dtype="float32"), max_model_len=128)
     texts = write_texts(target, PROMPTS, temperature=0.0, seed=0, max_tokens=24, end_ids=frozenset({0, 1}))
     sizes: Setting = {"num_slots": 4, "num_labels": 3, "window": 3, "width": 32, "batch_size": 64, "epochs": 8}
     done = train_head(
@@ -209,7 +209,7 @@ def test_the_command_says_what_to_give_for_a_head(pair: Pair, tmp_path: Path) ->
 
 
 def test_what_choosing_rows_and_a_head_take_is_measured(pair: Pair, made: dict[str, str]) -> None:
-    runner = TorchRunner(load_decoder(pair.target, dtype="float32"), max_model_len=256)
+    runner = plain_runner(load_decoder(pair.target, dtype="float32"), max_model_len=256)
     found: Overheads = measure_overheads(runner)
     assert 0.0 <= found.chosen_row_s < 1e-3
     assert 0.0 < found.scored_row_s < 1e-3
@@ -226,7 +226,7 @@ def test_the_price_of_a_head_holds_what_verifying_its_candidates_takes(
 
     monkeypatch.setattr("card.tools.planner.overheads.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(Sampler, "choose", slow)
-    runner = TorchRunner(load_decoder(pair.target, dtype="float32"), max_model_len=256)
+    runner = plain_runner(load_decoder(pair.target, dtype="float32"), max_model_len=256)
     found = measure_overheads(runner, ctc=made["ctc"])
     assert (found.round_s, found.by_writer["ctc"]) == (1.0, 16.0), "a row for each candidate that a round verifies"
     assert not runner.features.layers, "nobody reads hidden states any more"

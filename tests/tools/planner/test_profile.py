@@ -159,7 +159,7 @@ def test_a_measurement_refuses_threads_that_do_not_rise(threads):
 
 
 def test_a_profile_leaves_a_thread_for_a_drafter_so_that_a_plan_with_defaults_has_every_method_of_a_pair(monkeypatch):
-    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("card.tools.planner.measuring.default_threads", lambda: 2)
     monkeypatch.setattr("card.tools.planner.measuring.MEASURING_LIMIT_S", 0.2)
     target, draft = (measure_profile(name, dtype="float32") for name in ("demo-target", "demo-draft"))
     assert [setup.threads for setup in target.setups] == [1, 2]

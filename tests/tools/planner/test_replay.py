@@ -16,6 +16,7 @@ from card.tools.planner.recorder import TargetText, record_texts
 from card.tools.planner.recording import Recording, rows_of
 from card.tools.planner.replay import ReplayedModel, Role
 from card.tools.planner.replayed_texts import ReplayedTexts
+from card.tree.logits import top
 from tests.tools.planner.making import toy_models, toy_recording
 
 GREEDY = SamplingRule(0.0, 0, 1.0, 0.0, 0)
@@ -47,7 +48,7 @@ def test_the_target_chooses_the_recorded_tokens_and_shows_its_likeliest(recordin
         slot = model.open()
         (logits,) = model.forward([Extension(slot, path, range(-1, len(path) - 1), len(prompt) - 1)])
         assert logits[:-1].argmax(-1).tolist() == list(answer)
-        shown = texts.original_ids[logits[:-1].topk(8).indices.numpy()]
+        shown = texts.original_ids[top(logits[:-1], 8)[0]]
         for ours, recorded, token in zip(shown, rows_of(recording, text).target_ids, text.token_ids, strict=True):
             others = [i for i in recorded.tolist() if i != token]
             assert ours.tolist() == [token, *others][:8]

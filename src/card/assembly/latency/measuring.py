@@ -12,7 +12,7 @@ from card.assembly.latency.timing import measure_pass_cost, single_pass_takes
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet, pinned
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 MEASURING_S = 0.25  # for what the target's passes cost under one schedule
 _CHECK_RUNS, _CHANGED_FACTOR = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
@@ -24,7 +24,7 @@ class Measuring:
 
     def __init__(
         self,
-        runner: TorchRunner,
+        runner: RowRunner,
         store: LatencyStore,
         model: str | None,
         *,

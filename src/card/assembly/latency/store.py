@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from card import __version__
 from card.config import EngineSettings
 from card.kernels.machine_code import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
 from card.machine.folders import expanded, is_safe_folder, read_kept, write_kept
+from card.machine.packages import installed_version
 from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
@@ -162,7 +162,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "more": more,
             "machine": _machine(),
             "kernels": kernels,
-            "versions": f"card {__version__}, torch {torch.__version__}",
+            "versions": f"card {__version__}, torch {installed_version('torch')}",
         }
         return cls(about=about)
 

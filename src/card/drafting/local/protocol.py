@@ -19,10 +19,9 @@ from card.errors import ProtocolError
 from card.tree.nodes import PATH_END, Nodes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from card.models.features import Rows
-    from card.models.torch_runner import TorchRunner
+    from card.models.runner import RowRunner
+    from card.tree.logits import FloatArray
 
 
 def check_proposal(proposal: Nodes, vocab_size: int) -> None:
@@ -58,7 +57,7 @@ class Observation:
     choices: tuple[int, ...]  # [1 + n] the target's token after that last token, and after each candidate
     accepted: tuple[int, ...]  # indices of the accepted candidates, from the top down
     top_ids: Sequence[Sequence[int]] = ()  # [1 + n][k] likeliest tokens there, best first; () unless asked for
-    features: Tensor | None = None  # [1 + n, D] the target's last hidden states there; None unless asked for
+    features: FloatArray | None = None  # [1 + n, D] the target's last hidden states there; None unless asked for
 
 
 class WriterSequence:
@@ -73,7 +72,7 @@ class WriterSequence:
         """
         raise NotImplementedError
 
-    def read(self, first: int, features: Tensor) -> None:
+    def read(self, first: int, features: FloatArray) -> None:
         """Read hidden states of tokens before the newest one, mostly of a prompt.
 
         Called before `observe`, and only for a writer that needs features of "all" rows.
@@ -117,7 +116,7 @@ class LocalWriter:
         """
         self._vocab_size = vocab_size
 
-    def attach(self, target: TorchRunner) -> None:
+    def attach(self, target: RowRunner) -> None:
         """Connect to the target, before the first request. Raises: ModelError if the writer does not support it."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
@@ -25,8 +24,9 @@ from card.family.copying.guesses import children_of, paths_to
 from card.family.copying.lookahead import LookaheadSequence
 from card.family.copying.phrases import new_pool
 from card.models.protocol import Extension, LanguageModel
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.protocol.messages import DraftSpec
+from card.tree.logits import Logits, as_array
 from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes
 
 PHRASES = "phrases"  # the growth rule that selects this writer
@@ -67,7 +67,7 @@ class PhraseDraftSequence(BeamSequence):
         parents = [first + parent if parent != ROOT else first - 1 for parent in guesses.parents]
         return replace(own, token_ids=[*own.token_ids, *guesses.tokens], parents=[*own.parents, *parents])
 
-    def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
+    def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Take the logits of a pass; make a node of each token that the draft model chose one after the other."""
         guesses, self._guesses = self._guesses, None
         if not guesses:
@@ -75,12 +75,12 @@ class PhraseDraftSequence(BeamSequence):
         node, start = frontier[0], self._model.num_rows(self.slot) - len(guesses)
         first = self.root_position + self.spec.num_hidden + 1 + self.cache.depth_of(node)
         path = self.cache.path_tokens(node)
-        logits = logits[:, : self._vocab_size]
+        shaped: Logits = as_array(logits)[:, : self._vocab_size]
         paths = [path, *([*path, *below] for below in paths_to(guesses))]
         if self._shaping is not None:
-            logits = self._shaping.apply(logits, paths)
+            shaped = self._shaping.apply(shaped, paths)
         positions = [first + len(below) - len(path) for below in paths]
-        tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
+        tokens, logprobs = self._scorer.top(shaped, positions, self.spec.shape.branch)
         layers, came_true = self._grow_chain(node, start, guesses, tokens, logprobs)
         self._model.keep(self.slot, start, [start + idx for idx in came_true])
         if not self._is_shared and self.num_committed_rows == len(self.token_ids):
@@ -167,5 +167,5 @@ def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked
     Args:
         asked: as of `card.drafting.draft_writers.make_writer`.
     """
-    is_ordinary = asked["parallel"] is None and not (isinstance(model, TorchRunner) and model.has_recorded_passes)
+    is_ordinary = asked["parallel"] is None and not (isinstance(model, RowRunner) and model.has_recorded_passes)
     return PhraseDraftWriter(model, kv_cache_bytes, find_grammar=asked["find_grammar"]) if is_ordinary else None

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from card.family.ctc.names import LOSSES, Loss
+from card.family.learning.bound_module import EPS, DraftingHead
 from card.family.learning.head_layer import DraftLayer
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes
-from card.models.head_files import EPS, DraftingHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

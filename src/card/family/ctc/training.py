@@ -17,6 +17,7 @@ from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.names import LOSSES, Loss
+from card.family.learning.bound_module import inputs_of
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
@@ -25,8 +26,7 @@ from card.family.learning.head_training import (
     train,
 )
 from card.family.learning.target_texts import TargetTexts
-from card.models.head_files import inputs_of
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 _MOST_MEASURED = 512  # rows of texts that it does not learn from
 
@@ -96,7 +96,7 @@ class Examples:
         return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
 
 
-def train_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[SlotHead]:
+def train_head(target: RowRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[SlotHead]:
     """Train a head for a target; ``run`` and errors as of `card.family.learning.head_training.train`."""
     return train(
         SlotHead,

@@ -13,8 +13,9 @@ from card.errors import SettingsError
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.record import CtcSettings
-from card.models.head_files import inputs_of
-from card.models.torch_runner import TorchRunner
+from card.family.learning.bound_module import inputs_of
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import NO_NODES, Nodes
 
 
@@ -36,7 +37,7 @@ class CtcSequence(WriterSequence):
         """Take the hidden states of the rows that became text, each with the token that followed."""
         assert seen.features is not None, "the target's features were wished for"
         rows = seen.features[[0, *(1 + idx for idx in seen.accepted)]]
-        new = inputs_of(rows, self._writer.embeddings(seen.new_ids))
+        new = inputs_of(as_tensor(rows), as_tensor(self._writer.embeddings(seen.new_ids)))
         window = torch.cat((self.window, new)) if len(self.window) else new
         self.window = window[-self._writer.head.facts.window :]
         self.logprobs = None
@@ -62,7 +63,7 @@ class CtcWriter(LocalWriter):
         self.head = SlotHead.load(self.name)
         self.waiting: dict[CtcSequence, None] = {}  # the head has not read their windows yet
 
-    def attach(self, target: TorchRunner) -> None:
+    def attach(self, target: RowRunner) -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.head.attach(target, self.name)
         self.embeddings = target.embeddings

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from card.family.learning.bound_module import EPS, DraftingHead, scaled
 from card.family.learning.head_layer import DraftLayer
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes
-from card.models.head_files import EPS, DraftingHead, scaled
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class FusedHead(DraftingHead):
         self.state, self.word = nn.Linear(width, size), nn.Linear(width, size, bias=False)
         self.register_buffer("_inputs", torch.zeros(0, size), persistent=False)
 
-    def attach(self, target: TorchRunner, name: str = "the drafter") -> None:
+    def attach(self, target: RowRunner, name: str = "the drafter") -> None:
         """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
         super().attach(target, name)
         self._inputs = scaled(self._table)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from card.config.fields import require
 from card.family.hivis.drafting import TextMemory, draft
 from card.family.hivis.head import FusedHead
+from card.family.learning.bound_module import scaled
 from card.family.learning.head_training import (
     IGNORED,
     FitSettings,
@@ -28,8 +29,7 @@ from card.family.learning.head_training import (
     train,
 )
 from card.family.learning.target_texts import TargetTexts
-from card.models.head_files import scaled
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 _STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # of each step's loss, per step; of states beside tokens
 _MOST_MEASURED = 256  # rows of texts that it does not learn from
@@ -91,7 +91,7 @@ class Examples:
         return Batch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
 
 
-def train_fused(target: TorchRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[FusedHead]:
+def train_fused(target: RowRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[FusedHead]:
     """Train a drafter for a target on texts with their prompts; ``run`` and errors as of `head_training.train`."""
     return train(
         FusedHead,

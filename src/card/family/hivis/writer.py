@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
@@ -13,8 +12,10 @@ from card.errors import SettingsError
 from card.family.hivis.drafting import MOST_LAYERS, TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.hivis.record import HivisSettings
-from card.models.head_files import scaled
-from card.models.torch_runner import TorchRunner
+from card.family.learning.bound_module import scaled
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
+from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, Nodes
 
 
@@ -33,7 +34,7 @@ class HivisSequence(WriterSequence):
             self._writer.run(min(budget, MOST_LAYERS))
         return NO_NODES if self.drafted is None else self.drafted.leading(budget)
 
-    def read(self, first: int, features: Tensor) -> None:
+    def read(self, first: int, features: FloatArray) -> None:
         """Take the target's states of the prompt, each with the token behind it."""
         behind = first + 1
         self._extend(first, features, self._token_ids[behind : behind + len(features)])
@@ -47,9 +48,11 @@ class HivisSequence(WriterSequence):
         self.drafted = None
         self._writer.waiting[self] = None
 
-    def _extend(self, first: int, features: Tensor, token_ids: Sequence[int]) -> None:
+    def _extend(self, first: int, features: FloatArray, token_ids: Sequence[int]) -> None:
         with torch.inference_mode():
-            self.memory.extend(first, scaled(features), scaled(self._writer.embeddings(token_ids)))
+            self.memory.extend(
+                first, scaled(as_tensor(features)), scaled(as_tensor(self._writer.embeddings(token_ids)))
+            )
 
     def close(self) -> None:
         """Drop out of the next draft."""
@@ -73,7 +76,7 @@ class HivisWriter(LocalWriter):
         self.head = FusedHead.load(self.name)
         self.waiting: dict[HivisSequence, None] = {}  # nothing is drafted behind their newest tokens yet
 
-    def attach(self, target: TorchRunner) -> None:
+    def attach(self, target: RowRunner) -> None:
         """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
         self.head.attach(target, self.name)
         self.embeddings = target.embeddings

@@ -7,21 +7,24 @@ alone, with the draft's token as input, which a pass that verifies has anyway.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.family.judges.judge import Mismatch
+from card.kernels.number_types import Array, Floats
 from card.models.features import FINAL, FeatureWish
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import embedding_probe, probe_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
 _FILE = TrainedFile("judge", "card-judge-1", "card train judge")
+
+_LEAST_SCORE = -700.0  # whose exponential a float still holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,10 @@ class PairFacts:
     """The pair that a judge was made for."""
 
     draft: str  # name of the draft model, without the folders that it lies in
-    probe: Tensor  # [8 * D] float32, see `embedding_probe`
+    probe: Floats  # [8 * D] float32, see `embedding_probe`
 
     @classmethod
-    def of(cls, target: TorchRunner, draft: str) -> PairFacts:
+    def of(cls, target: RowRunner, draft: str) -> PairFacts:
         """Return the facts of a target and the draft model of this name."""
         return cls(Path(draft).name, embedding_probe(target))
 
@@ -48,7 +51,7 @@ class PairFacts:
 class AutoJudge:
     """Tolerate a mismatch whose probability of being important is below the knob; with 0 that is none."""
 
-    def __init__(self, weights: Tensor, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
+    def __init__(self, weights: Floats, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
         """Take the regression over.
 
         Args:
@@ -63,10 +66,14 @@ class AutoJudge:
     def load(cls, path: str | Path, knob: float | None = None) -> AutoJudge:
         """Read a judge that `save` wrote. Raises: ModelError if there is none."""
 
-        def made(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> AutoJudge:
-            pair = PairFacts(facts["draft"], tensors["probe"].float())
+        def made(facts: Mapping[str, str], arrays: dict[str, Array]) -> AutoJudge:
+            pair = PairFacts(facts["draft"], arrays["probe"].astype(np.float32))
             return cls(
-                tensors["weights"].float(), float(facts["bias"]), usual=float(facts["usual"]), pair=pair, knob=knob
+                arrays["weights"].astype(np.float32),
+                float(facts["bias"]),
+                usual=float(facts["usual"]),
+                pair=pair,
+                knob=knob,
             )
 
         return _FILE.load(path, made)
@@ -76,7 +83,7 @@ class AutoJudge:
         facts = {"draft": self.pair.draft, "bias": repr(self.bias), "usual": repr(self.usual)}
         _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
 
-    def check_pair(self, target: TorchRunner, draft: str) -> None:
+    def check_pair(self, target: RowRunner, draft: str) -> None:
         """Refuse another pair than the judge's own; ``draft`` is empty if it is unknown. Raises: ModelError."""
         _FILE.check_made_for("pair", "the judge", self.pair.difference(PairFacts.of(target, draft)))
 
@@ -85,8 +92,7 @@ class AutoJudge:
         assert mismatch.seen.features is not None, "the judge's wish was told to the target"
         return self.importance(mismatch.seen.features[mismatch.candidate + 1]) < self.knob
 
-    def importance(self, features_row: Tensor) -> float:
+    def importance(self, features_row: Floats) -> float:
         """Return the probability that a mismatch is important, from the state [D] at the draft's token."""
-        with torch.inference_mode():
-            score = self.weights @ features_row.to(device="cpu", dtype=torch.float32) + self.bias
-            return float(score.sigmoid())
+        score = float(self.weights @ features_row) + self.bias
+        return 1.0 / (1.0 + math.exp(-score)) if score > _LEAST_SCORE else 0.0

@@ -13,7 +13,7 @@ from card.family.judges.names import parse_judge
 from card.family.judges.record import JudgeSettings
 from card.family.judges.training_free import Fly, KullbackLeibler, Partial, Relaxed, Typical
 from card.models.features import FeatureWish
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.tree.verify import MATCH, Verifier
 
 _MAKERS: Mapping[str, Callable[[float], Judge]] = MappingProxyType(
@@ -24,7 +24,7 @@ _MAKERS: Mapping[str, Callable[[float], Judge]] = MappingProxyType(
 class WishingVerifier(JudgingVerifier):
     """A verifier whose judge looks at hidden states of the target."""
 
-    def wish_for(self, target: TorchRunner, draft: str) -> FeatureWish:
+    def wish_for(self, target: RowRunner, draft: str) -> FeatureWish:
         """Return the features that it needs. Raises: ModelError if its judge was made for another pair."""
         assert isinstance(self.judge, AutoJudge)
         self.judge.check_pair(target, draft)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
+from card.tree.logits import FloatArray, as_array, log_softmax
 from card.tree.nodes import ROOT
 from card.tree.verify import Verdict, Verification
 
@@ -22,7 +21,7 @@ class Mismatch:
     seen: Verification
     parent: int  # node that the candidate hangs below, or ROOT
     candidate: int
-    logprobs: Tensor  # [V] float32 of the target after the parent, at temperature 1
+    logprobs: FloatArray  # [V] float32 of the target after the parent, at temperature 1
 
     @property
     def logprob(self) -> float:
@@ -62,7 +61,7 @@ class JudgingVerifier:
 
     def _tolerated(self, seen: Verification, parent: int, below: list[int]) -> int | None:
         """Return the candidate below ``parent`` that may stay; None if none may."""
-        logprobs = seen.logits[parent + 1].float().log_softmax(-1)
+        logprobs = log_softmax(as_array(seen.logits[parent + 1 : parent + 2]))[0]
         mismatches = [Mismatch(seen, parent, candidate, logprobs) for candidate in below]
         mismatches.sort(key=lambda one: -one.logprob)
         possible = (one for one in mismatches if one.logprob > float("-inf"))  # a grammar may have ruled it out

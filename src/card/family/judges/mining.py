@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from card.family.judges.auto import AUTO_WISH
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 
 AT_ONCE = 16  # prompts whose texts share a pass
 _LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are read for nothing
@@ -89,8 +91,8 @@ class Miner:
 
     def __init__(
         self,
-        target: TorchRunner,
-        draft: TorchRunner,
+        target: RowRunner,
+        draft: RowRunner,
         *,
         answer_of: Callable[[Sequence[int]], Hashable],
         max_tokens: int,
@@ -158,7 +160,7 @@ class Miner:
         for idx, logits in enumerate(self._target.forward(extensions)):
             text = questions[idx].written
             if text.state is None:
-                text.state = self._target.features.of(idx, AUTO_WISH)[0].float().cpu().clone()
+                text.state = as_tensor(np.array(self._target.features.of(idx, AUTO_WISH)[0]))
             if not self._is_done(questions[idx]):
                 text.token_ids.append(int(logits[0].argmax()))
 

@@ -12,6 +12,7 @@ from card.errors import PromptError
 from card.family.judges.auto import AutoJudge, PairFacts
 from card.family.judges.mining import Mismatches
 from card.family.learning.regression import cross_validate, fit_ridge
+from card.theirs.transformers.arrays import as_array
 
 LEAST_OF_A_KIND = 5  # important and unimportant mismatches
 RECALL = 0.9  # of the important mismatches, that the usual knob keeps out
@@ -54,7 +55,7 @@ def train_judge(mined: Mismatches, pair: PairFacts) -> TrainedJudge:
     usual = float(scores[labels].quantile(1.0 - RECALL).sigmoid())
     weights, bias = fit_ridge(states, labels, checked.ridge)
     return TrainedJudge(
-        judge=AutoJudge(weights.float(), bias, usual=usual, pair=pair, knob=None),
+        judge=AutoJudge(as_array(weights.float()), bias, usual=usual, pair=pair, knob=None),
         num_mismatches=len(labels),
         num_important=num_important,
         area=checked.area,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.family.judges.judge import Mismatch
+from card.tree.logits import FloatArray, top
 from card.tree.nodes import ROOT, SELF_BIT, Nodes
 from card.tree.verify import Verification
 
@@ -50,7 +50,7 @@ class Relaxed:
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate may stay."""
-        likeliest = mismatch.logprobs.topk(min(_NUM_RELAXED, len(mismatch.logprobs))).values
+        likeliest = top(mismatch.logprobs[None], _NUM_RELAXED)[1][0]
         best, last = float(likeliest[0]), float(likeliest[-1])
         is_near = self.knob >= 1 or mismatch.logprob > best + math.log1p(-self.knob)
         return mismatch.logprob >= last and is_near
@@ -107,14 +107,15 @@ class Fly:
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate may stay."""
-        likeliest = mismatch.logprobs.topk(min(_NUM_UNSURE, len(mismatch.logprobs))).values
+        likeliest = top(mismatch.logprobs[None], _NUM_UNSURE)[1][0]
         is_open = self.knob > 0 and _entropy(likeliest) >= 1.0 - self.knob
         return is_open and _goes_on(mismatch.seen, mismatch.candidate, _WINDOW)
 
 
-def _entropy(logprobs: Tensor) -> float:
+def _entropy(logprobs: FloatArray) -> float:
     """Return -sum p log p in nats of some log-probabilities; what has no chance adds nothing."""
-    return float(torch.special.entr(logprobs.exp()).sum())
+    known = logprobs[logprobs > -np.inf]
+    return -float((np.exp(known) * known).sum())
 
 
 def _drafted_logprobs(offer: Nodes, parent: int) -> dict[int, float]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.cli.files import check_can_write, read_prompts
@@ -20,9 +19,10 @@ from card.errors import PromptError, SettingsError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.text.prompts import encode_chat, encode_prompt
+from card.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class TrainingTarget:
     """A target whose texts something is to be learnt from."""
 
     name: str
-    tokenizer: PreTrainedTokenizerBase
-    runner: TorchRunner
+    tokenizer: Tokenizer
+    runner: RowRunner
     end_ids: frozenset[int]
 
 
@@ -39,7 +39,7 @@ class TrainingTarget:
 class TrainingPair(TrainingTarget):
     """The same with a draft model."""
 
-    draft: TorchRunner
+    draft: RowRunner
     draft_name: str  # its own alone, not the folders that it lies in here
 
 
@@ -103,7 +103,7 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
     return TrainingPair(target_name, tokenizer, target, end_token_ids(models[0], tokenizer), draft, name)
 
 
-def encode_questions(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
+def encode_questions(tokenizer: Tokenizer, questions: Sequence[str], most: int) -> list[list[int]]:
     """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
     encoded = []
     for question in questions:

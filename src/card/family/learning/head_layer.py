@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.models.head_files import EPS
+from card.family.learning.bound_module import EPS
 
 _ROTARY_BASE = 10_000.0
 

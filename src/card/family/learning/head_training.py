@@ -11,12 +11,13 @@ from torch import Tensor
 
 from card.config.fields import require
 from card.errors import PromptError
+from card.family.learning.bound_module import DraftingHead, round_weights
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
 from card.models.fingerprint import embedding_probe, sizes_of
-from card.models.head_files import DraftingHead, round_weights
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import ROOT, Nodes
 
 IGNORED = -100  # label of a token that a head lacks
@@ -111,7 +112,7 @@ def train(
     loss_of: Callable[[_Head, _Examples, Tensor], Tensor],
     accepted: Callable[[_Head, _Examples, int], tuple[float, ...]],
     *,
-    target: TorchRunner,
+    target: RowRunner,
     texts: TargetTexts,
     settings: FitSettings,
     checkpoint: Checkpoint,
@@ -134,9 +135,9 @@ def train(
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        head = kind(kind.FACTS(**own, **sizes_of(target)), token_ids, embedding_probe(target))
+        head = kind(kind.FACTS(**own, **sizes_of(target)), token_ids, as_tensor(embedding_probe(target)))
     head.attach(target)
-    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
+    embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
     learnt, held_out = (examples_of(some, embeddings, label_of) for some in chosen)
     steps = planned(len(learnt), settings)
     losses, state = fit(

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
+from card.family.learning.bound_module import DraftingHead
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.driver import TrainingTarget, advancing, check_out, load_target, say, stepping
 from card.family.learning.head_training import TrainedHead
 from card.family.learning.target_texts import TargetTexts, write_texts
-from card.models.head_files import DraftingHead
 from card.models.images import ImagePrompt
 
 _Head = TypeVar("_Head", bound=DraftingHead)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from card.models.files.headers import HeaderError
 from card.models.files.tensor_files import MappedTensors, write_tensors
 from card.models.images import ImagePrompt
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_array, as_tensor
 from card.tree.sampling import Sampler
 
 _LOGITS_WISH, _WHOLE_WISH = FeatureWish((FINAL,), "logits"), FeatureWish((FINAL,), "all")
@@ -58,8 +60,8 @@ class TargetTexts:
 
     def save(self, path: Path, facts: str) -> None:
         """Keep the texts for a training that is cut off, with facts of how they came to be."""
-        tensors = {one.name: getattr(self, one.name) for one in fields(self)}
-        write_tensors(path, tensors, {"facts": facts})
+        arrays = {one.name: as_array(getattr(self, one.name), keeps_bits=True) for one in fields(self)}
+        write_tensors(path, arrays, {"facts": facts})
 
     @classmethod
     def load(cls, path: Path, facts: str) -> TargetTexts | None:
@@ -70,7 +72,7 @@ class TargetTexts:
             file = MappedTensors(path)
             if file.facts.get("facts") != facts:
                 return None
-            return cls(**{one.name: file.tensors[one.name] for one in fields(cls)})
+            return cls(**{one.name: as_tensor(file.arrays[one.name]) for one in fields(cls)})
         except (HeaderError, OSError, KeyError) as error:
             if is_shortage(error):
                 raise
@@ -101,7 +103,7 @@ class WrittenText:
 
 
 def write_texts(
-    target: TorchRunner,
+    target: RowRunner,
     prompts: Sequence[Sequence[int]],
     *,
     temperature: float,
@@ -140,7 +142,7 @@ def write_texts(
 
 
 def written_texts(
-    target: TorchRunner,
+    target: RowRunner,
     prompts: Sequence[Sequence[int]],
     wish: FeatureWish,
     *,
@@ -174,14 +176,14 @@ def written_texts(
                 yield text
 
 
-def _write(target: TorchRunner, texts: Sequence[WrittenText], wish: FeatureWish) -> None:
+def _write(target: RowRunner, texts: Sequence[WrittenText], wish: FeatureWish) -> None:
     """Add the target's next token to each text."""
     extensions = [Extension.of_text(text.slot, text.token_ids, target.num_rows(text.slot)) for text in texts]
     for idx, (text, logits) in enumerate(zip(texts, target.forward(extensions), strict=True)):
         rows = target.features.of(idx, wish)
         if wish.rows == "all" and not text.num_new:
             rows = rows[text.shown]
-        text.features.append(rows.cpu().clone())
+        text.features.append(as_tensor(np.array(rows)))
         text.token_ids += text.sampler.choose(logits, [len(text.token_ids)])
 
 

@@ -14,12 +14,13 @@ from card.errors import SettingsError
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.driver import say, stepping
 from card.family.pard.folders import Adaptable, clipped, load_adaptable, read_texts
+from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
 from card.family.pard.training import Trained, TrainSettings, train_pard
 from card.models.files.places import local_model
-from card.models.loading import check_pair, load_model, load_tokenizer
+from card.models.loading import check_pair, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
-from card.models.state_input import StateInput
+from card.theirs.transformers.loading import load_model
 
 CHECKPOINT = "training.pt"
 _SETTINGS = ("num_tokens", "retention", "least_retention", "learning_rate", "epochs", "seed")

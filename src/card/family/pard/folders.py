@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from card.errors import ModelError, PromptError
 from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
+from card.family.pard.state_input import StateInput
 from card.models.facts import context_limit, vocab_size
 from card.models.files.sources import quiet
 from card.models.layer_kinds import has_state
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import load_tokenizer
 from card.models.names import model_name
 from card.models.parallel_draft import MASK_KEY, STATES_FILE, ParallelDraft, parallel_draft_of
-from card.models.state_input import StateInput
 from card.text.chat_template import render_chat
 from card.text.lines import numbered_lines
 from card.text.prompts import encode_chat, encode_prompt, encode_rendered
+from card.text.tokenizer import Tokenizer
+from card.theirs.transformers.loading import load_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +37,7 @@ class Adaptable:
     """A draft model that can be adapted."""
 
     model: PreTrainedModel  # in float32
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     mask_id: int
     dtype: torch.dtype  # as it was stored, and will be
 
@@ -57,7 +58,7 @@ class Adaptable:
         setattr(model.config, MASK_KEY, self.mask_id)  # where other engines look for it
         with quiet():
             model.to(self.dtype).save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            self.tokenizer.save(folder)
         if state_input is not None:
             state_input.save(folder / STATES_FILE)
         facts = ParallelDraft(
@@ -132,14 +133,14 @@ class Text:
     text: str
     question: str | None = None  # that it answers; None: all of the text is learnt
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase) -> Document:
+    def encode(self, tokenizer: Tokenizer) -> Document:
         """Return its tokens. Raises: PromptError."""
         if self.question is None:
             return Document(encode_prompt(tokenizer, self.text))
         return _answered(tokenizer, self.question, self.text)
 
 
-def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Document]:
+def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
     """Return the tokens of the texts of a file. Raises: PromptError that names the line."""
     return [text.encode(tokenizer) for text in read_texts(path)]
 
@@ -177,7 +178,7 @@ def _of_json(path: Path, number: int, line: str) -> Text:
     )
 
 
-def _answered(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> Document:
+def _answered(tokenizer: Tokenizer, question: str, answer: str) -> Document:
     """Return a question and its answer, of which the answer is learnt; in the chat template where there is one."""
     if not tokenizer.chat_template:
         asked = encode_prompt(tokenizer, question + "\n")

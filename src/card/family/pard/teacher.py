@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.family.pard.rows import IGNORED, PackedBatch
-from card.models.state_input import StateInput
+from card.family.pard.state_input import StateInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

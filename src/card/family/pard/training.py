@@ -21,8 +21,8 @@ from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.fit import Rule, StepLoss, fit
 from card.family.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
 from card.family.pard.teacher import Lesson, Teacher
-from card.machine.processor import computes_bfloat16
 from card.models.parallel_draft import MOST_TOKENS
+from card.theirs.transformers.devices import computes_bfloat16
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

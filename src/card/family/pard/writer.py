@@ -12,21 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from card.config.record import load_place
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import ModelError
+from card.kernels.number_types import Floats
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.models.state_input import StateInput
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.protocol.messages import DraftSpec
+from card.tree.logits import FloatArray, Logits, as_array
 from card.tree.nodes import NewNodes
+
+if TYPE_CHECKING:
+    from card.family.pard.state_input import StateInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,15 @@ class ParallelSequence(BeamSequence):
         self._facts = writer.facts
         self._pass: _Pass | None = None
         self._state_input = writer.state_input
-        self._added: dict[int, Tensor] = {}  # what is added to the embedding of a token without a row, [D], by place
+        self._added: dict[int, Floats] = {}  # what is added to the embedding of a token without a row, [D], by place
         # The states of a prompt come with the first commit: until then it would be read without.
         self._waits = self._state_input is not None
 
-    def read(self, first: int, states: Tensor) -> None:
+    def read(self, first: int, states: FloatArray) -> None:
         """Take the target's states of rows that became text; each is read with the token that followed."""
         if self._state_input is None or self.spec.num_hidden:  # places differ where images are left out
             return
-        with torch.inference_mode():
-            added = self._state_input(states.to(device="cpu"))
+        added = self._state_input.added_by(states)
         self._added.update(
             (place, row) for place, row in enumerate(added, first + 1) if place >= self.num_committed_rows
         )
@@ -100,7 +103,7 @@ class ParallelSequence(BeamSequence):
         self._pass = made
         return replace(self._extension_of(made, text), added=self._added_to(len(text)))
 
-    def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
+    def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Take the logits of a pass and the rows of all but masks; make a layer of each guess.
 
         Returns: the new nodes, layer by layer; none if the pass expanded no node.
@@ -163,19 +166,20 @@ class ParallelSequence(BeamSequence):
         first = made.num_text - 1 if cache.root_id in made.expanded else made.num_text
         return Extension(self.slot, token_ids, parents, first if made.expanded else len(token_ids))
 
-    def _added_to(self, num_text: int) -> Tensor | None:
+    def _added_to(self, num_text: int) -> Floats | None:
         """Return what is added to the embeddings of the text's next tokens, [num_text, D]; None if nothing is."""
         places = range(self.num_committed_rows, self.num_committed_rows + num_text)
         known = [self._added.get(place) for place in places]
-        none = next((torch.zeros_like(row) for row in known if row is not None), None)
-        return None if none is None else torch.stack([none if row is None else row for row in known])
+        none = next((np.zeros_like(row) for row in known if row is not None), None)
+        return None if none is None else np.stack([none if row is None else row for row in known])
 
-    def _layers(self, made: _Pass, logits: Tensor) -> NewNodes:
+    def _layers(self, made: _Pass, logits: Logits) -> NewNodes:
         """Make children of the expanded nodes, then children of those, as far as the masks go."""
         place = {self.cache.root_id: 0} if self.cache.root_id in made.expanded else {}
         place |= {node: i for i, node in enumerate(made.run)}
         guesses: dict[int, list[tuple[int, int]]] = {}  # by node: rows of logits, and the number of the guess
-        num_before = len(logits) - sum(made.num_masks)
+        array = as_array(logits)
+        num_before = len(array) - sum(made.num_masks)
         for node, count in zip(made.expanded, made.num_masks, strict=True):
             of_masks = range(num_before, num_before + count)
             guesses[node] = [(row, offset) for offset, row in enumerate((place[node], *of_masks))]
@@ -184,8 +188,8 @@ class ParallelSequence(BeamSequence):
         nodes = list(made.expanded)
         while nodes and len(layers) < self._facts.num_tokens:
             own = [guesses.pop(node) for node in nodes]
-            heat = logits.new_tensor([self._facts.temperatures[offset] for (_, offset), *_ in own])
-            rows = logits[[row for (row, _), *_ in own]] / heat[:, None]
+            heat = np.array([self._facts.temperatures[offset] for (_, offset), *_ in own], array.dtype)
+            rows = array[[row for (row, _), *_ in own]] / heat[:, None]
             layers.append(DraftSequence.grow(self, nodes, rows))
             rest = {node: after for node, (_, *after) in zip(nodes, own, strict=True) if after}
             new = zip(layers[-1].ids, layers[-1].parents, strict=True)
@@ -236,7 +240,7 @@ def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked
     return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=asked["find_grammar"], state_input=state_input)
 
 
-def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRunner | None) -> StateInput | None:
+def _state_input(model: LanguageModel, parallel: ParallelDraft, target: RowRunner | None) -> StateInput | None:
     path = parallel.states_file
     if path is None:
         return None
@@ -245,7 +249,8 @@ def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRun
             f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
             "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
         )
-    assert isinstance(model, TorchRunner), "a folder says what it reads"
-    state_input = StateInput.load(path)
+    assert isinstance(model, RowRunner), "a folder says what it reads"
+    kind = load_place("card.family.pard.state_input:StateInput")  # which needs torch, as its training does
+    state_input: StateInput = kind.load(path)
     state_input.check(target, model.original.hidden_size, str(path))
     return state_input

@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
 from card.config import DraftSettings, EngineSettings
 from card.errors import ModelError
 from card.family.specbranch.record import HRadSettings
+from card.kernels.number_types import Array, Floats
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, sizes_of, target_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.tree.logits import softmax
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
 OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair
@@ -34,10 +34,10 @@ HIDDEN_WIDTHS = (256, 64)
 _DEMO_FILE = Path(__file__).with_name("demo.safetensors")
 
 _FILE = TrainedFile("predictor", "card-hrad-2", "card train hrad")
-_STORED_DTYPE = torch.float16  # inputs are standardised, so no weight is far from 1
+_STORED_DTYPE = np.float16  # inputs are standardised, so no weight is far from 1
 _LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
 
-LinearWeights = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a linear layer, float32
+LinearWeights = tuple[Floats, Floats]  # weight [out, in] and bias [out] of a linear layer, float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +74,14 @@ class HRad:
         self,
         facts: HRadFacts,
         layers: Sequence[LinearWeights],
-        mean: Tensor,
-        std: Tensor,
+        mean: Floats,
+        std: Floats,
         evidence: Evidence = Evidence(),
     ) -> None:
         """Take over the network.
 
         Args:
-            layers: linear layers with ReLU between them, from facts.num_inputs to three scores; float32, on the CPU.
+            layers: linear layers with ReLU between them, from facts.num_inputs to three scores; float32.
                 Weights are rounded to what a file holds, so that a saved predictor is the same one.
             mean, std: [facts.num_inputs] float32; inputs are standardised with them.
             evidence: how its outcomes move the drafter's branch point.
@@ -97,7 +97,7 @@ class HRad:
             )
         self.facts = facts
         self.evidence = evidence
-        self.layers = [(weight.to(_STORED_DTYPE).float(), bias) for weight, bias in layers]
+        self.layers = [(weight.astype(_STORED_DTYPE).astype(np.float32), bias) for weight, bias in layers]
         self._mean, self._std = mean, std
 
     @classmethod
@@ -107,8 +107,8 @@ class HRad:
         return _FILE.load(path, cls._of, f", or name {DEMO_HRAD}")
 
     @classmethod
-    def _of(cls, facts: Mapping[str, str], tensors: dict[str, Tensor]) -> HRad:
-        stored = {name: tensor.float() for name, tensor in tensors.items()}
+    def _of(cls, facts: Mapping[str, str], arrays: dict[str, Array]) -> HRad:
+        stored = {name: array.astype(np.float32) for name, array in arrays.items()}
         numbers: dict[str, Any] = {one.name: int(facts[one.name]) for one in fields(HRadFacts)[:-1]}
         num_layers = sum(name.endswith(".weight") for name in stored)
         layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(num_layers)]
@@ -122,14 +122,14 @@ class HRad:
             figures: its quality, by name; for people who look into the file's metadata.
         Raises: ModelError if it cannot be written.
         """
-        tensors = {"mean": self._mean, "std": self._std}
+        arrays: dict[str, Array] = {"mean": self._mean, "std": self._std}
         for i, (weight, bias) in enumerate(self.layers):
-            tensors[f"{i}.weight"], tensors[f"{i}.bias"] = weight.to(_STORED_DTYPE), bias
+            arrays[f"{i}.weight"], arrays[f"{i}.bias"] = weight.astype(_STORED_DTYPE), bias
         facts = {name: str(value) for name, value in asdict(self.facts).items()}
         learnt = {f"evidence_{name}": repr(value) for name, value in asdict(self.evidence).items()}
-        _FILE.save(path, tensors, {**(figures or {}), **facts, **learnt})
+        _FILE.save(path, arrays, {**(figures or {}), **facts, **learnt})
 
-    def attach(self, runner: TorchRunner, usual: float) -> None:
+    def attach(self, runner: RowRunner, usual: float) -> None:
         """Look at a target's features from now on, and move ``usual`` by them.
 
         Raises: ModelError if the predictor was trained for another target.
@@ -142,7 +142,7 @@ class HRad:
         """Return the probability below which the drafter is to branch; None if there is no drafter."""
         return self.branch_below(seen.features[-1], seen.token_ids[-1]) if seen.has_drafter else None
 
-    def branch_below(self, features_row: Tensor, new_token_id: int) -> float:
+    def branch_below(self, features_row: Floats, new_token_id: int) -> float:
         """Return the probability below which drafted tokens are unsure after a new token, in [0, 1].
 
         The more likely a rejection is foreseen, the surer the drafter must be of a token not to branch there. In log
@@ -153,33 +153,33 @@ class HRad:
         """
         if not 0.0 < self._usual < 1.0:
             return self._usual
-        values = torch.cat((features_row, self._runner.embedding(new_token_id))).to(device="cpu", dtype=torch.float32)
+        values = np.concatenate((features_row, self._runner.embeddings([new_token_id])[0]))
         probabilities = self.probabilities(values)
         foreseen = float(log_odds(probabilities)) - self.evidence.mean
         odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * foreseen
         return 1.0 / (1.0 + math.exp(-odds))
 
-    def probabilities(self, features: Tensor) -> Tensor:
+    def probabilities(self, features: Floats) -> Floats:
         """Return the chance of each of CLASSES, [..., 3] float32.
 
         Args:
-            features: [..., facts.num_inputs] float32 on the CPU: hidden states and embedding.
+            features: [..., facts.num_inputs] float32: hidden states and embedding.
         """
-        with torch.inference_mode():
-            values = (features - self._mean) / self._std
-            *hidden, (weight, bias) = self.layers
-            for hidden_weight, hidden_bias in hidden:
-                values = functional.linear(values, hidden_weight, hidden_bias).relu_()
-            return functional.linear(values, weight, bias).softmax(-1)
+        values = (features - self._mean) / self._std
+        *hidden, (weight, bias) = self.layers
+        for hidden_weight, hidden_bias in hidden:
+            values = np.maximum(values @ hidden_weight.T + hidden_bias, 0)
+        return softmax(values @ weight.T + bias).astype(np.float32)
 
 
-def log_odds(probabilities: Tensor) -> Tensor:
+def log_odds(probabilities: Floats) -> Floats:
     """Return the log odds of ALL_ACCEPTED against ALL_REJECTED, [...], for the chances of the classes, [..., 3]."""
-    logprobs = probabilities.clamp_min(_LEAST_PROBABILITY).log()
-    return logprobs[..., ALL_ACCEPTED] - logprobs[..., ALL_REJECTED]
+    logprobs = np.log(np.maximum(probabilities, np.float32(_LEAST_PROBABILITY)))
+    odds: Floats = logprobs[..., ALL_ACCEPTED] - logprobs[..., ALL_REJECTED]
+    return odds
 
 
-def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish:
+def last_states(runner: RowRunner, num_layers: int, rows: Rows) -> FeatureWish:
     """Return the wish for the last ``num_layers`` hidden states. Raises: ModelError if the model has fewer layers."""
     if not 1 <= num_layers <= runner.original.num_layers:
         raise ModelError(
@@ -189,7 +189,7 @@ def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish
     return FeatureWish(tuple(range(-num_layers, 0)), rows)
 
 
-def hrad_consumers(settings: EngineSettings, runner: TorchRunner, draft: DraftSettings) -> list[HRad]:
+def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSettings) -> list[HRad]:
     """Return the observers for the features of ``runner``, a target; none if they never move a branch point.
 
     Args:
@@ -204,7 +204,7 @@ def hrad_consumers(settings: EngineSettings, runner: TorchRunner, draft: DraftSe
     return [hrad] if hrad.evidence.weight > 0.0 else []
 
 
-def target_facts(runner: TorchRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
+def target_facts(runner: RowRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
     """Return the facts of a predictor that is to be trained for the target of ``runner``."""
     own: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
     return HRadFacts(**own, **sizes_of(runner))

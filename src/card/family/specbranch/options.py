@@ -41,7 +41,7 @@ from card.family.learning.options import dtype_option, training_options
 @counted("--seed", default=0, least=0, words="Same seed, same predictor.")
 @dtype_option("auto", "auto (as stored), float32, bfloat16, float16, float64.")
 @option_of(EngineSettings, "device", is_filled=True)
-@counted("--threads", words="CPU threads.  [default: torch's choice]")
+@counted("--threads", words="CPU threads.  [default: all cores]")
 def hrad(**options: Any) -> int:
     """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.
 

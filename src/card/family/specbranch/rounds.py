@@ -15,7 +15,8 @@ from card.family.learning.target_texts import WrittenText, written_texts
 from card.family.specbranch.network import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED, last_states
 from card.models.candidate_scorer import CandidateScorer
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class RoundCollector:
 
     def __init__(
         self,
-        target: TorchRunner,
-        draft: TorchRunner,
+        target: RowRunner,
+        draft: RowRunner,
         *,
         num_layers: int,
         num_speculative_tokens: int,
@@ -137,7 +138,7 @@ class RoundCollector:
             if not self._end_ids.isdisjoint(accepted):
                 return
             confidences = (probs[first:] + [0.0] * self._num_drafted)[: self._num_drafted]
-            embedding = self._target.embedding(token_ids[length - 1]).cpu()
+            embedding = as_tensor(self._target.embeddings([token_ids[length - 1]])[0])
             yield torch.cat((text.features[first][0], embedding)), len(accepted), confidences, text.idx
             length += len(accepted) + 1
 

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from card.errors import PromptError
 from card.family.learning.fit import Rule, StepLoss, constant_rate, fit
-from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, LinearWeights, log_odds
+from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, log_odds
 from card.family.specbranch.rounds import Rounds, outcomes
+from card.theirs.transformers.arrays import as_array, as_tensor
 
 LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
 _HELD_OUT_SHARE = 0.1
@@ -34,6 +35,7 @@ _LEAST_SCALE = 0.05  # of the scores in calibration: one at 0 or below would tur
 _RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs are redundant
 _MOST_FITTING_STEPS = 100  # of L-BFGS, which ends by itself before
 _ALMOST = 1e-4  # a token is never certain
+TensorLayer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +139,13 @@ def train_hrad(
     test = rounds.of_prompts(judged_by) if test_rounds is None else test_rounds
     mean, std = _spread(train)
     layers, num_epochs = _fit(train, stop, (mean, std), settings, generator, on_epoch)
-    scores = _probabilities(HRad(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
+    scores = _probabilities(_network(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
     layers = calibrated(layers, scores, stop.labels)
-    foreseen = log_odds(_probabilities(HRad(facts, layers, mean, std), stop))
+    foreseen = _log_odds(_probabilities(_network(facts, layers, mean, std), stop))
     tokens = TokenOutcomes(stop, foreseen)
-    hrad = HRad(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
+    hrad = _network(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
     probabilities = _probabilities(hrad, test)
-    test_tokens = TokenOutcomes(test, log_odds(probabilities))
+    test_tokens = TokenOutcomes(test, _log_odds(probabilities))
     return Trained(
         hrad,
         _confusion(test.labels, probabilities.argmax(-1)),
@@ -154,9 +156,22 @@ def train_hrad(
     )
 
 
+def _network(
+    facts: HRadFacts, layers: Sequence[TensorLayer], mean: Tensor, std: Tensor, evidence: Evidence | None = None
+) -> HRad:
+    """Return a predictor with these layers."""
+    pairs = [(as_array(weight), as_array(bias)) for weight, bias in layers]
+    return HRad(facts, pairs, as_array(mean), as_array(std), evidence or Evidence())
+
+
+def _log_odds(probabilities: Tensor) -> Tensor:
+    return as_tensor(log_odds(as_array(probabilities)))
+
+
 def _probabilities(hrad: HRad, part: Rounds) -> Tensor:
     """Return the chances of the classes for all rounds, [N, 3] float32."""
-    return torch.cat([hrad.probabilities(part.inputs[piece].float()) for piece in _pieces(part)])
+    pieces = (as_array(part.inputs[piece].float()) for piece in _pieces(part))
+    return torch.cat([as_tensor(hrad.probabilities(piece)) for piece in pieces])
 
 
 def _confusion(labels: Tensor, predicted: Tensor) -> tuple[tuple[int, ...], ...]:
@@ -185,7 +200,7 @@ def _fit(
     settings: TrainSettings,
     generator: torch.Generator,
     on_epoch: Callable[[], None],
-) -> tuple[list[LinearWeights], int]:
+) -> tuple[list[TensorLayer], int]:
     """Return the layers of the epoch that did best on the rounds to stop by, and its number, counted from 1."""
     layers = _new_layers((len(spread[0]), *HIDDEN_WIDTHS, len(CLASSES)), generator)
     shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
@@ -228,7 +243,7 @@ def _fit(
     return best, best_epoch
 
 
-def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[LinearWeights]:
+def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[TensorLayer]:
     """Return linear layers with the spread that ReLU asks for (He et al. 2015, arXiv:1502.01852)."""
     return [
         (
@@ -242,7 +257,7 @@ def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Linea
 # ---- what it is worth -----------------------------------------------------------------------------------------------
 
 
-def calibrated(layers: Sequence[LinearWeights], scores: Tensor, labels: Tensor) -> list[LinearWeights]:
+def calibrated(layers: Sequence[TensorLayer], scores: Tensor, labels: Tensor) -> list[TensorLayer]:
     """Return layers whose softmax gives true chances: the scores scaled, and moved class by class.
 
     Training weighs classes and grows too sure; both are undone here. Source: Guo et al. 2017, arXiv:1706.04599; between

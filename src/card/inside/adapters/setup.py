@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import fields, replace
 
-from transformers import PreTrainedTokenizerBase
-
 from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
@@ -15,6 +13,7 @@ from card.inside.adapters.proposer import PARKED_TEXTS, ChainProposer
 from card.inside.adapters.settings import AdapterSettings
 from card.links.background import BackgroundLink
 from card.links.link import DrafterLink
+from card.text.tokenizer import Tokenizer
 
 _SHARED = (  # settings that mean the same in `EngineSettings`
     *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),
@@ -28,7 +27,7 @@ def make_proposer(
     vocab_size: int,
     max_model_len: int,
     num_speculative_tokens: int,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
     draft_cores: tuple[int, ...] = (),
     max_num_seqs: int = 16,
 ) -> ChainProposer:

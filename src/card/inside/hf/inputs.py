@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import (
@@ -24,7 +26,9 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.request import Request
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.names import model_name
-from card.models.rows.states import CACHE_NAMES
+from card.theirs.transformers.arrays import as_array, as_tensor
+from card.theirs.transformers.states import CACHE_NAMES
+from card.tree.logits import FloatArray
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
     (*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
@@ -181,17 +185,19 @@ class _RowProcessor:
         self._padding = input_ids[row : row + 1, : input_ids.shape[1] - prompt_len]
         self._steps = [self._step(one) for one in processors]
 
-    def __call__(self, prefix_ids: Tensor, logits: Tensor) -> Tensor:
+    def __call__(self, prefix_ids: npt.NDArray[np.int64], logits: FloatArray) -> FloatArray:
         """Return the processed logits [1, V] of the position after ``prefix_ids`` [1, S], padding not included."""
-        ids = cast(torch.LongTensor, torch.cat([self._padding, prefix_ids.to(self._padding.device)], 1))
-        scores = logits.to(device=ids.device, dtype=torch.float32)
+        prefix = as_tensor(prefix_ids, self._padding.device)
+        ids = cast(torch.LongTensor, torch.cat([self._padding, prefix], 1))
+        scores = as_tensor(logits, ids.device).float()
         for step, is_row_wise in self._steps:
             if is_row_wise:
                 scores = step(ids, scores)
             else:
                 shown = cast(torch.LongTensor, ids.repeat(self._num_rows, 1))
                 scores = step(shown, scores.repeat(self._num_rows, 1))[self._row : self._row + 1]
-        return scores.to(logits.device)
+        processed: FloatArray = as_array(scores)
+        return processed
 
     def _step(self, one: LogitsProcessor) -> tuple[LogitsProcessorList, bool]:
         """Return a processor in a form that can be called, and whether one row is enough for it."""

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from card.errors import ModelError, SettingsError
+from card.errors import ModelError, SettingsError, in_few_words
 from card.inside.adapters import AdapterSettings, ChainProposer, make_proposer
 from card.inside.adapters.drafted_text import DraftedText
 from card.inside.adapters.figures import Figures
 from card.inside.adapters.tracking import Followed
 from card.models.loading import load_tokenizer
 from card.text.fit import check_tokenizers_fit
+from card.text.tokenizer import Tokenizer
+from card.text.tokenizer_files import read_tokenizer
 from card.tree.nodes import NO_NODES
 
 logger = logging.getLogger(__name__)
@@ -183,15 +184,12 @@ class SpeculativeEngine:
             turn.new_ids = []
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+def _tokenizer(folder: Path) -> Tokenizer | None:
     """Return the tokenizer in a folder of the model builder, which has no ``config.json``; None if there is none."""
-    if not (folder / "tokenizer.json").is_file():
-        return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the tokenizer of {folder} cannot be read: {error}") from error
-    return tokenizer
+        return read_tokenizer(folder)
+    except Exception as error:  # a damaged tokenizer raises almost anything
+        raise ModelError(f"the tokenizer of {folder} cannot be read: {in_few_words(error)}") from error
 
 
 def _hand_over(turn: _Turn, chain: list[int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from card.kernels.number_types import zeros
 from card.kernels.packed_linear import GROUP, PANEL, padded
 
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
@@ -131,7 +132,7 @@ class BlockFormat:
     def select(self, panels: Bytes, num_in: int, channels: npt.NDArray[np.int64]) -> Bytes:
         """Return panels of some output channels of a layer with so many inputs."""
         num_groups = padded(num_in, GROUP) // GROUP
-        chosen = np.zeros((-(-len(channels) // PANEL), panels.shape[1]), np.uint8)
+        chosen = zeros((-(-len(channels) // PANEL), panels.shape[1]), np.uint8)
         for source, room in zip(self._regions(panels, num_groups), self._regions(chosen, num_groups), strict=True):
             part = source[channels // PANEL, :, :, channels % PANEL]
             rest = np.zeros((-len(channels) % PANEL, *part.shape[1:]), part.dtype)

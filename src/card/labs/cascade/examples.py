@@ -7,12 +7,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
 from card.models.protocol import Extension, LanguageModel, Recurrent
 from card.text.prompts import encode_chat, encode_prompt
+from card.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,7 @@ def draw_example_sets(pool: Sequence[SolvedProblem], *, shots: int, count: int, 
 class PromptLoss:
     """Scores beginnings of a prompt: the mean loss of a model on the answers of problems that follow them."""
 
-    def __init__(
-        self, model: LanguageModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[SolvedProblem]
-    ) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, problems: Sequence[SolvedProblem]) -> None:
         """Judge by ``problems``: the chat template writes them, where the tokenizer has one. Raises: SettingsError."""
         if not problems:
             raise SettingsError("there are no problems to judge by; give one or more")
@@ -93,7 +92,7 @@ class PromptLoss:
         self.num_tokens += len(token_ids)
         parents = range(first - 1, first - 1 + len(token_ids))
         (logits,) = self._model.forward([Extension(slot, token_ids, parents, first_logits_idx)])
-        return logits
+        return torch.from_numpy(np.asarray(logits))
 
     def _prompt(self, beginning: Beginning, question: str) -> list[int]:
         if isinstance(beginning, str):

@@ -17,6 +17,7 @@ from card.labs.series.decoding import ForecastPair, ForecastStats, PatchModel, s
 from card.labs.series.transformer import PatchTransformer, Shape
 from card.labs.series.verify import find_rule
 from card.models.files.tensor_files import MappedTensors, write_tensors
+from card.theirs.transformers.arrays import as_array, as_tensor
 
 _FORMAT = "card-forecaster-1"
 _LEAST_CONTEXT = 2  # patches
@@ -104,7 +105,8 @@ def save_forecaster(model: PatchTransformer, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"format": _FORMAT, **asdict(model.shape)}) + "\n", "utf-8")
-        write_tensors(folder / "model.safetensors", model.state_dict())
+        arrays = {name: as_array(tensor, keeps_bits=True) for name, tensor in model.state_dict().items()}
+        write_tensors(folder / "model.safetensors", arrays)
     except OSError as error:
         raise SettingsError(f"{folder} cannot be written: {error}; choose another place") from None
 
@@ -116,7 +118,8 @@ def load_forecaster(folder: str | Path) -> PatchTransformer:
         if not isinstance(facts, dict) or facts.pop("format", None) != _FORMAT:
             raise ModelError(f"{folder} holds no forecaster; make one with card train forecaster")
         model = PatchTransformer(Shape(**facts))
-        model.load_state_dict(MappedTensors(Path(folder) / "model.safetensors").tensors)
+        arrays = MappedTensors(Path(folder) / "model.safetensors").arrays
+        model.load_state_dict({name: as_tensor(array) for name, array in arrays.items()})
     except FileNotFoundError:
         raise ModelError(f"{folder} holds no forecaster; make one with card train forecaster") from None
     except ModelError:

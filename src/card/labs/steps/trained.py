@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from card.config.fields import require
+from card.kernels.number_types import Array, Floats
 from card.labs.steps.rewards import equations_hold
 from card.labs.steps.routers import Step
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import embedding_probe, probe_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_array, as_tensor
 
 _FILE = TrainedFile("router", "card-router-1", "card train router")
 _PROBES = "target_probe", "draft_probe"
@@ -68,21 +70,21 @@ def describe(step: Step) -> Tensor:
 class RouterPair:
     """The pair that a router was made for, known by `embedding_probe` of both models."""
 
-    target: Tensor
-    draft: Tensor
+    target: Floats
+    draft: Floats
 
     @classmethod
-    def of(cls, target: TorchRunner, draft: TorchRunner) -> RouterPair:
+    def of(cls, target: RowRunner, draft: RowRunner) -> RouterPair:
         """Return the facts of two models."""
         return cls(embedding_probe(target), embedding_probe(draft))
 
 
-def _parts(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> tuple[Tensor, float, float, RouterPair]:
+def _parts(facts: Mapping[str, str], arrays: dict[str, Array]) -> tuple[Tensor, float, float, RouterPair]:
     """Return what a file holds: weights, bias, the usual knob and the pair."""
-    if tensors["weights"].shape != (len(FEATURES),):
+    if arrays["weights"].shape != (len(FEATURES),):
         raise ValueError(f"{len(FEATURES)} weights were expected")
-    pair = RouterPair(*(tensors[name] for name in _PROBES))
-    return tensors["weights"].double(), float(facts["bias"]), float(facts["usual"]), pair
+    pair = RouterPair(*(arrays[name] for name in _PROBES))
+    return as_tensor(arrays["weights"]).double(), float(facts["bias"]), float(facts["usual"]), pair
 
 
 class TrainedRouter:
@@ -117,9 +119,9 @@ class TrainedRouter:
         """Write the router as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
         facts = {**(figures or {}), "bias": repr(self.bias), "usual": repr(self.usual)}
         probes = dict(zip(_PROBES, (self.pair.target, self.pair.draft), strict=True))
-        _FILE.save(path, {"weights": self.weights, **probes}, facts)
+        _FILE.save(path, {"weights": as_array(self.weights), **probes}, facts)
 
-    def check_pair(self, target: TorchRunner, draft: TorchRunner) -> None:
+    def check_pair(self, target: RowRunner, draft: RowRunner) -> None:
         """Refuse another pair than the router's own. Raises: ModelError."""
         for role, own, model in (("target", self.pair.target, target), ("draft model", self.pair.draft, draft)):
             is_other = bool(probe_difference(own, embedding_probe(model)))

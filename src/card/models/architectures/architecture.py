@@ -2,16 +2,17 @@
 
 The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the readers (`card.models.own.decoder_model`,
 `card.models.files.gguf`) read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary
-embeddings, and a head that may be tied. An entry states what differs. Annotations are evaluated here: values of configs
-are checked against them.
+embeddings, and a head that may be tied. An entry states what differs.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from transformers import PreTrainedConfig
+import numpy as np
+
+from card.kernels.number_types import Dtype
+from card.models.decoder_config import DecoderConfig
 
 Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up"]
 Biased = Literal["qkv", "out", "mlp"]
@@ -60,67 +61,6 @@ WIDE_NORMS: Mapping[NormPlace, Part] = {
     "query": Part("self_attn.q_norm", "attn_q_norm", ("queries",)),
     "key": Part("self_attn.k_norm", "attn_k_norm", ("keys",)),
 }
-
-
-class DecoderConfig(PreTrainedConfig):
-    """The fields that all configs have, with Llama's values where an architecture states no others.
-
-    transformers' own classes are not imported, because that of Llama brings a second of imports with it. A test
-    compares these with them, field by field. Raises: almost anything, if a value is of another type than the field.
-    """
-
-    vocab_size: int = 32000
-    hidden_size: int = 4096
-    intermediate_size: int = 11008
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = None
-    max_position_embeddings: int = 2048
-    head_dim: int | None = None
-    hidden_act: str = "silu"
-    initializer_range: float = 0.02
-    rms_norm_eps: float = 1e-6
-    use_cache: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
-    tie_word_embeddings: bool = False
-    rope_parameters: dict[str, Any] | None = None
-    attention_dropout: int | float | None = 0.0
-    layer_types: list[str] | None = None
-    sliding_window: int | None = None
-
-    def __post_init__(self, **others: Any) -> None:
-        """Fill in what follows from other fields, then let transformers read the older names of some."""
-        if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        super().__post_init__(**others)
-
-    def give_windows(self, period: int) -> None:
-        """Give a window to all layers but each ``period``-th one, unless the kinds of the layers are stated."""
-        if self.layer_types is None:
-            layers = range(1, self.num_hidden_layers + 1)
-            self.layer_types = ["sliding_attention" if layer % period else "full_attention" for layer in layers]
-
-    def nest_rotations(self, others: dict[str, Any], bases: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
-        """State the angles of each kind of layer; only layers without a window have them scaled.
-
-        Args:
-            others: older fields, those of the angles among them.
-            bases: by kind, the older field with the base, and its default.
-        Returns: what is left of the older fields.
-        """
-        scaling, stated = others.pop("rope_scaling", None), self.rope_parameters
-        nested = {kind: dict((stated or {}).get(kind) or {"rope_type": "default"}) for kind in bases}
-        if scaling is not None:
-            nested["full_attention"].update(scaling)
-        for kind, (older, default) in bases.items():
-            nested[kind].setdefault("rope_theta", others.pop(older, default))
-        self.rope_parameters = nested
-        self.standardize_rope_params()
-        return others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +119,10 @@ class Architecture:
             return 1 / factor if name == "logits" and self.multiplies_logits else factor
         return head_dim(config) ** -0.5 if name == "attention" else 1.0
 
-    def embedding_scale(self, config: Any, dtype: torch.dtype) -> float:
+    def embedding_scale(self, config: Any, dtype: Dtype) -> float:
         """Return the factor of the embeddings; one that the config does not state is in their dtype."""
         scale = self.scale("embedding", config)
-        return float(torch.tensor(scale, dtype=dtype)) if callable(self.scales.get("embedding")) else scale
+        return float(np.array(scale).astype(dtype)) if callable(self.scales.get("embedding")) else scale
 
     def cap(self, name: Cap, config: Any) -> float | None:
         """Return the bound of scores or logits; None if there is none."""

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import PRE_NORMS, Architecture
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import PRE_NORMS, Architecture, DecoderConfig
 
-
-@strict
 class Cohere2Fields(DecoderConfig):
     """Its config. Unless it says otherwise, three layers of four have a window."""
 

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-
-from card.models.architectures.architecture import HEAD_NORMS, Architecture, DecoderConfig
+from card.models.architectures.architecture import HEAD_NORMS, Architecture
 from card.models.architectures.olmo2 import POST_NORMS
+from card.models.decoder_config import DecoderConfig
 
 
-@strict
 class Exaone4Fields(DecoderConfig):
     """Its config. Unless it says otherwise, three layers of four have a window."""
 

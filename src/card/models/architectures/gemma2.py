@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import Architecture, NormPlace, Part
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import Architecture, DecoderConfig, NormPlace, Part
 
-
-@strict
 class Gemma2Fields(DecoderConfig):
     """Its config. Unless it says otherwise, layers with a window come first and in turns."""
 

@@ -3,19 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-
 from card.models.architectures.architecture import HEAD_NORMS
 from card.models.architectures.gemma2 import ARCHITECTURE as GEMMA2
 from card.models.architectures.gemma2 import NORMS, Gemma2Fields
 
 
-@strict
 class Gemma3Fields(Gemma2Fields):
     """Its config. Older ones state one base of the angles for all layers without a window, and another beside it."""
 
     model_type = "gemma3_text"
-    default_theta = {"global": 1_000_000.0, "local": 10_000.0}  # type: ignore[assignment]  # noqa: RUF012
+    default_theta = {"global": 1_000_000.0, "local": 10_000.0}  # noqa: RUF012
     vocab_size: int = 262208
     max_position_embeddings: int = 131072
     final_logit_softcapping: float | None = None

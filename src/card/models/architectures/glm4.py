@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, PRE_NORMS, Architecture, Part
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, PRE_NORMS, Architecture, DecoderConfig, Part
 
-
-@strict
 class Glm4Fields(DecoderConfig):
     """Its config. Unless it says otherwise, half of each head turns."""
 

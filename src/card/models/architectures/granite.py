@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-from huggingface_hub.dataclasses import strict
-
 from card.models.architectures.llama import ARCHITECTURE as LLAMA
 from card.models.architectures.llama import LlamaFields
 
 
-@strict
 class GraniteFields(LlamaFields):
     """Its config."""
 

@@ -1,11 +1,9 @@
 """Llama, and the many models that are built like it."""
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import Architecture
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import Architecture, DecoderConfig
 
-
-@strict
 class LlamaFields(DecoderConfig):
     """Its config."""
 

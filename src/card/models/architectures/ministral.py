@@ -3,13 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-
 from card.models.architectures.mistral import ARCHITECTURE as MISTRAL
 from card.models.architectures.mistral import MistralFields
 
 
-@strict
 class MinistralFields(MistralFields):
     """Its config. Unless it says otherwise, all layers have a window, or none has."""
 

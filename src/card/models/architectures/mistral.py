@@ -1,11 +1,9 @@
 """Mistral."""
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import Architecture
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import Architecture, DecoderConfig
 
-
-@strict
 class MistralFields(DecoderConfig):
     """Its config. Unless it says otherwise, there is a window."""
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import WIDE_NORMS, Architecture, NormPlace, Part
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import WIDE_NORMS, Architecture, DecoderConfig, NormPlace, Part
 
-
-@strict
 class Olmo2Fields(DecoderConfig):
     """Its config."""
 

@@ -3,13 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-
 from card.models.architectures.olmo2 import ARCHITECTURE as OLMO2
 from card.models.architectures.olmo2 import Olmo2Fields
 
 
-@strict
 class Olmo3Fields(Olmo2Fields):
     """Its config. The base of the angles is stated for layers without a window, as is their scaling."""
 

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-
-from card.models.architectures.architecture import LINEARS_WITH_QKV_AND_GATE_UP, Architecture, DecoderConfig
+from card.models.architectures.architecture import LINEARS_WITH_QKV_AND_GATE_UP, Architecture
+from card.models.decoder_config import DecoderConfig
 
 _PARTIAL = "partial_rotary_factor"
 
 
-@strict
 class Phi3Fields(DecoderConfig):
     """Its config."""
 

@@ -1,12 +1,9 @@
 """Qwen3: norms of queries and keys."""
 
-from huggingface_hub.dataclasses import strict
-
 from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture
 from card.models.architectures.qwen2 import Qwen2Fields
 
 
-@strict
 class Qwen3Fields(Qwen2Fields):
     """Its config."""
 

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
+from card.models.architectures.architecture import Architecture
+from card.models.decoder_config import DecoderConfig
 
-from card.models.architectures.architecture import Architecture, DecoderConfig
 
-
-@strict
 class SmolLM3Fields(DecoderConfig):
     """Its config. Unless it says otherwise, every fourth layer knows no positions."""
 

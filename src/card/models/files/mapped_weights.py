@@ -11,7 +11,7 @@ import os
 import weakref
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
@@ -33,7 +33,7 @@ class MappedWeights(MappedTensors):
         watching = machine_code("lost_pages").lost_pages() if why_not_int8() is None else None
         if watching is None:
             return ctypes.c_int64()
-        place = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr(), len(self._map)
+        place = np.frombuffer(self._map, np.uint8).ctypes.data, len(self._map)
         lost: ctypes.c_int64 = watching.watch(*place)
         weakref.finalize(self, watching.forget, *place).atexit = False  # threads may still read then
         return lost

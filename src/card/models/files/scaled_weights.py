@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from card.kernels.number_types import Array, Dtype
 from card.models.files.tensor_files import MappedTensors
 from card.models.files.weight_files import FolderError, Shapes, raw_config, stored_tensors, weight_files
 
@@ -47,35 +47,35 @@ class ScaledWeights:
         """Return those shapes that are of the model's weights."""
         return {name: shape for name, shape in shapes.items() if name in self.files}
 
-    def read(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def read(self, dtype: Dtype) -> dict[str, Array]:
         """Return all weights. Raises: FolderError that names a scale which does not fit."""
         return dict(self._read(dtype))
 
-    def _read(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        opened = {path: MappedTensors(path).tensors for path in {*self.files.values(), *self.scale_files.values()}}
+    def _read(self, dtype: Dtype) -> Iterator[tuple[str, Array]]:
+        opened = {path: MappedTensors(path).arrays for path in {*self.files.values(), *self.scale_files.values()}}
         for name, path in self.files.items():
             weight = opened[path][name]
             if name in self.scales:
                 scale_name = self.scales[name]
-                scale = opened[self.scale_files[scale_name]][scale_name].float()
-                weight = weight.float() * self._spread(scale, weight.shape, scale_name)
-            yield name, weight.to(dtype) if weight.is_floating_point() else weight
+                scale = opened[self.scale_files[scale_name]][scale_name].astype(np.float32)
+                weight = weight.astype(np.float32) * self._spread(scale, weight.shape, scale_name)
+            yield name, weight if weight.dtype.kind in "iub" else weight.astype(dtype, copy=False)
 
-    def _spread(self, scale: Tensor, shape: torch.Size, name: str) -> Tensor:
+    def _spread(self, scale: Array, shape: tuple[int, ...], name: str) -> Array:
         """Return a scale so that it can be multiplied with a weight of a shape."""
-        if not bool(torch.isfinite(scale).all()):
+        if not np.isfinite(scale).all():
             raise FolderError(f"{name} is no finite number; download it again")
-        if scale.numel() == 1:
+        if scale.size == 1:
             return scale.reshape(())
-        if scale.dim() == 1 and scale.shape[0] == shape[0]:
+        if scale.ndim == 1 and scale.shape[0] == shape[0]:
             return scale.reshape(-1, *(1 for _ in shape[1:]))
-        if scale.dim() == len(shape):
+        if scale.ndim == len(shape):
             sizes = (*(1 for _ in shape[2:]), *self.block) if self.block else tuple(1 for _ in shape)
             fits = True
             for dim, (num_scales, num_values, size) in enumerate(zip(scale.shape, shape, sizes, strict=True)):
                 if num_scales not in (1, num_values):
                     fits = fits and -(-num_values // size) == num_scales
-                    scale = scale.repeat_interleave(size, dim).narrow(dim, 0, num_values) if fits else scale
+                    scale = np.repeat(scale, size, dim).take(range(num_values), dim) if fits else scale
             if fits:
                 return scale
         raise FolderError(f"{name} has shape {list(scale.shape)}, which fits no weight of {list(shape)}; {_INSTEAD}")
@@ -104,10 +104,11 @@ def is_left_aside(name: str) -> bool:
     return _LEFT_ASIDE.search(name) is not None
 
 
-def say_scaled(folder: Path, scaled: ScaledWeights, dtype: torch.dtype) -> None:
+def say_scaled(folder: Path, scaled: ScaledWeights, dtype: Dtype) -> None:
     """Log what becomes of the weights."""
-    kind = str(dtype).removeprefix("torch.")
-    logger.info("%s: %d weights in 8-bit floats are multiplied by their scales to %s", folder, len(scaled.scales), kind)
+    logger.info(
+        "%s: %d weights in 8-bit floats are multiplied by their scales to %s", folder, len(scaled.scales), dtype.name
+    )
 
 
 def _check_packed(names: Mapping[str, str]) -> None:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import huggingface_hub
-import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-from tqdm import tqdm
-from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, in_few_words
 from card.machine.folders import weights_folder
@@ -21,12 +16,9 @@ from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.source import GgufSource
 from card.models.files.places import GGUF_SUFFIX, hub_file, local_model
 from card.models.files.weight_files import check_counts, raw_config
-from card.models.layer_kinds import unknown_layer_kinds
-from card.models.names import OTHER_FAMILY
 
 _HUB_TIMEOUT_S = 10.0
 _MOST_NAMED = 8  # files of a repository in an error
-_HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +52,6 @@ def find_source(name: str, cache_dir: str | None) -> Source:
         source = Source(name, str(place), is_local=True, is_folder=True)
         with explained(source, "the config of {} cannot be used"):
             check_counts(raw_config(place))
-        _check_kind_names(source)
         return source
     there = _ask_hub(name)
     if in_repository := there.gguf_files:
@@ -70,24 +61,7 @@ def find_source(name: str, cache_dir: str | None) -> Source:
     return Source(name, name, is_local=bool(there.problem), hub_problem=there.problem)
 
 
-def _check_kind_names(source: Source) -> None:
-    """Raise ModelError that names kinds of layers in a folder's config.json which transformers does not know either.
-
-    A family may have older names for its kinds, so the config is read as transformers reads it before it is blamed.
-    """
-    unknown = unknown_layer_kinds(raw_config(Path(source.path)))
-    if not unknown:
-        return
-    try:
-        transformers.AutoConfig.from_pretrained(source.path, **source.options)
-    except Exception as error:
-        raise ModelError(
-            f"the config of {source.name} has layers of type {', '.join(unknown)[:200]}, which neither CARD nor "
-            f"transformers {transformers.__version__} knows; {OTHER_FAMILY}"
-        ) from error
-
-
-def fetch(name: str, repository: str, file: str, bar: type[tqdm] | None = None) -> Path:
+def fetch(name: str, repository: str, file: str, bar: Any = None) -> Path:
     """Return a file of the hub, from the local cache if it is there.
 
     Args:
@@ -100,7 +74,25 @@ def fetch(name: str, repository: str, file: str, bar: type[tqdm] | None = None) 
     if there.gguf_files and file not in there.gguf_files:
         raise ModelError(f"{repository} has no file {file}; it has {', '.join(there.gguf_files[:_MOST_NAMED])}")
     with explained(source, "{} cannot be fetched"):
+        import huggingface_hub  # where it is used: it takes as long as the whole start of a model that is here
+
         return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=is_local, tqdm_class=bar))
+
+
+def files_of(source: Source, names: Sequence[str]) -> Path:
+    """Return a folder with the files of a model that have such names, fetched if they are on the hub alone.
+
+    Raises: almost anything, if the hub does not give them.
+    """
+    if source.is_folder:
+        return Path(source.path)
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            source.path, allow_patterns=list(names), local_files_only=source.is_local, etag_timeout=_HUB_TIMEOUT_S
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +105,10 @@ class _OnHub:
 
 def _ask_hub(name: str) -> _OnHub:
     """Ask the hub about a repository, once and without retries."""
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    http_error: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
     try:
         about = huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
     except GatedRepoError:
@@ -121,7 +117,7 @@ def _ask_hub(name: str) -> _OnHub:
         return _OnHub("there is no such public model; a private one needs `hf auth login`")
     except HFValidationError:
         return _OnHub("this is not a valid name there")
-    except (OSError, _HTTP_ERROR) as error:
+    except (OSError, http_error) as error:
         return _OnHub(in_few_words(error))
     files = [one.rfilename for one in about.siblings or ()]
     found = sorted(file for file in files if file.endswith(GGUF_SUFFIX))
@@ -155,14 +151,16 @@ def quiet() -> Iterator[None]:
     """Silence the loaders' logging and progress bars, which are settings of the whole process, and restore them."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
-    had_bars = transformers_logging.is_progress_bar_enabled()
+    bars: Any = sys.modules.get("transformers.utils.logging")  # None: nothing has loaded what shows bars
+    had_bars = bars is not None and bars.is_progress_bar_enabled()
     for logger in loggers:
         logger.setLevel(logging.ERROR)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if had_bars:
+        bars.disable_progress_bar()
     try:
         yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         if had_bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            bars.enable_progress_bar()

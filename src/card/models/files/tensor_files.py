@@ -12,26 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
 
+from card.kernels.number_types import Array, Dtype
 from card.machine.folders import replaced
 from card.models.files.headers import FACTS, HeaderError, StoredTensor, read_header
 
 # By the format's names. Files have the last ones first, so that all tensors lie at multiples of their numbers' sizes.
-_DTYPES: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I64": torch.int64,
+_DTYPES: Mapping[str, Dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I16": np.dtype(np.int16),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype(np.int32),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -45,21 +46,21 @@ class MappedTensors:
         weakref.finalize(self, self._stream.close)
         self.facts, stored = read_header(self._stream)
         self._map = mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        self.tensors = {name: self._tensor(name, one) for name, one in stored.items()}
+        self.arrays = {name: self._array(name, one) for name, one in stored.items()}
 
-    def _tensor(self, name: str, stored: StoredTensor) -> Tensor:
+    def _array(self, name: str, stored: StoredTensor) -> Array:
         dtype, count = _DTYPES.get(stored.dtype), math.prod(stored.shape)
         if dtype is None or stored.end - stored.first != count * dtype.itemsize:
             raise HeaderError("damaged", f"its {name} cannot be {list(stored.shape)} numbers of {stored.dtype}")
         if not count:
-            return torch.empty(stored.shape, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=stored.first).view(stored.shape)
+            return np.empty(stored.shape, dtype)
+        return np.frombuffer(self._map, dtype, count, stored.first).reshape(stored.shape)
 
 
 @contextlib.contextmanager
 def tensors_written(
     file: Path,
-    kinds: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    kinds: Mapping[str, tuple[Dtype, Sequence[int]]],
     facts: Mapping[str, str] | None = None,
     alignment: int = 64,
 ) -> Iterator[tuple[BinaryIO, Mapping[str, int]]]:
@@ -87,16 +88,16 @@ def tensors_written(
         os.fsync(stream.fileno())  # before it gets its name: a power failure leaves no file with holes
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+def write_tensors(file: Path, arrays: Mapping[str, Array], facts: Mapping[str, str] | None = None) -> None:
     """Write a file as safetensors itself does; it is whole or as before. Raises: OSError."""
     order = list(_NAMES)[::-1]
-    ordered = dict(sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0])))
-    kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in ordered.items()}
+    ordered = dict(sorted(arrays.items(), key=lambda item: (order.index(item[1].dtype), item[0])))
+    kinds = {name: (array.dtype, array.shape) for name, array in ordered.items()}
     with replaced(file) as part, tensors_written(part, kinds, facts, alignment=8) as (stream, _):
-        for tensor in ordered.values():
-            stream.write(bytes_of(tensor))
+        for array in ordered.values():
+            stream.write(bytes_of(array))
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, as they lie in a file."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of an array, as they lie in a file."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

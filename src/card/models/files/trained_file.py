@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from torch import Tensor
-
 from card.errors import ModelError
+from card.kernels.number_types import Array
 from card.machine.memory import is_shortage
 from card.models.files.headers import HeaderError
 from card.models.files.tensor_files import MappedTensors, write_tensors
@@ -39,15 +38,15 @@ class TrainedFile:
             advice = advice or f"train one for this {made_for} with {self.command}"
             raise ModelError(f"{name} was trained for another {made_for}: {difference}; {advice}")
 
-    def save(self, path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    def save(self, path: str | Path, arrays: Mapping[str, Array], facts: Mapping[str, str]) -> None:
         """Write a file; it is whole or as before. Raises: ModelError if that fails."""
         try:
-            write_tensors(Path(path), tensors, {**facts, "format": self.format})
+            write_tensors(Path(path), arrays, {**facts, "format": self.format})
         except OSError as error:
             raise ModelError(f"the {self.kind} cannot be written to {path}: {error}") from error
 
-    def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Tensor]], T], besides: str = "") -> T:
-        """Return what ``make`` makes of the facts and tensors of a file.
+    def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Array]], T], besides: str = "") -> T:
+        """Return what ``make`` makes of the facts and arrays of a file.
 
         Args:
             besides: what else may be done where there is no file.
@@ -64,7 +63,7 @@ class TrainedFile:
         if file.facts.get("format") != self.format:
             raise ModelError(f"{path} is no {self.kind} ({self.format}); give a file that {self.command} wrote")
         try:
-            return make(file.facts, file.tensors)
+            return make(file.facts, file.arrays)
         except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
             if is_shortage(error):
                 raise

@@ -7,15 +7,11 @@ before it compares them with the weights.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from card.models.files.headers import HeaderError, StoredTensor, read_header
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not read
@@ -23,10 +19,6 @@ _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not 
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
-_SPARE = 2  # a head that shares the embeddings' weights is stored once, and may be asked for twice
-_PACKED = 16  # numbers that one stored number can hold where weights are quantised
-_ABSENT = 1.05  # times the numbers stored that a model may ask for, besides tied weights, before tensors are missing
-_MOST_MADE = 1 << 28  # numbers of masks and tables that are made and not stored; more only if the weights are more
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -95,38 +87,14 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
             raise FolderError(f"its {name} is {value}, but the weights are {len(shapes)} tensors; download it again")
 
 
-def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
-    """Check that a model without memory is about as large as the weights that are there.
+def check_folder(folder: Path) -> Shapes | None:
+    """Read what is small in a folder, and compare it; return the shapes of the weights, None if they are not known.
 
-    A single tensor that is missing, or of another shape and the same size, is left to transformers to find.
-
-    Args:
-        empty: built on the device "meta" as the config asks.
-    Raises: FolderError that names the first tensor of another size or without numbers, or both sizes.
+    Raises: FolderError, OSError.
     """
-    is_packed = getattr(empty.config, "quantization_config", None) is not None
-    held = {_inner_name(empty, name): math.prod(shape) for name, shape in shapes.items()}
-    asked = {_inner_name(empty, name): tensor.numel() for name, tensor in empty.named_parameters()}
-    for name, size in asked.items():
-        if not is_packed and held.get(name, size) != size:
-            raise FolderError(f"it asks for {size} numbers in {name}, and they have {held[name]}; download it again")
-    total, stored = sum(asked.values()), sum(held.values())
-    made = sum(tensor.numel() for tensor in empty.buffers())
-    if total > stored * (_PACKED if is_packed else _SPARE) or made > max(stored, _MOST_MADE):
-        raise FolderError(f"it asks for {total + made} numbers, and they are {stored}; download it again")
-    tied = {_inner_name(empty, name) for name in getattr(empty, "all_tied_weights_keys", None) or ()}
-    needed = sum(size for name, size in asked.items() if name not in tied)
-    if not is_packed and needed > stored * _ABSENT:
-        first = next((name for name in asked if name not in held and name not in tied), "a part of one")
-        raise FolderError(
-            f"it asks for {needed} numbers, and they are {stored}: tensors are missing or have unknown names,"
-            f" the first is {first}; download it again"
-        )
-
-
-def _inner_name(model: PreTrainedModel, name: str) -> str:
-    """Return a tensor's name without that of the part that holds all layers: files have it with and without."""
-    return name.removeprefix(f"{model.base_model_prefix}.")
+    shapes = tensor_shapes(folder)
+    check_counts(raw_config(folder), shapes)
+    return shapes
 
 
 def _indexed(folder: Path, index: str) -> list[Path]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
-
+from card.kernels.number_types import Floats
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVLayout, SequenceRows
-from card.models.rows.row_tree import Window
+from card.models.rows.row_tree import IntArray, Window
 
 
 class Decoder(Protocol):
@@ -29,11 +28,11 @@ class Decoder(Protocol):
 
     def forward(
         self,
-        token_ids: Tensor,
-        positions: Tensor,
+        token_ids: IntArray,
+        positions: IntArray,
         steps: Sequence[Any],
-        logits_rows: Tensor | slice,
+        logits_rows: IntArray | slice,
         states: PassStates | None = None,
         images: ImageRows | None = None,
-    ) -> Tensor:
+    ) -> Floats:
         """Return logits [rows, V] of the chosen rows of a pass."""

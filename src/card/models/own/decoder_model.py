@@ -1,258 +1,234 @@
-"""The weights of a decoder of a known architecture, read without transformers' modelling code.
+"""A decoder of a known architecture as arrays: its config and its weights, as files have them.
 
-That code takes a second or more to import, and a decoder with a pass of our own (`card.models.own.reasons`) uses none.
-A model that is unusual in any way is left to transformers: `read_decoder` then returns None.
+What is unusual in any way is not read here: `read_decoder` then returns None, and `card.theirs.transformers` loads it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-import torch
-from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+import numpy as np
 
+from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import (
-    ACTIVATIONS,
-    SPLITS,
-    DecoderConfig,
-    rotary_parameters,
-    rotary_size,
-    sizes_of,
-)
+from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Part, rotary_parameters, sizes_of
+from card.models.decoder_config import DecoderConfig
+from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
-from card.models.own.block_layers import BlockEmbedding, BlockLinear, BlockWeight
+from card.models.own.layers import BlockWeight, Linear, Weight
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_ROPE_TYPES = ("default", "linear", "llama3")
-_STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each needs
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
+_TABLE, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+Angles = Callable[[int, str], tuple[Floats, Floats]]
 
 
-class DecoderModel(nn.Module):
-    """A model of a known architecture under transformers' names: weights and config, without a forward pass."""
+class LoadedModel(Protocol):
+    """A model that has been loaded: a `DecoderModel`, or one of transformers'."""
+
+    @property
+    def config(self) -> Any:
+        """Its config, under transformers' names."""
+
+    @property
+    def generation_config(self) -> Any:
+        """Its maker's settings of sampling, and the tokens that end a text."""
+
+    @property
+    def device(self) -> Any:
+        """The device of its weights."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its weights, or of those that are no blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class DecoderLayer:
+    """The parts of a layer, by transformers' names."""
+
+    linears: Mapping[str, Linear]
+    norms: Mapping[str, Array]
+
+
+class DecoderModel:
+    """Weights and config of a known architecture, under transformers' names, without a forward pass."""
+
+    device = "cpu"
 
     def __init__(
         self,
         architecture: Architecture,
-        config: PreTrainedConfig,
+        config: Any,
         generation_config: GenerationConfig,
-        weights: Mapping[str, Tensor | BlockWeight],
+        weights: Mapping[str, Weight],
+        *,
+        angles: Angles | None = None,
     ) -> None:
-        """Take over the weights, all of one dtype on one device; or those of blocks, and others beside them.
+        """Take over the weights, all of one dtype; or those of blocks, and others beside them.
 
         Args:
             weights: by transformers' names. Blocks of embeddings are rows, and the head is a weight of its own then.
+            angles: gives cosines and sines [n, channels that turn] of the first n positions for a kind of layer, where
+                the type of the angles is none of ours.
         Raises: KeyError, ValueError if they are not those that the architecture and the config ask for.
         """
-        super().__init__()
-        self.architecture = architecture
-        self.config = config
-        self.generation_config = generation_config
+        self.architecture, self.config, self.generation_config = architecture, config, generation_config
+        self.angles = angles
         self.pages: tuple[MappedWeights, ...] = ()  # the memory that they are mapped to
-        sizes: Any = config
+        self.computes_int8 = False  # its weights stay as they are, and passes make integers of them
         source = _FileWeights(weights)
-        table = source.take("model.embed_tokens.weight", sizes.vocab_size, sizes.hidden_size)
-        layers = [source.layer(f"model.layers.{idx}.", architecture, config) for idx in range(sizes.num_hidden_layers)]
-        self.model = nn.Module()
-        self.model.embed_tokens = _embedding_of(table, is_tied=config.tie_word_embeddings)
-        self.model.layers = nn.ModuleList(layers)
-        self.model.norm = _Norm(source.take("model.norm.weight", sizes.hidden_size))
-        self.model.rotary_emb = RotaryEmbedding(config)
-        is_shared = config.tie_word_embeddings and not isinstance(table, BlockWeight)
-        head = table if is_shared else source.take("lm_head.weight", *table.shape)
-        self.lm_head = linear_of(head)
+        self.embeddings = source.take(_TABLE, config.vocab_size, config.hidden_size)
+        self.layers = [
+            source.layer(f"model.layers.{idx}.", architecture, config) for idx in range(config.num_hidden_layers)
+        ]
+        self.norm = source.norm(_NORM, config.hidden_size)
+        is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight)
+        self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, *self.embeddings.shape))
         source.check_empty()
 
     @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self._norm_weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Dtype:
         """The dtype of the weights; of those that are no blocks."""
-        return self._norm_weight.dtype
+        return self.norm.dtype
 
     @property
-    def _norm_weight(self) -> Tensor:
-        return cast(_Norm, self.model.norm).weight
+    def linears(self) -> Iterator[Linear]:
+        """All linear layers, the head last."""
+        for layer in self.layers:
+            yield from layer.linears.values()
+        yield self.lm_head
 
-    def get_input_embeddings(self) -> nn.Embedding | BlockEmbedding:
-        """Return the embeddings of the tokens."""
-        return cast(nn.Embedding, self.model.embed_tokens)
+    @property
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """All weights by name, one that is used twice once; of tied blocks the embeddings' form is left out."""
+        has_rows = isinstance(self.embeddings, BlockWeight) and self.config.tie_word_embeddings
+        if not has_rows:
+            yield _TABLE, self.embeddings
+        for idx, layer in enumerate(self.layers):
+            for name, linear in layer.linears.items():
+                yield f"model.layers.{idx}.{name}.weight", linear.weight
+                if linear.bias is not None:
+                    yield f"model.layers.{idx}.{name}.bias", linear.bias
+            for name, norm in layer.norms.items():
+                yield f"model.layers.{idx}.{name}.weight", norm
+        yield _NORM, self.norm
+        if self.lm_head.weight is not self.embeddings:
+            yield _HEAD, self.lm_head.weight
+
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether some weights are blocks, which only the machine code can multiply by."""
+        return isinstance(self.embeddings, BlockWeight) or any(one.has_blocks for one in self.linears)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights; one that is used twice counts once."""
+        return sum(int(weight.size) for _, weight in self.weights)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights as they are stored."""
+        weights = [weight for _, weight in self.weights]
+        if weights and weights[0] is not self.embeddings:
+            weights.append(self.embeddings)
+        return sum(int(weight.nbytes) for weight in weights)
 
 
 class _FileWeights:
-    """The weights of a file, of which each is source once."""
+    """The weights of a file, each of which is taken once."""
 
-    def __init__(self, weights: Mapping[str, Tensor | BlockWeight]) -> None:
+    def __init__(self, weights: Mapping[str, Weight]) -> None:
         self._weights = dict(weights)
 
-    def take(self, name: str, *shape: int) -> nn.Parameter | BlockWeight:
+    def take(self, name: str, *shape: int) -> Weight:
         weight = self._weights.pop(name)
         if tuple(weight.shape) != shape:
             raise ValueError(f"{name} has shape {list(weight.shape)}, the config asks for {list(shape)}")
-        return weight if isinstance(weight, BlockWeight) else nn.Parameter(weight, requires_grad=False)
+        return weight
 
-    def layer(self, prefix: str, architecture: Architecture, config: PreTrainedConfig) -> nn.Module:
-        """Return the parts of a layer under their names, each in its block."""
-        layer, sizes = nn.Module(), sizes_of(config)
-        layer.self_attn, layer.mlp = nn.Module(), nn.Module()
+    def norm(self, name: str, *shape: int) -> Array:
+        return cast(Array, self.take(name, *shape))  # no file has norms in blocks
+
+    def layer(self, prefix: str, architecture: Architecture, config: Any) -> DecoderLayer:
+        """Return the parts of a layer under their names."""
+        sizes = sizes_of(config)
+        linears: dict[str, Linear] = {}
+        norms: dict[str, Array] = {}
         for part in architecture.parts:
             name, shape = prefix + part.name, [sizes[size] for size in part.shape]
-            weight = self.take(f"{name}.weight", *shape)
-            has_bias = architecture.has_bias(part, config)
-            bias = cast(nn.Parameter, self.take(f"{name}.bias", shape[0])) if has_bias else None
-            block, _, last = part.name.rpartition(".")
-            module = linear_of(weight, bias) if len(shape) > 1 else _Norm(weight)
-            layer.get_submodule(block).add_module(last, module)
-        return layer
+            if len(shape) == 1:
+                norms[part.name] = self.norm(f"{name}.weight", *shape)
+                continue
+            weight, has_bias = self.take(f"{name}.weight", *shape), architecture.has_bias(part, config)
+            linears[part.name] = Linear(weight, self.norm(f"{name}.bias", shape[0]) if has_bias else None)
+        return DecoderLayer(linears, norms)
 
     def check_empty(self) -> None:
         if self._weights:
             raise ValueError(f"the config asks for no {next(iter(self._weights))}")
 
 
-class _Norm(nn.Module):
-    def __init__(self, weight: nn.Parameter | BlockWeight) -> None:
-        super().__init__()
-        self.weight = cast(nn.Parameter, weight)  # no file has norms in blocks
-
-
-def _embedding_of(weight: nn.Parameter | BlockWeight, *, is_tied: bool) -> nn.Module:
-    """Return embeddings with these weights; ``is_tied`` if the head is made of them too."""
-    if isinstance(weight, BlockWeight):
-        return BlockEmbedding(weight, is_tied=is_tied)
-    embedding = nn.Embedding(1, 1)
-    embedding.num_embeddings, embedding.embedding_dim = weight.shape
-    embedding.weight = weight
-    return embedding
-
-
-def linear_of(weight: nn.Parameter | BlockWeight, bias: nn.Parameter | None = None) -> nn.Linear | BlockLinear:
-    """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
-    if isinstance(weight, BlockWeight):
-        return BlockLinear(weight, bias)
-    layer = nn.Linear(1, 1, bias=bias is not None)
-    layer.out_features, layer.in_features = weight.shape
-    layer.weight = weight
-    if bias is not None:
-        layer.bias = bias
-    return layer
-
-
 class Linears(NamedTuple):
     """The linear layers of a decoder layer."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    out: nn.Linear
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
 
 
-def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> Linears:
+def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
-    found: list[nn.Linear] = []
     sizes = sizes_of(config)
+    found: list[Linear] = []
     for part in architecture.linears:
-        whole: Any = layer.get_submodule(part.name)
-        if part.shape[0] not in SPLITS:
-            found.append(whole)
-            continue
-        rows = [sizes[size] for size in SPLITS[part.shape[0]]]
-        if isinstance(whole, BlockLinear):
-            found += [
-                cast(nn.Linear, whole.select(channels)) for channels in torch.split(torch.arange(sum(rows)), rows)
-            ]
-            continue
-        biases = [None] * len(rows) if whole.bias is None else whole.bias.detach().split(rows)
-        for weight, bias in zip(whole.weight.detach().split(rows), biases, strict=True):
-            parameters = [None if one is None else nn.Parameter(one, requires_grad=False) for one in (weight, bias)]
-            found.append(cast(nn.Linear, linear_of(cast(nn.Parameter, parameters[0]), parameters[1])))
+        found += _split(layer.linears[part.name], part, sizes)
     return Linears(*found)
 
 
-class RotaryEmbedding(nn.Module):
-    """Angles of the positions; computed as transformers' models do, so that the bits are theirs."""
-
-    def __init__(self, config: Any) -> None:
-        """Take the settings of a config."""
-        super().__init__()
-        self._scaling: dict[str, float] = {}
-        for kind, rope in rotary_parameters(config).items():
-            if rope["rope_type"] == "default":
-                size = rotary_size(config, kind)
-                steps = torch.arange(0, size, 2, dtype=torch.float) / size
-                inv_freq, self._scaling[kind] = 1.0 / (rope["rope_theta"] ** steps), 1.0
-            else:
-                of_kind = {"layer_type": kind} if kind else {}
-                make = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
-                inv_freq, self._scaling[kind] = make(config, torch.device("cpu"), **of_kind)
-            self.register_buffer(f"inv_freq{kind}", inv_freq, persistent=False)
-
-    def forward(self, like: Tensor, positions: Tensor, kind: str = "") -> tuple[Tensor, Tensor]:
-        """Return cos and sin [..., T, D] of positions [..., T], in the dtype and on the device of ``like``."""
-        inv_freq = self.get_buffer(f"inv_freq{kind}")
-        angles = positions[..., None].float() * inv_freq.to(device=like.device, dtype=torch.float)
-        both = torch.cat((angles, angles), dim=-1)
-        cos, sin = both.cos() * self._scaling[kind], both.sin() * self._scaling[kind]
-        return cos.to(like.dtype), sin.to(like.dtype)
-
-
-if TYPE_CHECKING:
-    LoadedModel = DecoderModel | PreTrainedModel
-
-_INT8_MARK = "computes_int8"
-
-
-def mark_int8(model: LoadedModel) -> None:
-    """Let runners of this model compute in 8-bit integers; its weights stay as they are."""
-    setattr(model, _INT8_MARK, True)
+def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
+    """Return the layers that one is made of."""
+    if part.shape[0] not in SPLITS:
+        return [whole]
+    ends = np.cumsum([sizes[size] for size in SPLITS[part.shape[0]]]).tolist()
+    rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+    if isinstance(whole.weight, BlockWeight):
+        return [whole.select(np.arange(one.start, one.stop)) for one in rows]
+    return [Linear(whole.weight[one], None if whole.bias is None else whole.bias[one]) for one in rows]
 
 
 def is_int8(model: LoadedModel) -> bool:
     """Return whether runners of this model are to compute in 8-bit integers."""
-    return getattr(model, _INT8_MARK, False)
+    return bool(getattr(model, "computes_int8", False))
 
 
-def architecture_of(model: LoadedModel) -> Architecture | None:
-    """Return what a model is made of; None if no entry of the table says it."""
-    if isinstance(model, DecoderModel):
-        return model.architecture
-    kind, entry = type(model), find_architecture(model.config.model_type)
-    is_it = entry is not None and kind.__name__ == entry.model_class
-    return entry if is_it and kind.__module__.startswith("transformers.models.") else None
-
-
-def pages_of(model: LoadedModel) -> tuple[MappedWeights, ...]:
-    """Return the memory that weights of a model are mapped to."""
-    return model.pages if isinstance(model, DecoderModel) else ()
-
-
-def release_pages(model: LoadedModel) -> None:
+def release_pages(model: DecoderModel) -> None:
     """Give back the memory of weights that are mapped from a file: what has been packed is rarely read again."""
-    for pages in pages_of(model):
+    for pages in model.pages:
         pages.release()
 
 
-def read_config(folder: Path, *, is_scaled: bool = False) -> PreTrainedConfig | None:
+def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | None:
     """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about.
 
     Args:
@@ -261,10 +237,10 @@ def read_config(folder: Path, *, is_scaled: bool = False) -> PreTrainedConfig | 
     raw = raw_config(folder)
     if is_scaled and isinstance(raw, dict):
         raw = unquantized(raw)
-    return config_of({**raw, "_name_or_path": str(folder)}) if isinstance(raw, dict) else None
+    return config_of({**raw, "name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
-def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
+def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
     """Return the config of a plain decoder from what config.json has; None if it is unusual."""
     architecture = find_architecture(raw.get("model_type"))
     if architecture is None or raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
@@ -273,7 +249,7 @@ def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
         return None
     if not all(isinstance(raw.get(size), int) for size in _STATED):
         return None
-    fields = copy.deepcopy(dict(raw))  # transformers writes into the settings of the rotary embedding
+    fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
     del fields["model_type"]
     try:
         config = architecture.config_class(**fields)
@@ -282,11 +258,11 @@ def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
         return None
 
 
-def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device) -> DecoderModel | None:
+def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
     """Return the model in a folder; None if it is unusual: transformers then loads it, or says what is wrong.
 
     Args:
-        dtype: a string takes what the config names.
+        dtype: "auto" takes what the config names.
     """
     try:
         scaled = find_scaled(folder)
@@ -296,27 +272,25 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
     architecture = None if config is None else find_architecture(config.model_type)
     if config is None or architecture is None:
         return None
-    wanted = dtype if isinstance(dtype, torch.dtype) else cast(torch.dtype, config.dtype)
+    wanted = STORED_DTYPES[cast(str, config.dtype) if dtype == "auto" else dtype]
     try:
         files = [] if scaled is not None else [MappedWeights(file) for file in weight_files(folder)]
         stored = (
             scaled.read(wanted)
             if scaled is not None
-            else {name: tensor for file in files for name, tensor in file.tensors.items()}
+            else {name: array for file in files for name, array in file.arrays.items()}
         )
         weights = {
-            name: tensor.to(device=device, dtype=wanted)
-            for name, tensor in stored.items()
-            if not name.endswith(_OLD_ANGLES)
+            name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
         }
-        model = DecoderModel(architecture, config, _generation_config(folder, config), weights)
+        model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
-        elif any(tensor is stored[name] for name, tensor in weights.items()):
+        elif any(array is stored[name] for name, array in weights.items()):
             model.pages = tuple(files)
-    except Exception:  # safetensors and transformers' settings raise almost anything; transformers tells what is wrong
+    except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong
         return None
-    return model.requires_grad_(False).train(False)
+    return model
 
 
 def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
@@ -329,7 +303,7 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and config.max_position_embeddings > 0
         and getattr(config, architecture.norm_eps) > 0
         and getattr(config, architecture.activation) in ACTIVATIONS
-        and config.dtype in _STORED_DTYPES
+        and config.dtype in STORED_DTYPES
         and _has_known_layers(config, architecture)
         and isinstance(config.rope_parameters, dict)
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
@@ -339,13 +313,15 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether each layer attends to all tokens before it, or to those of a window that the entry knows of."""
-    kinds = {"full_attention"} if config.layer_types is None else set(config.layer_types)
+    stated = config.layer_types
+    kinds = {"full_attention"} if stated is None else set(stated)
+    if stated is not None and len(stated) != config.num_hidden_layers:
+        return False
     if not architecture.has_windows:
         return config.sliding_window is None and kinds == {"full_attention"}
-    window, has_all = config.sliding_window, config.layer_types is None
+    window = config.sliding_window
     return (
         kinds <= {"full_attention"} | WITH_WINDOW
-        and (has_all or len(cast(list[str], config.layer_types)) == config.num_hidden_layers)
         and (window > 0 if window is not None else not kinds & WITH_WINDOW)
         and not getattr(config, "use_bidirectional_attention", False)
     )
@@ -355,15 +331,13 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
     part = rope.get(_PARTIAL, 1.0)
     return (
         rope["rope_type"] in _ROPE_TYPES
-        and isinstance(rope["rope_theta"], int | float)
-        and rope["rope_theta"] > 0
+        and all(_is_above_zero(rope.get(name)) for name in ("rope_theta", *_ROPE_TYPES[rope["rope_type"]]))
+        and (rope["rope_type"] != "llama3" or rope["low_freq_factor"] < rope["high_freq_factor"])
         and (_PARTIAL not in rope or architecture.turns_parts)
         and isinstance(part, int | float)
         and 0 < part <= 1
     )
 
 
-def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return GenerationConfig.from_model_config(config)
+def _is_above_zero(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -3,109 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import quantize_linear
+from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
-from card.models.own.block_layers import BlockLinear, has_blocks
-from card.models.own.decoder_model import is_int8
-from card.models.own.reasons import rotary_table
+from card.models.own.decoder_model import DecoderModel, is_int8
+from card.models.own.layers import BlockWeight, Linear
+from card.models.rows.row_tree import IntArray
 
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
-
-Pack = Callable[[Tensor, Tensor | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
+Pack = Callable[[Array, Array | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
 
 
-def with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> Tensor:
-    """Return a weight whose dimension ``dim`` is heads, each followed by zeros up to ``size``."""
-    split: Tensor = weight.unflatten(dim, (num_heads, -1))  # type: ignore[no-untyped-call]
-    return (
-        nn.functional.pad(split.transpose(dim + 1, -1), (0, size - split.shape[dim + 1]))
-        .transpose(dim + 1, -1)
-        .flatten(dim, dim + 1)
-    )
+def with_padded_heads(weight: Array, num_heads: int, axis: int, size: int) -> Array:
+    """Return a weight whose dimension ``axis`` is heads, each followed by zeros up to ``size``."""
+    head_size = weight.shape[axis] // num_heads
+    if head_size == size:
+        return weight
+    shape = list(weight.shape)
+    split = weight.reshape(*shape[:axis], num_heads, head_size, *shape[axis + 1 :])
+    shape[axis] = num_heads * size
+    padded = np.zeros((*shape[:axis], num_heads, size, *shape[axis + 1 :]), weight.dtype)
+    padded[(slice(None),) * (axis + 1) + (slice(head_size),)] = split
+    return padded.reshape(shape)
 
 
-def in_integers(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: int) -> PackedLinear:
+def in_integers(weight: Array, bias: Array | None, factor: float, out_multiple: int) -> PackedLinear:
     """Return a layer of 8-bit integers whose results are times a factor, which goes into their scales."""
     if factor != 1.0:
-        weight, bias = weight.float() * factor, None if bias is None else bias * factor
+        weight = weight.astype(np.float32) * np.float32(factor)
+        bias = None if bias is None else bias.astype(np.float32) * np.float32(factor)
     return quantize_linear(weight, bias, out_multiple=out_multiple)
 
 
-def as_stored(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: int) -> PackedLinear:
+def as_stored(weight: Array, bias: Array | None, factor: float, out_multiple: int) -> PackedLinear:
     """Return a layer with these weights whose results are times a factor."""
-    bias = None if bias is None else bias.float() * factor
+    bias = None if bias is None else bias.astype(np.float32) * np.float32(factor)
     return float_linear(weight, bias, factor=factor, out_multiple=out_multiple)
 
 
-def products_of(model: LoadedModel) -> list[str]:
+def products_of(model: DecoderModel) -> list[str]:
     """Return the formats of a model's linear layers, each once."""
-    numbers = "byte" if is_int8(model) and not has_blocks(model) else None
+    numbers = "byte" if is_int8(model) and not model.has_blocks else None
     formats: dict[str, None] = {}
-    for module in model.modules():
-        if isinstance(module, BlockLinear):
-            formats[module.product] = None
-        elif isinstance(module, nn.Linear):
-            formats[numbers or FLOAT_PRODUCTS[module.weight.dtype]] = None
+    for linear in model.linears:
+        weight = linear.weight
+        product = weight.form.product if isinstance(weight, BlockWeight) else numbers or FLOAT_PRODUCTS[weight.dtype]
+        formats[product] = None
     return list(formats)
 
 
-def packed(
-    pack: Pack, linear: nn.Linear | BlockLinear, *, factor: float = 1.0, out_multiple: int = PANEL
-) -> PackedLinear:
+def packed(pack: Pack, linear: Linear, *, factor: float = 1.0, out_multiple: int = PANEL) -> PackedLinear:
     """Return a layer whose results are times a factor."""
-    if isinstance(linear, BlockLinear):
-        return linear.packed(factor=factor, out_multiple=out_multiple)
-    return pack(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), factor, out_multiple)
+    if isinstance(linear.weight, BlockWeight):
+        return linear.blocks_packed(factor=factor, out_multiple=out_multiple)
+    return pack(linear.weight, linear.bias, factor, out_multiple)
 
 
-def packed_heads(
-    pack: Pack, linear: nn.Linear | BlockLinear, order: list[int] | None, num_heads: int, size: int
-) -> PackedLinear:
+def packed_heads(pack: Pack, linear: Linear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:
     """Return a layer whose outputs are heads, each followed by zeros up to ``size``.
 
     Args:
         order: which channel of a head comes where; None for as they are.
     """
-    if isinstance(linear, BlockLinear):  # whose heads need no zeros
-        channels = torch.arange(linear.out_features).view(num_heads, -1)
-        return (linear if order is None else linear.select(channels[:, order].flatten())).packed()
-    columns = [linear.weight.detach()] + ([] if linear.bias is None else [linear.bias.detach()[:, None]])
     if order is not None:
-        columns = [one.view(num_heads, -1, one.shape[1])[:, order].flatten(0, 1) for one in columns]
-    weight, *bias = (with_padded_heads(one, num_heads, 0, size) for one in columns)
-    return pack(weight, bias[0][:, 0] if bias else None, 1.0, PANEL)
+        linear = linear.select(np.arange(linear.out_features).reshape(num_heads, -1)[:, order].ravel())
+    if isinstance(linear.weight, BlockWeight):  # whose heads need no zeros
+        return linear.blocks_packed()
+    weight = with_padded_heads(linear.weight, num_heads, 0, size)
+    bias = None if linear.bias is None else with_padded_heads(linear.bias, num_heads, 0, size)
+    return pack(weight, bias, 1.0, PANEL)
 
 
-def turning_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, channels that turn] of float32, for halves of a head.
+def turning_tables(model: DecoderModel, num_positions: int, kind: str) -> tuple[Floats, Floats]:
+    """Return cos and sin [num_positions, channels that turn], for halves of a head.
 
     They have the same bits on every computer if the type of the angles is known.
     """
     frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind))
     if frequencies is None:
-        cos, sin = rotary_table(model, num_positions, torch.float32, kind)
-        return cos.contiguous(), sin.contiguous()
-    halves = rotation_tables(frequencies, num_positions)
-    cos, sin = (torch.from_numpy(table).repeat(1, 2) for table in halves)
+        assert model.angles is not None, "of a model whose angles transformers computes"
+        return model.angles(num_positions, kind)
+    cos, sin = (np.tile(table, (1, 2)) for table in rotation_tables(frequencies, num_positions))
     return cos, sin
 
 
-def angles_of_axes(tables: tuple[Tensor, Tensor], positions: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
+def angles_of_axes(tables: tuple[Floats, Floats], positions: IntArray, axes: IntArray) -> tuple[Floats, Floats]:
     """Return cos and sin [T, channels] of rows with positions [3, T], of which each channel takes that of its axis."""
-    cos, sin = (table[positions].gather(0, axes.expand(1, positions.shape[1], -1))[0] for table in tables)
+    places = positions[axes].T  # [T, channels]
+    cos, sin = (np.ascontiguousarray(table[places, np.arange(len(axes))]) for table in tables)
     return cos, sin
 
 
-def mirrored_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm as a layer norm of (x, -x), whose mean is 0 and variance the mean square: one kernel, not six."""
-    both = torch.cat((x, -x), 1)
-    return nn.functional.layer_norm(both, (both.shape[1],), weight.repeat(2), None, eps)[:, : x.shape[1]]
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Return rows [n, D] over the root of their mean square, times a weight [D]."""
+    square = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+    root: Floats = np.sqrt(square + np.float32(eps)).astype(np.float32)
+    return x / root * weight
+
+
+def layer_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Return rows [n, D] without their mean, over their deviation, times a weight [D]."""
+    centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
+    return rms_norm(centred, weight, eps)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 
@@ -27,9 +27,9 @@ class NewRows:
 
     sequence: SequenceRows
     extension: Extension
-    score_room: Tensor | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
+    score_room: Floats | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
     part: int = 0  # rows of a part
-    scores: Tensor | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
+    scores: Floats | None = None  # [L, Hkv, S - T] float32, as `AttentionScores.of` gives them
 
     @property
     def num_new(self) -> int:
@@ -49,8 +49,8 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
     num_before = 0
     for step in steps:
         tree, kv = step.sequence.tree, step.sequence.kv
-        start, item = tree.num_rows - step.num_new, kv.element_size()
-        place = kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
+        start, strides = tree.num_rows - step.num_new, kv.strides
+        place = kv.ctypes.data, strides[3], strides[2], strides[0]
         selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
             rows += [
@@ -74,9 +74,10 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
 def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:
     """Return what the table of a row says of chosen rows and of scores."""
     reads, room = step.extension.reads, step.score_room
+    assert reads is None or reads.rows.flags.c_contiguous
     chosen = (0, 0, 0) if reads is None else (reads.rows.ctypes.data, reads.rows.shape[2], reads.since)
     if room is None:
         return (*chosen, 0, 0, 0)
     assert step.extension.scores is not None
     kind = _SCORE_KINDS.index(step.extension.scores)
-    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], kind)
+    return (*chosen, room[new_idx // step.part].ctypes.data, room.shape[3], kind)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.errors import ModelError
+from card.kernels.number_types import Floats
 from card.models.images import ImageRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVLayout
@@ -58,7 +57,7 @@ def token_ids_of(extensions: Sequence[Extension], num_known: int) -> IntArray:
     return np.array(token_ids, np.int64)
 
 
-def logits_rows_of(extensions: Sequence[Extension], device: torch.device) -> Tensor | slice:
+def logits_rows_of(extensions: Sequence[Extension]) -> IntArray | slice:
     """Return which rows of a pass give logits."""
     if len(extensions) == 1:
         return slice(extensions[0].first_logits_idx, None)
@@ -69,18 +68,16 @@ def logits_rows_of(extensions: Sequence[Extension], device: torch.device) -> Ten
         np.arange(first + extension.first_logits_idx, last)
         for extension, first, last in zip(extensions, offsets[:-1], offsets[1:], strict=True)
     ]
-    return torch.from_numpy(np.concatenate(rows)).to(device)
+    return np.concatenate(rows)
 
 
-def added_rows(
-    extensions: Sequence[Extension], embeddings: Callable[[Sequence[int]], Tensor], device: torch.device
-) -> ImageRows:
+def added_rows(extensions: Sequence[Extension], embeddings: Callable[[Sequence[int]], Floats]) -> ImageRows:
     """Return the rows of a pass to whose embeddings something is added, with the sums."""
-    rows, sums, offset = list[Tensor](), list[Tensor](), 0
+    rows, sums, offset = list[IntArray](), list[Floats](), 0
     for extension in extensions:
         if extension.added is not None:
             num_rows = len(extension.added)
-            rows.append(torch.arange(offset, offset + num_rows, device=device))
-            sums.append(embeddings(extension.token_ids[:num_rows]).float() + extension.added.to(device))
+            rows.append(np.arange(offset, offset + num_rows))
+            sums.append(embeddings(extension.token_ids[:num_rows]) + extension.added)
         offset += len(extension.token_ids)
-    return ImageRows(torch.cat(rows), torch.cat(sums), None)
+    return ImageRows(np.concatenate(rows), np.concatenate(sums), None)

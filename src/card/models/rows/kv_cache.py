@@ -1,15 +1,18 @@
-"""Row-wise KV caches: keys and values of each sequence in one tensor, beside the tree of its rows."""
+"""Row-wise KV caches: keys and values of each sequence in one array, beside the tree of its rows.
+
+The arrays are NumPy's, or those of a layout that makes others of the same behaviour (`card.theirs.transformers`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.errors import CapacityError, ModelError
+from card.kernels.number_types import empty
 from card.models.rows.row_tree import RowTree
 
 MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next ones: new memory costs page faults
@@ -23,13 +26,21 @@ class KVLayout:
     num_layers: int
     num_kv_heads: int
     head_size: int
-    dtype: torch.dtype
-    device: torch.device
+    dtype: Any  # NumPy's, or that of another layout's arrays
+    device: Any = "cpu"
 
     @property
     def row_elements(self) -> int:
         """Numbers in one row: keys and values of all layers and heads."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_size
+
+    def make(self, num_elements: int) -> Any:
+        """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError without room."""
+        return empty(num_elements, self.dtype)
+
+    def copied(self, rows: Any) -> Any:
+        """Return a copy of rows of the cache, as an array that is written to nowhere else."""
+        return rows.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +48,8 @@ class SequenceRows:
     """One sequence: what its rows may see, and their keys and values."""
 
     tree: RowTree
-    kv: Tensor  # [L, 2, Hkv, capacity, D]: keys and values of all layers; the start of ``buffer``
-    buffer: Tensor  # [capacity * row_elements or up to MAX_SLACK times as many]
+    kv: Any  # [L, 2, Hkv, capacity, D]: keys and values of all layers; the start of ``buffer``
+    buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many]
 
 
 class KVCache:
@@ -55,18 +66,18 @@ class KVCache:
         self.max_free_bytes = max_free_bytes
         self.row_bytes = layout.row_elements * layout.dtype.itemsize
         self._slots: dict[int, SequenceRows] = {}
-        self._free: list[Tensor] = []  # buffers of closed sequences, the oldest first
+        self._free: list[Any] = []  # buffers of closed sequences, the oldest first
         self._next_slot = 0
 
     @property
     def free_bytes(self) -> int:
         """Memory of the buffers that wait for another sequence."""
-        return sum(buffer.nbytes for buffer in self._free)
+        return sum(int(buffer.nbytes) for buffer in self._free)
 
     @property
     def num_bytes(self) -> int:
         """Memory of all buffers: of open sequences and free ones."""
-        return sum(sequence.buffer.nbytes for sequence in self._slots.values()) + self.free_bytes
+        return sum(int(sequence.buffer.nbytes) for sequence in self._slots.values()) + self.free_bytes
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence with room for ``max_rows`` rows (None: as many as the cache allows).
@@ -79,23 +90,23 @@ class KVCache:
             raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
         of = self.layout
         buffer = self._take_buffer(capacity * of.row_elements)
-        kv = buffer[: capacity * of.row_elements].view(of.num_layers, 2, of.num_kv_heads, capacity, of.head_size)
+        kv = buffer[: capacity * of.row_elements].reshape(of.num_layers, 2, of.num_kv_heads, capacity, of.head_size)
         slot = self._next_slot
         self._next_slot += 1  # never used twice, so that a stale slot is caught
         self._slots[slot] = SequenceRows(RowTree(capacity), kv, buffer)
         return slot
 
-    def _take_buffer(self, num_elements: int) -> Tensor:
+    def _take_buffer(self, num_elements: int) -> Any:
         fitting = [i for i, free in enumerate(self._free) if num_elements <= len(free) <= MAX_SLACK * num_elements]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: len(self._free[i])))
         try:
-            return torch.empty(num_elements, dtype=self.layout.dtype, device=self.layout.device)
-        except RuntimeError:  # no memory, of the CPU or of a device
+            return self.layout.make(num_elements)
+        except (MemoryError, RuntimeError):  # no memory, of the CPU or of a device
             self._free.clear()
         try:
-            return torch.empty(num_elements, dtype=self.layout.dtype, device=self.layout.device)
-        except RuntimeError as error:
+            return self.layout.make(num_elements)
+        except (MemoryError, RuntimeError) as error:
             num_bytes = num_elements * self.layout.dtype.itemsize
             raise CapacityError(
                 f"{self.layout.device} has no memory for {num_bytes} bytes of KV rows; close other sequences, or"
@@ -124,16 +135,16 @@ class KVCache:
                 f" its {origin.tree.num_rows} rows are a chain"
             )
         target.tree.append(np.arange(-1, num_rows - 1))
-        target.kv.narrow(3, 0, num_rows).copy_(origin.kv.narrow(3, 0, num_rows))
+        target.kv[:, :, :, :num_rows] = origin.kv[:, :, :, :num_rows]
 
-    def read_rows(self, slot: int) -> Tensor:
+    def read_rows(self, slot: int) -> Any:
         """Return a copy of the rows of a chain, [L, 2, Hkv, rows, D]. Raises: ModelError if they are none."""
         held = self[slot]
         if held.tree.num_prefix_rows != held.tree.num_rows:
             raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
-        return held.kv.narrow(3, 0, held.tree.num_rows).clone()
+        return self.layout.copied(held.kv[:, :, :, : held.tree.num_rows])
 
-    def write_rows(self, slot: int, rows: Tensor) -> None:
+    def write_rows(self, slot: int, rows: Any) -> None:
         """Fill an empty sequence with rows that `read_rows` gave.
 
         Raises: ModelError if it is not empty; CapacityError if they do not fit.
@@ -142,7 +153,7 @@ class KVCache:
         if target.tree.num_rows:
             raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are put into an empty one only")
         target.tree.append(np.arange(-1, num_rows - 1))
-        target.kv.narrow(3, 0, num_rows).copy_(rows)
+        target.kv[:, :, :, :num_rows] = rows
 
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
@@ -168,7 +179,4 @@ class KVCache:
         num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
         if num_still < len(kept):
             first = num_prefix_rows + num_still
-            with torch.inference_mode():
-                moved = torch.from_numpy(kept[num_still:]).to(sequence.kv.device)
-                scratch = sequence.kv.index_select(3, moved)
-                sequence.kv.narrow(3, first, len(moved)).copy_(scratch)
+            sequence.kv[:, :, :, first : first + len(kept) - num_still] = sequence.kv[:, :, :, kept[num_still:]]

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import IO
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.errors import CapacityError, SettingsError
+from card.kernels.number_types import Array, Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,8 @@ class StoredRows:
     """Rows in a file."""
 
     file: IO[bytes]
-    shape: torch.Size
-    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dtype: Dtype
     num_bytes: int
 
 
@@ -42,7 +41,7 @@ class RowStore:
                 f"kv_offload must name a folder to write to, and in {folder} no file can be made: {error.strerror}"
             ) from None
 
-    def put(self, rows: Tensor) -> StoredRows:
+    def put(self, rows: Array) -> StoredRows:
         """Write rows into a file.
 
         Raises: CapacityError if the store or the disk is full; nothing is left there then.
@@ -55,7 +54,7 @@ class RowStore:
         with contextlib.ExitStack() as on_failure:
             try:
                 file = on_failure.enter_context(tempfile.TemporaryFile(dir=self.folder))
-                file.write(rows.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                file.write(np.ascontiguousarray(rows).view(np.uint8).data)
                 file.flush()
             except OSError as error:
                 told = f"{num_bytes} bytes of KV rows cannot be written to {self.folder}: {error.strerror}"
@@ -64,7 +63,7 @@ class RowStore:
         self.used_bytes += num_bytes
         return StoredRows(file, rows.shape, rows.dtype, num_bytes)
 
-    def read(self, stored: StoredRows) -> Tensor:
+    def read(self, stored: StoredRows) -> Array:
         """Return the rows, bit for bit. Raises: CapacityError if the file cannot be read any more."""
         try:
             stored.file.seek(0)
@@ -73,7 +72,7 @@ class RowStore:
                 raise OSError(f"{len(found)} of {stored.num_bytes} bytes are there")
         except OSError as error:
             raise CapacityError(f"KV rows cannot be read back from {self.folder}: {error}") from error
-        return torch.from_numpy(found).view(stored.dtype).view(stored.shape)
+        return found.view(stored.dtype).reshape(stored.shape)
 
     def drop(self, stored: StoredRows) -> None:
         """Free the file."""

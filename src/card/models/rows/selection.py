@@ -6,17 +6,15 @@ nothing unless a method asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from card.config.selection import BLOCK_ROWS, ScoreKind
+from card.config.selection import BLOCK_ROWS
 from card.errors import ModelError
+from card.kernels.number_types import Floats
 
 IntArray = npt.NDArray[np.int64]
 
@@ -33,47 +31,33 @@ class ChosenRows:
         return int(self.rows.shape[2]) + num_rows - self.since
 
 
-def _mean_weights(logits: Tensor) -> Tensor:
-    return torch.softmax(logits, -1).mean((1, 2))
-
-
-def _mean_logits(logits: Tensor) -> Tensor:
-    return logits.mean((1, 2))
-
-
-MEANS: Mapping[ScoreKind, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"weights": _mean_weights, "logits": _mean_logits}
-)
-"""Scores [Hkv, S] of rows, by attention logits [Hkv, T, G, S] of T new rows and the G query heads of each KV head.
-
-A logit of -inf says that the new row does not see that one. Sources: mean weights as in SparseSpec (arXiv:2512.01278),
-mean logits after Vegas (arXiv:2602.07223).
-"""
-
-
-def choose_rows(scores: Tensor, count: int) -> IntArray:
+def choose_rows(scores: Floats, count: int) -> IntArray:
     """Return the ``count`` rows with the best scores (all, if there are fewer): [..., N] ascending of [..., S]."""
-    best = torch.topk(scores, min(count, scores.shape[-1]), sorted=False).indices
-    return best.sort(-1).values.numpy()
+    num_rows = scores.shape[-1]
+    if count >= num_rows:
+        return np.broadcast_to(np.arange(num_rows), scores.shape).copy()
+    best = np.ascontiguousarray(np.argpartition(-scores, count - 1, axis=-1)[..., :count])  # the machine code reads it
+    best.sort(axis=-1)
+    return best
 
 
-def choose_blocks(scores: Tensor, count: int, *, num_first: int, num_last: int) -> IntArray:
+def choose_blocks(scores: Floats, count: int, *, num_first: int, num_last: int) -> IntArray:
     """Return ``count`` rows in the blocks with the best scores, and the blocks at both ends: [..., N] ascending.
 
     Args:
         scores: [..., S], the same for all rows of a block.
         num_first, num_last: rows of the blocks at the ends that are read whatever their scores; num_last is 1 or more.
     """
-    of_blocks = scores[..., ::BLOCK_ROWS].clone()
+    of_blocks = scores[..., ::BLOCK_ROWS].copy()
     num_blocks, num_missing = of_blocks.shape[-1], -scores.shape[-1] % BLOCK_ROWS  # rows that the last block lacks
     firsts, lasts = (-(-rows // BLOCK_ROWS) for rows in (num_first, num_last + num_missing))
-    of_blocks[..., :firsts] = of_blocks[..., max(0, num_blocks - lasts) :] = torch.inf
+    of_blocks[..., :firsts] = of_blocks[..., max(0, num_blocks - lasts) :] = np.inf
     blocks = choose_rows(of_blocks, firsts + lasts + count // BLOCK_ROWS)
     rows = (blocks[..., None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).reshape(*blocks.shape[:-1], -1)
     return np.ascontiguousarray(rows[..., : rows.shape[-1] - num_missing])  # every list ends with the last block
 
 
-def bound_scores(query: Tensor, keys: Tensor) -> Tensor:
+def bound_scores(query: Floats, keys: Floats) -> Floats:
     """Return scores [Hkv, S]: the mean, over T new rows and G query heads, of a bound on the logits of a row's block.
 
     The bound is the sum over channels of max(q k_max, q k_min), with the largest and the least key of the block in each
@@ -84,14 +68,12 @@ def bound_scores(query: Tensor, keys: Tensor) -> Tensor:
         keys: [Hkv, S, D].
     """
     rows = keys.shape[1]
-    padded = torch.nn.functional.pad(keys, (0, 0, 0, -rows % BLOCK_ROWS))
-    if rows % BLOCK_ROWS:
-        padded[:, rows:] = keys[:, -1:]
-    blocks = padded.unflatten(1, (-1, BLOCK_ROWS))  # type: ignore[no-untyped-call]
-    largest, least = blocks.amax(2).float(), blocks.amin(2).float()
-    flat = query.flatten(1, 2).float()
-    bounds = flat.clamp_min(0) @ largest.transpose(1, 2) + flat.clamp_max(0) @ least.transpose(1, 2)
-    scores: Tensor = bounds.mean(1).repeat_interleave(BLOCK_ROWS, 1)
+    padded = np.pad(keys, ((0, 0), (0, -rows % BLOCK_ROWS), (0, 0)), mode="edge")
+    blocks = padded.reshape(len(keys), -1, BLOCK_ROWS, keys.shape[2])
+    largest, least = blocks.max(2).astype(np.float32), blocks.min(2).astype(np.float32)
+    flat = query.reshape(len(query), -1, query.shape[3]).astype(np.float32)
+    bounds = np.maximum(flat, 0) @ largest.transpose(0, 2, 1) + np.minimum(flat, 0) @ least.transpose(0, 2, 1)
+    scores: Floats = np.repeat(bounds.mean(1), BLOCK_ROWS, 1)
     return scores[:, :rows]
 
 
@@ -99,13 +81,13 @@ class AttentionScores:
     """Scores that a pass keeps for those of its sequences that asked for them."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Floats] = {}
 
-    def leave(self, kept: Mapping[int, Tensor]) -> None:
+    def leave(self, kept: Mapping[int, Floats]) -> None:
         """Hold what a pass has kept, by slot, until the next one."""
         self._kept = dict(kept)
 
-    def of(self, slot: int) -> Tensor:
+    def of(self, slot: int) -> Floats:
         """Return the last pass's scores [L, Hkv, S] float32 of the S rows that a sequence held before it.
 
         Those of layers with a window are 0. Raises: ModelError if it kept none for that sequence.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from card.config import Grammar
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
@@ -21,6 +19,7 @@ from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserNa
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
 from card.text.prompts import Conversation
+from card.text.tokenizer import Tokenizer
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one in JSON:\n<tools>\n{tools}\n"
@@ -120,8 +119,8 @@ class ToolPlan:
 class ToolSupport:
     """The formats in which one model reads the list of tools and writes calls."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParserName = "auto") -> None:
-        """Read the chat template and the vocabulary; ``parser`` overrides the format found there."""
+    def __init__(self, tokenizer: Tokenizer, parser: ToolParserName = "auto") -> None:
+        """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""
         template = ""
         with contextlib.suppress(ValueError):  # there is none
             # A model may have a separate template for tools; any list makes the tokenizer choose it.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from card.models.features import PassStates
-from card.models.own.reasons import why_not_walked
+from card.errors import ModelError
+from card.models.names import model_name
 from card.models.protocol import Extension
 from card.models.rows.row_tree import BoolArray, FloatArray, IntArray
-from card.models.torch_runner import TorchRunner
-from card.theirs.cuda.fused import FusedDecoder
+from card.theirs.cuda.fused import FusedDecoder, TensorStates
 from card.theirs.cuda.graphs import StagedTensor, bucket_of
 from card.theirs.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
+from card.theirs.transformers.arrays import as_array, as_logits
+from card.theirs.transformers.runner import TorchRunner
+from card.theirs.transformers.walking import why_not_walked
 
 if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+    from transformers import PreTrainedModel
 
 
 class BucketedRunner(TorchRunner):
@@ -33,10 +35,15 @@ class BucketedRunner(TorchRunner):
     has_recorded_passes = True
 
     def __init__(
-        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
+        self, model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
     ) -> None:
-        """Take over ``model``; arguments and errors as of `TorchRunner`."""
-        super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows, own_pass=own_pass)
+        """Take over ``model``; arguments and errors as of `TorchRunner`.
+
+        Args:
+            own_pass: walk the weights directly instead of through the modules; None: where possible.
+        """
+        self._walks = own_pass
+        super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.static: StaticDecoder | None = None
         if isinstance(self._decoder, FusedDecoder) and not any(self._decoder.windows):
             with torch.inference_mode():
@@ -46,11 +53,11 @@ class BucketedRunner(TorchRunner):
         self._kept: dict[int, Tensor] = {}  # by layer, [MAX_STATIC_TOKENS, D]: recorded passes write states there
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
 
-    def _why_no_own_pass(self, model: LoadedModel, max_model_len: int) -> str | None:
-        return why_not_walked(model, max_model_len)
-
-    def _own_decoder(self, model: LoadedModel, max_model_len: int) -> FusedDecoder:
-        return FusedDecoder(model, max_model_len)
+    def _make_decoder(self, model: PreTrainedModel, max_model_len: int) -> Any:
+        reason = "not asked for" if self._walks is False else why_not_walked(model, max_model_len)
+        if self._walks and reason is not None:
+            raise ModelError(f"{model_name(model)} has no own pass: {reason}; leave own_pass at None")
+        return FusedDecoder(model, max_model_len) if reason is None else super()._make_decoder(model, max_model_len)
 
     def close(self, slot: int) -> None:
         """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
@@ -93,10 +100,10 @@ class BucketedRunner(TorchRunner):
         """Forget passes that were recorded for other wishes; have room for the states that are wanted now."""
         static.recorder.wait()
         self._passes.clear()
-        shape = (MAX_STATIC_TOKENS, self._embeddings.embedding_dim)
+        shape = (MAX_STATIC_TOKENS, int(self._table.weight.shape[1]))
         self._kept = {one: torch.zeros(shape, dtype=self.dtype, device=self.device) for one in self.features.layers}
 
-    def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
         if self.static is None or len(extensions) > 1 or len(extensions[0].token_ids) > MAX_STATIC_TOKENS:
             return super()._forward(extensions)
         if any(one is not None for one in (extensions[0].reads, extensions[0].scores, extensions[0].added)):
@@ -115,9 +122,9 @@ class BucketedRunner(TorchRunner):
         first = extensions[0].first_logits_idx
         if states := self.features.begin(slice(first, None)):
             for layer, kept in self._kept.items():
-                states.take(layer, kept[:num_new].clone())
+                states.take(layer, as_array(kept[:num_new].clone()))
         self.features.leave(states, extensions)
-        return [self._logits[first:num_new].clone()]  # the next pass writes there
+        return [as_logits(self._logits[first:num_new].clone())]  # the next pass writes there
 
     def _pass_for(self, static: StaticDecoder, num_new: int, start: int) -> _BucketPass:
         num_tokens = bucket_of(num_new, TOKEN_BUCKETS)
@@ -164,7 +171,7 @@ class _BucketPass:
 
     def _compute(self) -> None:
         token_ids, positions, row_idx = self._inputs.tensor.unbind(0)
-        states = PassStates(self._kept.keys(), slice(None)) if self._kept else None
+        states = TensorStates(self._kept.keys()) if self._kept else None
         self._logits.copy_(self._static.forward(token_ids, positions, row_idx, self._visible.tensor, states))
         if states:
             for layer, kept in self._kept.items():

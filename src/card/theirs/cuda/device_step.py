@@ -17,8 +17,9 @@ from torch import Tensor
 from card.config import SamplingRule
 from card.models.rows.row_tree import BoolArray
 from card.theirs.cuda.graphs import FetchedTensor, StagedTensor
+from card.theirs.cuda.recorded_filters import filter_on_device
 from card.theirs.cuda.static_cache import StaticDecoder
-from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise, filter_logits
+from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise
 
 _NO_CHILD = -1  # in an entry: this place of the next layer is empty
 
@@ -96,7 +97,7 @@ class BeamStep:
         for position in positions if self.shape.num_noise_rows else ():
             row = position % self.shape.num_noise_rows
             if self._noise_held.get(row) != (seed, position):
-                self._noise[row].copy_(noise.row(position), non_blocking=True)
+                self._noise[row].copy_(torch.from_numpy(noise.row(position)), non_blocking=True)
                 self._noise_held[row] = seed, position
 
     def launch(self) -> FetchedTensor:
@@ -153,7 +154,7 @@ class BeamStep:
         if rule.is_greedy:
             scores = scores * CHOICE_SHARPNESS
         else:
-            scores = filter_logits(scores, rule, is_recorded=True)
+            scores = filter_on_device(scores, rule)
             if self.shape.num_noise_rows:
                 noise = self._noise.index_select(0, (positions + 1) % self.shape.num_noise_rows)
                 scores = (scores + noise) * CHOICE_SHARPNESS

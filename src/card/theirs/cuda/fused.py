@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.kernels.number_types import dtype_name
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import NormPlace, head_dim
-from card.models.draft_vocab import head_of, spread
-from card.models.features import PassStates, select_rows
+from card.models.draft_vocab import kept_ids
+from card.models.features import FINAL, PassStates
 from card.models.images import ImageRows
-from card.models.own.decoder_model import architecture_of, linears_of, release_pages
-from card.models.own.reasons import rotary_table
+from card.models.layer_kinds import layer_windows
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVLayout, SequenceRows
-from card.theirs.cuda.joined import Linear, joined, share
+from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.row_tree import IntArray
+from card.theirs.cuda.joined import Linear, joined, linear_of, linears_of, share
+from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor
 from card.theirs.transformers.attention import Scoring, SequencePass, attend, sequence_pass
-from card.theirs.transformers.generic import layer_windows
+from card.theirs.transformers.walking import architecture_of, rotary_table
 
 if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +52,24 @@ class FusedLayer:
     rotary: str | None  # its kind of angles
 
 
+class TensorStates:
+    """Hidden states of a pass on its device."""
+
+    def __init__(self, layers: Set[int]) -> None:
+        """Keep those of these layers, as `PassStates` has them."""
+        self._layers = layers
+        self.kept: dict[int, Tensor] = {}
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """Keep the states after a layer if they are wanted; the tensor is not written to again."""
+        if layer in self._layers:
+            self.kept[layer] = hidden
+
+
 class FusedDecoder:
     """Runs decoders of the architectures that have an entry; `why_not_walked` must have returned None."""
 
-    def __init__(self, model: LoadedModel, max_model_len: int) -> None:
+    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         inner: Any = model.model
         config, architecture = model.config, architecture_of(model)
         assert architecture is not None
@@ -64,7 +81,7 @@ class FusedDecoder:
         self._centres, self._is_parallel = architecture.centres, architecture.is_parallel
         self._has_wide_norms, self._turns_neighbours = architecture.has_wide_norms, architecture.turns_neighbours
         self._scoring = Scoring(architecture.scale("attention", config), architecture.cap("attention", config))
-        self._embedding_scale = architecture.embedding_scale(config, self._dtype)
+        self._embedding_scale = architecture.embedding_scale(config, np.dtype(dtype_name(self._dtype)))
         self._residual_scale = architecture.scale("residual", config)
         self._logits_scale, self._logits_cap = architecture.scale("logits", config), architecture.cap("logits", config)
         self._num_heads = int(config.num_attention_heads)
@@ -78,16 +95,18 @@ class FusedDecoder:
             self._layers: list[FusedLayer] = []
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
                 self._layers.append(self._layer(model, layer, window, kind, architecture))
-                release_pages(model)
             self._norm = self._with_offset(inner.norm.weight)
-            head, self._head_ids = head_of(model)
-            self._head = self._linear([cast(nn.Linear, head)])
-            release_pages(model)
+            head, ids = cast(nn.Linear, model.lm_head), kept_ids(model)
+            self._head_ids = None if ids is None else as_tensor(ids, model.device)
+            if self._head_ids is not None:
+                biases = None if head.bias is None else head.bias.detach()[self._head_ids]
+                head = linear_of(head.weight.detach()[self._head_ids], biases)
+            self._head = self._linear([head])
         self.group = self._num_heads // self._num_kv_heads
         self.vocab_size = int(cast(nn.Linear, model.lm_head).out_features)
-        self.layout = KVLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
+        self.layout = TorchLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
 
-    def _rotation(self, model: LoadedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:
+    def _rotation(self, model: PreTrainedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [positions, 1, channels] of a kind of angles; the sines with their signs."""
         cos, sin = rotary_table(model, max_model_len, self._dtype, kind)
         half = sin.shape[1] // 2
@@ -111,9 +130,9 @@ class FusedDecoder:
         return self._norm_offset + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
     def _layer(
-        self, model: LoadedModel, layer: Any, window: int | None, rotary: str | None, architecture: Architecture
+        self, model: PreTrainedModel, layer: Any, window: int | None, rotary: str | None, architecture: Architecture
     ) -> FusedLayer:
-        linears = linears_of(layer, architecture, model.config)
+        query, key, value, out, gate, up, down = linears_of(layer, architecture, model.config)
         norms = {place: layer.get_submodule(part.name).weight for place, part in architecture.norms.items()}
         head_norm = None
         if "query" in norms:
@@ -122,11 +141,11 @@ class FusedDecoder:
             head_norm = torch.cat([weight.expand(of[1], -1) for weight, of in zip(weights, of_heads, strict=True)])
         return FusedLayer(
             norms={place: self._with_offset(weight) for place, weight in norms.items()},
-            qkv=self._linear([linears.query, linears.key, linears.value]),
+            qkv=self._linear([query, key, value]),
             head_norm=head_norm,
-            output=self._linear([linears.out]),
-            gate_up=self._linear([linears.gate, linears.up]),
-            down=self._linear([linears.down]),
+            output=self._linear([out]),
+            gate_up=self._linear([gate, up]),
+            down=self._linear([down]),
             window=window,
             rotary=rotary,
         )
@@ -147,18 +166,36 @@ class FusedDecoder:
 
     def forward(
         self,
+        token_ids: IntArray,
+        positions: IntArray,
+        steps: Sequence[SequencePass],
+        logits_rows: IntArray | slice,
+        states: PassStates | None = None,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T].
+
+        ``states`` takes the hidden states that a consumer wants.
+        """
+        assert images is None, "images are read on a CPU"
+        device = self.embedding.device
+        kept = None if states is None else TensorStates(states.layers)
+        rows = logits_rows if isinstance(logits_rows, slice) else as_tensor(logits_rows, device)
+        logits = self.run(as_tensor(token_ids, device), as_tensor(positions, device), steps, rows, kept)
+        if states is not None and kept is not None:
+            for layer, hidden in kept.kept.items():
+                states.take(layer, as_array(hidden))
+        return logits
+
+    def run(
+        self,
         token_ids: Tensor,
         positions: Tensor,
         steps: Sequence[SequencePass],
         logits_rows: Tensor | slice,
-        states: PassStates | None = None,
-        images: ImageRows | None = None,
+        states: TensorStates | None = None,
     ) -> Tensor:
-        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
-
-        ``states`` takes the hidden states that were asked for.
-        """
-        assert images is None, "images are read on a CPU"
+        """Do the same with tensors on the device, which a recorded pass reads and writes."""
         rotations = {
             kind: (cos.index_select(0, positions), sin.index_select(0, positions))
             for kind, (cos, sin) in self._rotations.items()
@@ -186,8 +223,8 @@ class FusedDecoder:
             if states:
                 states.take(index + 1, hidden)
         if states:
-            states.take_final(hidden, lambda chosen: self._norm_rows(chosen, self._norm))
-        hidden = select_rows(hidden, logits_rows)
+            states.take(FINAL, self._norm_rows(hidden, self._norm))
+        hidden = hidden[logits_rows]
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size))
         logits = functional.linear(self._norm_rows(hidden, self._norm), *self._head)
@@ -195,7 +232,9 @@ class FusedDecoder:
             logits = logits / self._logits_scale
         if self._logits_cap is not None:
             logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
-        return spread(logits, self._head_ids, self.vocab_size)
+        if self._head_ids is None:
+            return logits
+        return logits.new_full((len(logits), self.vocab_size), float("-inf")).index_copy_(1, self._head_ids, logits)
 
     def _gated(self, x: Tensor, gate_up: Linear) -> Tensor:
         """Return activation(gate(x)) * up(x)."""

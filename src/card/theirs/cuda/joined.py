@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from card.models.architectures import Architecture
+from card.models.architectures.architecture import SPLITS, sizes_of
+
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
+
+
+def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> list[nn.Linear]:
+    """Return query, key, value, output, gate, up and down of a layer; of what is stored as one, views."""
+    found: list[nn.Linear] = []
+    sizes = sizes_of(config)
+    for part in architecture.linears:
+        whole = cast(nn.Linear, layer.get_submodule(part.name))
+        if part.shape[0] not in SPLITS:
+            found.append(whole)
+            continue
+        rows = [sizes[size] for size in SPLITS[part.shape[0]]]
+        biases = [None] * len(rows) if whole.bias is None else torch.split(whole.bias.detach(), rows)
+        weights = torch.split(whole.weight.detach(), rows)
+        found += [linear_of(*pair) for pair in zip(weights, biases, strict=True)]
+    return found
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
+    layer = nn.Linear(1, 1, bias=bias is not None)
+    layer.out_features, layer.in_features = weight.shape
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
 
 
 def joined(linears: Sequence[nn.Linear]) -> Linear:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from card.models.features import PassStates
 from card.models.rows.row_tree import BIAS_ALIGNMENT
-from card.theirs.cuda.fused import FusedDecoder, StaticPass
+from card.theirs.cuda.fused import FusedDecoder, StaticPass, TensorStates
 from card.theirs.cuda.graphs import Recorder, Step, bucket_of
 from card.theirs.transformers.attention import MAX_PACKED_ROWS
 
@@ -36,7 +35,7 @@ class StaticDecoder:
         with_padding = max_rows + MAX_STATIC_TOKENS  # a padded pass fits behind the last row too
         self.num_rows = -(-with_padding // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
         shape = (layout.num_layers, 2, layout.num_kv_heads, self.num_rows, layout.head_size)
-        self._kv = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+        self._kv = torch.zeros(shape, dtype=decoder.embedding.dtype, device=layout.device)
         self._spans = _spans(self.num_rows)
         self._slot: int | None = None  # of the sequence whose rows lie there
         self._num_valid = 0  # of its first rows
@@ -89,7 +88,7 @@ class StaticDecoder:
             self._num_valid = min(self._num_valid, num_rows)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, row_idx: Tensor, visible: Tensor, states: PassStates | None = None
+        self, token_ids: Tensor, positions: Tensor, row_idx: Tensor, visible: Tensor, states: TensorStates | None = None
     ) -> Tensor:
         """Run T tokens over the desk, as a part of a step: fixed shapes, nothing is read back.
 
@@ -101,7 +100,7 @@ class StaticDecoder:
         Returns: logits [T, V].
         """
         step = self._static_pass(row_idx, visible)
-        return self._decoder.forward(token_ids, positions, [step], slice(None), states)
+        return self._decoder.run(token_ids, positions, [step], slice(None), states)
 
     def _static_pass(self, row_idx: Tensor, visible: Tensor) -> StaticPass:
         num_new, span = visible.shape

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from card.config.selection import ScoreKind
+from card.config.selection import BLOCK_ROWS, ScoreKind
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import FloatArray, Window, window_size
-from card.models.rows.selection import MEANS, bound_scores
+from card.theirs.transformers.arrays import as_array
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 
@@ -39,7 +41,12 @@ class SequencePass:
     chosen: Tensor | None = None  # [L, Hkv, N] rows that layers without a window read besides those from ``since`` on
     since: int = 0
     score_kind: ScoreKind | None = None  # of the scores to keep
-    scores: Tensor | None = None  # [L, Hkv, S - T] float32, which layers without a window fill
+    score_room: Tensor | None = None  # [L, Hkv, S - T] float32, which layers without a window fill
+
+    @property
+    def scores(self) -> Any:
+        """The scores as an array; None if none are kept."""
+        return None if self.score_room is None else as_array(self.score_room)
 
 
 def sequence_pass(
@@ -99,7 +106,7 @@ def sequence_pass(
         chosen=None if reads is None else torch.from_numpy(reads.rows).to(kv.device),
         since=0 if reads is None else reads.since,
         score_kind=extension.scores,
-        scores=None if extension.scores is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
+        score_room=None if extension.scores is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
     )
 
 
@@ -135,7 +142,7 @@ def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scorin
     """
     keys, values = step.keys[layer], step.values[layer]
     num_kv_heads, num_new, group, head_size = query.shape
-    if window is None and step.scores is not None:
+    if window is None and step.score_room is not None:
         _keep_scores(step, layer, query, scoring)
     if window is None and step.chosen is not None:
         keys, values = (_chosen_of(rows, step.chosen[layer], step.since) for rows in (keys, values))
@@ -170,18 +177,18 @@ def _chosen_of(rows: Tensor, chosen: Tensor, since: int) -> Tensor:
 
 def _keep_scores(step: SequencePass, layer: int, query: Tensor, scoring: Scoring) -> None:
     """Score the rows that were held before the pass, which all new rows see."""
-    assert step.scores is not None and step.score_kind is not None
+    assert step.score_room is not None and step.score_kind is not None
     keys = step.keys[layer][0]
     if step.score_kind == "bounds":
         scale = query.shape[3] ** -0.5 if scoring.scale is None else scoring.scale
-        step.scores[layer] = bound_scores(query * scale, keys[:, : step.scores.shape[2]])
+        step.score_room[layer] = _bound_scores(query * scale, keys[:, : step.score_room.shape[2]])
         return
     rows = query.reshape(len(keys), -1, query.shape[3])
     bias = step.biases[None]
     logits = _logits_of(rows, keys, scoring).view(*query.shape[:3], -1).float()
     if bias is not None:
         logits = logits + bias
-    step.scores[layer] = MEANS[step.score_kind](logits)[:, : step.scores.shape[2]]
+    step.score_room[layer] = MEANS[step.score_kind](logits)[:, : step.score_room.shape[2]]
 
 
 def _logits_of(rows: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
@@ -203,3 +210,43 @@ def _attend_in_steps(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor |
         scores = torch.cat((scores, sinks), -1)
     weights = torch.softmax(scores, -1, dtype=torch.float32)[..., : keys.shape[2]].to(query.dtype)
     return torch.bmm(weights.reshape(num_kv_heads, num_new * group, -1), values[0]).view(query.shape)
+
+
+def _mean_weights(logits: Tensor) -> Tensor:
+    return torch.softmax(logits, -1).mean((1, 2))
+
+
+def _mean_logits(logits: Tensor) -> Tensor:
+    return logits.mean((1, 2))
+
+
+MEANS: Mapping[ScoreKind, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"weights": _mean_weights, "logits": _mean_logits}
+)
+"""Scores [Hkv, S] of rows, by attention logits [Hkv, T, G, S] of T new rows and the G query heads of each KV head.
+
+A logit of -inf says that the new row does not see that one. Sources: mean weights as in SparseSpec (arXiv:2512.01278),
+mean logits after Vegas (arXiv:2602.07223).
+"""
+
+
+def _bound_scores(query: Tensor, keys: Tensor) -> Tensor:
+    """Return scores [Hkv, S]: the mean, over T new rows and G query heads, of a bound on the logits of a row's block.
+
+    The bound is the sum over channels of max(q k_max, q k_min), with the largest and the least key of the block in each
+    channel. Source: Quest, arXiv:2406.10774; the code of SpecPV takes a smaller number, which is no bound.
+
+    Args:
+        query: [Hkv, T, G, D], scaled as the logits are.
+        keys: [Hkv, S, D].
+    """
+    rows = keys.shape[1]
+    padded = torch.nn.functional.pad(keys, (0, 0, 0, -rows % BLOCK_ROWS))
+    if rows % BLOCK_ROWS:
+        padded[:, rows:] = keys[:, -1:]
+    blocks = padded.unflatten(1, (-1, BLOCK_ROWS))  # type: ignore[no-untyped-call]
+    largest, least = blocks.amax(2).float(), blocks.amin(2).float()
+    flat = query.flatten(1, 2).float()
+    bounds = flat.clamp_min(0) @ largest.transpose(1, 2) + flat.clamp_max(0) @ least.transpose(1, 2)
+    scores: Tensor = bounds.mean(1).repeat_interleave(BLOCK_ROWS, 1)
+    return scores[:, :rows]

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError, in_few_words
-from card.models.draft_vocab import masked
+from card.models.draft_vocab import kept_ids
 from card.models.features import PassStates
 from card.models.images import ImageRows
-from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
-from card.models.long_rope import LongRope, switch_len
+from card.models.layer_kinds import WITH_CHUNKS, WITHOUT_ATTENTION, layer_kinds, layer_windows
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVLayout, SequenceRows
-from card.models.rows.row_tree import BoolArray, Chunk, Window
+from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.row_tree import BoolArray, Chunk, IntArray, Window
+from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor, restricted
 from card.theirs.transformers.attention import SequencePass, sequence_pass
+from card.theirs.transformers.long_rope import LongRope, switch_len
 from card.theirs.transformers.query_scales import QueryScales
 from card.theirs.transformers.shared_attention import SharedAttention
 from card.theirs.transformers.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
@@ -28,19 +29,7 @@ from card.theirs.transformers.taken_attention import AttentionPass, AttentionPro
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from card.models.own.decoder_model import LoadedModel
-
 _OWN_ATTENTION = "{} models compute attention in code of their own, which cannot be taken over"
-
-
-def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
-    """Return the sliding window of each layer; None where it is none or so long that it never matters.
-
-    Raises: ModelError if a layer is of a kind that CARD does not know.
-    """
-    window = getattr(config, "sliding_window", None)
-    is_short = window is not None and window < max_model_len
-    return [window if kind in WITH_WINDOW and is_short else None for kind in layer_kinds(config)]
 
 
 def _layer_chunks(config: Any, max_model_len: int) -> list[Chunk | None]:
@@ -55,7 +44,7 @@ def _layer_views(config: Any, max_model_len: int) -> list[Window]:
     return [chunk or window for chunk, window in zip(chunks, windows, strict=True)]
 
 
-def require_causal(model: LoadedModel) -> None:
+def require_causal(model: Any) -> None:
     """Raise ModelError, naming the reason, if the model does not continue text on one device."""
     config = model.config.get_text_config()
     name = model_name(model)
@@ -97,7 +86,7 @@ class GenericDecoder:
             if self._places:
                 self.layout, self.group = probe.layout(list(self._places))
             else:  # a state is all that it keeps
-                self.layout, self.group = KVLayout(0, 1, 1, logits.dtype, logits.device), 1
+                self.layout, self.group = TorchLayout(0, 1, 1, logits.dtype, logits.device), 1
         except ModelError as error:
             raise ModelError(f"{model_name(model)} cannot be run: {error}; {OTHER_FAMILY}") from error
         self._needs_bias = probe.needs_bias
@@ -173,10 +162,10 @@ class GenericDecoder:
 
     def forward(
         self,
-        token_ids: Tensor,
-        positions: Tensor,
+        token_ids: IntArray,
+        positions: IntArray,
         steps: Sequence[SequencePass],
-        logits_rows: Tensor | slice,
+        logits_rows: IntArray | slice,
         states: PassStates | None = None,
         images: ImageRows | None = None,
     ) -> Tensor:
@@ -185,13 +174,15 @@ class GenericDecoder:
         ``states`` takes the hidden states that were asked for, ``images`` are what stands in places of images.
         Raises: ModelError if the model does not give those states.
         """
-        scales = self._query_scales.of(positions)
+        device = self.model.device
+        ids, places = as_tensor(token_ids, device), as_tensor(positions, device)
+        scales = self._query_scales.of(places)
         extra: dict[str, Any] = {"card_pass": AttentionPass(steps, self.windows, self.layout, self._places, scales)}
         if states:
             extra["output_hidden_states"] = True
-        if isinstance(logits_rows, Tensor):
+        if not isinstance(logits_rows, slice):
             if self._selects_rows:
-                extra["logits_to_keep"] = logits_rows
+                extra["logits_to_keep"] = as_tensor(logits_rows, device)
                 logits_rows = slice(None)
         elif self._selects_rows and logits_rows.start:
             num_kept = len(token_ids) - int(logits_rows.start)
@@ -202,16 +193,17 @@ class GenericDecoder:
             rotation = self._long_rope.choosing(self.long_rows)
         with rotation:
             if images is None or not len(images.rows):
-                extra["input_ids"] = token_ids[None]
+                extra["input_ids"] = ids[None]
             else:
-                embeddings = self.model.get_input_embeddings()(token_ids)
-                embeddings[images.rows] = images.features.to(embeddings.dtype)
+                embeddings = self.model.get_input_embeddings()(ids)
+                embeddings[as_tensor(images.rows, device)] = as_tensor(images.features, device).to(embeddings.dtype)
                 extra["inputs_embeds"] = embeddings[None]
-            out = self.model(position_ids=positions[None], use_cache=False, **extra)
+            out = self.model(position_ids=places[None], use_cache=False, **extra)
         if states:
             self._hand_over(out.hidden_states, states)
         logits: Tensor = out.logits[0]
-        return masked(logits[logits_rows], self.model)
+        rows = logits_rows if isinstance(logits_rows, slice) else as_tensor(logits_rows, device)
+        return restricted(logits[rows], kept_ids(self.model))
 
     def _hand_over(self, given: Sequence[Tensor] | None, states: PassStates) -> None:
         """Hand over the hidden states of a pass, [1, sum T, D or more] each."""
@@ -222,4 +214,4 @@ class GenericDecoder:
                 f" {num_layers + 1}; features of it cannot be kept"
             )
         for layer in states.layers:
-            states.take(layer, given[layer][0])
+            states.take(layer, as_array(given[layer][0]))

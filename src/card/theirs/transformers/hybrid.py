@@ -22,17 +22,16 @@ from card.errors import ModelError
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
-from card.models.rows.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
-from card.models.torch_runner import TorchRunner
+from card.models.rows.row_tree import IntArray
 from card.theirs.transformers.attention import SequencePass
 from card.theirs.transformers.generic import GenericDecoder, require_causal
 from card.theirs.transformers.mixers import Mixer, find_mixers
+from card.theirs.transformers.runner import TorchRunner
+from card.theirs.transformers.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
 from card.theirs.transformers.taken_attention import own_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from card.models.own.decoder_model import LoadedModel
 
 
 class HybridRunner(TorchRunner):
@@ -43,7 +42,7 @@ class HybridRunner(TorchRunner):
 
     _decoder: HybridDecoder
 
-    def __init__(self, model: LoadedModel, **settings: Any) -> None:
+    def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
         """Take over ``model``; arguments and errors as of `TorchRunner`."""
         super().__init__(model, **settings)
         self._tails: dict[int, Tail] = {}  # by slot; the KV cache holds the absorbed rows
@@ -98,7 +97,7 @@ class HybridRunner(TorchRunner):
         tail.cut(num_kept)
         super().keep(slot, tail.num_absorbed)
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Any]:
         """Run the new tokens of several sequences and append their rows; arguments and errors as of `TorchRunner`.
 
         Raises: ModelError also for tokens that are no chain, and for chosen rows or scores: states have no rows.
@@ -149,10 +148,10 @@ class HybridRunner(TorchRunner):
         self._cache[slot]
         return self._tails[slot]
 
-    def _require_runnable(self, model: LoadedModel) -> None:
+    def _require_runnable(self, model: PreTrainedModel) -> None:
         require_causal(model)
 
-    def _generic_decoder(self, model: PreTrainedModel, max_model_len: int) -> GenericDecoder:
+    def _make_decoder(self, model: PreTrainedModel, max_model_len: int) -> Any:
         return HybridDecoder(model, max_model_len)
 
 
@@ -192,10 +191,10 @@ class HybridDecoder(GenericDecoder):
 
     def forward(
         self,
-        token_ids: Tensor,
-        positions: Tensor,
+        token_ids: IntArray,
+        positions: IntArray,
         steps: Sequence[SequencePass],
-        logits_rows: Tensor | slice,
+        logits_rows: IntArray | slice,
         states: PassStates | None = None,
         images: ImageRows | None = None,
     ) -> Tensor:

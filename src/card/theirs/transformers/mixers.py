@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from card.errors import ModelError, in_few_words
 from card.models.layer_kinds import layer_kinds
 from card.models.names import OTHER_FAMILY, model_name
-from card.models.rows.states import cache_name, num_bytes
+from card.theirs.transformers.states import cache_name, num_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,24 +9,32 @@ from typing import Any
 import torch
 import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
 from transformers import PreTrainedConfig
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 from card.errors import ModelError
+from card.kernels.number_types import BFLOAT16, FLOAT64, STORED_DTYPES, dtype_name
+from card.models.files.generation_config import GENERATION_NAME
 from card.models.files.gguf.source import GgufSource
-from card.models.files.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scaled, say_scaled
 from card.models.files.sources import Source, explained
-from card.models.files.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
+from card.models.files.weight_files import Shapes, raw_config
+from card.models.files.weight_files import check_folder as check_files
 from card.models.layer_kinds import check_kinds
+from card.models.names import OTHER_FAMILY
+from card.theirs.transformers.arrays import as_tensor, torch_dtype
+from card.theirs.transformers.built_sizes import check_sizes
+from card.theirs.transformers.inner_text import WEIGHT_NAMES, inner_name, text_config
 
-_PLAIN_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-
-def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+def read_model(source: Source, dtype: str) -> tuple[Any, dict[str, Any]]:
     """Return a model of transformers, and its report on what was missing."""
     if source.gguf is not None:
         with explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
     shapes = check_folder(source) if source.is_folder else None
+    if source.is_folder and (Path(source.path) / GENERATION_NAME).is_file():  # which is read beside the weights
+        with explained(source, "the generation_config.json of {} cannot be used"):
+            transformers.GenerationConfig.from_pretrained(source.path, local_files_only=True)
     scaled = _find_scaled(source)
     config, names = read_transformers_config(source, is_scaled=scaled is not None), None
     with explained(source, "the config of {} cannot be used"):
@@ -45,7 +53,12 @@ def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str,
             return _read_scaled(Path(source.path), scaled, config, dtype, names)
         loader: Any = transformers.AutoModelForCausalLM
         read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
-            source.path, config=config, dtype=dtype, key_mapping=names, output_loading_info=True, **source.options
+            source.path,
+            config=config,
+            dtype=_for_loader(dtype),
+            key_mapping=names,
+            output_loading_info=True,
+            **source.options,
         )
     return read
 
@@ -58,19 +71,18 @@ def _find_scaled(source: Source) -> ScaledWeights | None:
 
 
 def _read_scaled(
-    folder: Path, scaled: ScaledWeights, config: Any, dtype: str | torch.dtype, names: dict[str, str] | None
+    folder: Path, scaled: ScaledWeights, config: Any, dtype: str, names: dict[str, str] | None
 ) -> tuple[Any, dict[str, Any]]:
     """Do the same for weights in 8-bit floats, which are multiplied by their scales."""
-    stated = config.get_text_config().dtype
-    auto = stated if isinstance(stated, torch.dtype) and stated in _PLAIN_DTYPES else torch.bfloat16
-    wanted = auto if isinstance(dtype, str) else dtype
+    stated = dtype_name(config.get_text_config().dtype)
+    wanted = STORED_DTYPES.get(stated if dtype == "auto" else dtype, BFLOAT16 if dtype == "auto" else FLOAT64)
     say_scaled(folder, scaled, wanted)
     loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, report = loader.from_pretrained(
         None,
         config=config,
-        state_dict=scaled.read(wanted),
-        dtype=wanted,
+        state_dict={name: as_tensor(array) for name, array in scaled.read(wanted).items()},
+        dtype=torch_dtype(wanted),
         key_mapping=names,
         output_loading_info=True,
         local_files_only=True,
@@ -80,17 +92,18 @@ def _read_scaled(
     return model, report
 
 
-def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+def _read_gguf(gguf: GgufSource, dtype: str) -> tuple[Any, dict[str, Any]]:
     """Do the same for a GGUF file, by way of the folder that is kept of it, if one can be kept."""
     kept = gguf.folder(dtype)
     config = transformers.AutoConfig.for_model(**gguf.config)
     loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    wanted = gguf.stored_dtype(dtype) if isinstance(dtype, str) else dtype
+    wanted = gguf.stored_dtype(dtype) if dtype == "auto" else dtype
+    arrays = gguf.weights(dtype) if kept is None else None
     read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
         kept,
         config=config,
-        state_dict=gguf.weights(dtype) if kept is None else None,
-        dtype=wanted,
+        state_dict=None if arrays is None else {name: as_tensor(array) for name, array in arrays.items()},
+        dtype=torch_dtype(wanted),
         output_loading_info=True,
         local_files_only=True,
     )
@@ -103,6 +116,8 @@ def read_transformers_config(source: Source, *, is_scaled: bool = False) -> PreT
     Args:
         is_scaled: the weights are made of 8-bit floats when they are read, so that they are as any others then.
     """
+    if source.is_folder:
+        _check_kind_names(source)
     with explained(source, "the config of {} cannot be used"):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
         for one in (config, config.get_text_config()) if is_scaled else ():
@@ -126,17 +141,45 @@ def read_transformers_config(source: Source, *, is_scaled: bool = False) -> PreT
     return config
 
 
+def _for_loader(dtype: str) -> str | torch.dtype:
+    return dtype if dtype == "auto" else torch_dtype(dtype)
+
+
 def check_folder(source: Source) -> Shapes | None:
     """Read what is small, and compare it; return the shapes of the weights, None if they are not known."""
     folder = Path(source.path)
     with explained(source, "the weights of {} cannot be read"):
-        shapes = tensor_shapes(folder)
-    with explained(source, "the config of {} cannot be used"):
-        check_counts(raw_config(folder), shapes)
+        shapes = check_files(folder)
     if (folder / "generation_config.json").is_file():
         with explained(source, "the generation_config.json of {} cannot be used"):
             transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     return shapes
+
+
+def _check_kind_names(source: Source) -> None:
+    """Raise ModelError that names kinds of layers in a folder's config.json which transformers does not know either.
+
+    A family may have older names for its kinds, so the config is read as transformers reads it before it is blamed.
+    """
+    unknown = _unknown_kinds(raw_config(Path(source.path)))
+    if not unknown:
+        return
+    try:
+        transformers.AutoConfig.from_pretrained(source.path, **source.options)
+    except Exception as error:
+        raise ModelError(
+            f"the config of {source.name} has layers of type {', '.join(unknown)[:200]}, which neither CARD nor "
+            f"transformers {transformers.__version__} knows; {OTHER_FAMILY}"
+        ) from error
+
+
+def _unknown_kinds(raw: Any) -> list[str]:
+    """Return the kinds in a config.json, as it was read, that no model of transformers has under that name."""
+    whole = raw if isinstance(raw, dict) else {}
+    inner = whole.get("text_config")
+    stated = [one.get("layer_types") for one in (whole, inner) if isinstance(one, dict)]
+    kinds = [kind for one in stated if isinstance(one, list) for kind in one if isinstance(kind, str)]
+    return sorted(set(kinds) - set(ALLOWED_LAYER_TYPES))
 
 
 def _check_sizes(source: Source, config: PreTrainedConfig, shapes: Shapes) -> None:

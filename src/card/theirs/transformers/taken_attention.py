@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from card.errors import ModelError
 from card.models.rows.kv_cache import KVLayout
 from card.models.rows.row_tree import Window
+from card.theirs.transformers.arrays import TorchLayout
 from card.theirs.transformers.attention import Scoring, SequencePass, attend
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class AttentionProbe:
             )
         ((num_query_heads, dtype, device),) = kinds
         size = max(max(of.size, of.value_size) for of in layers)
-        return KVLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
+        return TorchLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
 
 
 class AttentionPass:

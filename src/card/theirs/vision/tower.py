@@ -13,7 +13,10 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError, PromptError, in_few_words
+from card.kernels.number_types import Floats
 from card.models.images import ImagePrompt, PlacedImages, PromptImage
+from card.models.rows.row_tree import IntArray
+from card.theirs.transformers.arrays import as_array
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -38,12 +41,12 @@ class VisionTower:
         self.sections: tuple[int, ...] = tuple(rope.get("mrope_section", ()))
 
     @property
-    def axes(self) -> Tensor | None:
+    def axes(self) -> IntArray | None:
         """Axis of each channel that turns, [D]; None if all turn by the place alone."""
         if not self.sections:
             return None
         halves = [axis % 3 for axis, size in enumerate(self.sections) for _ in range(size)]
-        return torch.tensor([*halves, *halves])
+        return np.array([*halves, *halves])
 
     def prepare(self, picture: Picture) -> PromptImage:
         """Return a picture as the tower reads it. Raises: PromptError if the processor cannot use it."""
@@ -92,13 +95,14 @@ class VisionTower:
                 placed.append(token_id)
         return ImagePrompt.of(placed, PlacedImages(tuple(images), tuple(starts)))
 
-    def features(self, image: PromptImage) -> Tensor:
+    @torch.inference_mode()
+    def features(self, image: PromptImage) -> Floats:
         """Return the features of an image in the width of the text model, [tokens, D]."""
         like = next(self._tower.parameters())
         inputs = {name: tensor.to(like.device) for name, tensor in image.inputs.items()}
         inputs["pixel_values"] = inputs["pixel_values"].to(like.dtype)
         out = self._tower.get_image_features(**inputs)
-        found = torch.cat(list(out.pooler_output)).to(like.dtype)
+        found: Floats = as_array(torch.cat(list(out.pooler_output)).to(like.dtype))
         if len(found) != image.num_tokens:
             raise ModelError(
                 f"the vision tower makes {len(found)} features of an image that has {image.num_tokens} places; its "
@@ -107,7 +111,7 @@ class VisionTower:
         return found
 
 
-def read_tower(path: str, *, dtype: torch.dtype, device: torch.device, options: Mapping[str, Any]) -> VisionTower:
+def read_tower(path: str, *, dtype: str, device: str, options: Mapping[str, Any]) -> VisionTower:
     """Read the parts of a multimodal checkpoint that see.
 
     Args:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+import ml_dtypes
+import numpy as np
 
 from card.config import ResolvedParams
-from card.models.own.decoder_model import DecoderModel
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Floats, dtype_name
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
+from card.theirs.transformers.modules import own_logits
 from card.tools.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts
 from card.tree.sampling import GumbelNoise
 
@@ -29,10 +31,13 @@ class Gap:
     is_near_tie: bool  # rounding may bridge it
 
 
+spacing_of: Any = ml_dtypes.finfo  # which has no types
+
+
 class TextJudge:
     """Looks at the target's logits where two texts part."""
 
-    def __init__(self, target: PreTrainedModel | DecoderModel, params: ResolvedParams, *, rounds: bool = True) -> None:
+    def __init__(self, target: LoadedModel, params: ResolvedParams, *, rounds: bool = True) -> None:
         """Take the target and what the texts were decoded with.
 
         Args:
@@ -52,25 +57,25 @@ class TextJudge:
             self._gaps[key] = self._measured(*key)
         return self._gaps[key]
 
-    def _logits(self, text_ids: tuple[int, ...]) -> Tensor:
+    def _logits(self, text_ids: tuple[int, ...]) -> Floats:
         """Return the logits [V] behind a text, by the model's own modules if it has them."""
-        if isinstance(self._target, DecoderModel):
-            runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
-            return runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]
-        with torch.inference_mode():
-            logits: Tensor = self._target(input_ids=torch.tensor([text_ids], device=self._target.device)).logits
-        return logits[0, -1]
+        if not isinstance(self._target, DecoderModel):
+            theirs: Any = self._target
+            return own_logits(theirs, text_ids)
+        runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
+        logits: Floats = runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]
+        return logits
 
     def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
-        logits = self._logits(text_ids).cpu()
-        scores = logits.double()
+        logits = self._logits(text_ids)
+        scores = logits.astype(np.float64)
         if self._temperature > 0:  # what is compared there: logits and noise, in units of logits
-            noise = GumbelNoise(self._seed, len(scores)).row(len(text_ids))
-            scores = scores + self._temperature * noise.double()
+            scores += self._temperature * GumbelNoise(self._seed, len(scores)).row(len(text_ids))
         gap = abs(float(scores[own] - scores[other]))
-        info = torch.finfo(logits.dtype)
-        largest = max(abs(float(logits[own])), abs(float(logits[other])))
-        return Gap(gap, self._rounds and info.bits == 16 and gap <= _NEAR_TIE_SPACINGS * info.eps * largest)
+        dtype = STORED_DTYPES.get(dtype_name(self._target.dtype), FLOAT32)
+        largest, spacing = max(abs(float(logits[own])), abs(float(logits[other]))), float(spacing_of(dtype).eps)
+        is_near = self._rounds and dtype.itemsize == 2 and gap <= _NEAR_TIE_SPACINGS * spacing * largest
+        return Gap(gap, is_near_tie=is_near)
 
 
 def checks_of(

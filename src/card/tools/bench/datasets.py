@@ -20,12 +20,12 @@ from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import PreTrainedTokenizerBase
 
 from card.errors import BenchError, SettingsError
 from card.text.answers import final_number
 from card.text.lines import file_lines
 from card.text.prompts import encode_chat, encode_prompt
+from card.text.tokenizer import Tokenizer
 from card.tools.bench.names import PUBLISHED, shipped, shipped_folder
 
 HUB = "hub:"
@@ -40,7 +40,7 @@ class DatasetQuestion:
     is_raw: bool = False  # continued as it is, without the chat template
     answer: Decimal | None = field(default=None, compare=False)  # number that solves it, where there is one
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> list[int]:
         """Return the token ids of the turn after these answers, the conversation so far before it.
 
         Raises: PromptError for a text that is no prompt, or a tokenizer without a chat template.

@@ -15,14 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from card import __version__
 from card.errors import SettingsError
 from card.machine.processor import processor_name
 from card.machine.threads import usable_cores
+from card.models.facts import weight_samples
+from card.models.own.decoder_model import LoadedModel
 
 # Settings of every engine whose decoding is timed: its drafter is up and its latencies are of today.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(
@@ -88,14 +90,13 @@ def choose_cores(asked: tuple[int, ...] | None) -> tuple[int, ...]:
     return chosen
 
 
-def weights_fingerprint(*models: PreTrainedModel | None) -> str:
-    """Return a short text that models share if their names, shapes and the first values of each tensor are alike."""
+def weights_fingerprint(*models: LoadedModel | None) -> str:
+    """Return a short text that models share if their names, shapes and the first values of each weight are alike."""
     digest = hashlib.sha256()
     for model in models:
-        for name, tensor in model.state_dict().items() if model is not None else ():
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            values = tensor.detach().flatten()[:_FINGERPRINT_VALUES].double().cpu()
-            digest.update(values.numpy().tobytes())
+        for name, shape, dtype, values in weight_samples(model, _FINGERPRINT_VALUES) if model is not None else ():
+            digest.update(f"{name} {tuple(shape)} {dtype}".encode())
+            digest.update(values.astype(np.float64).tobytes())
         digest.update(b"|")
     return digest.hexdigest()[:16]
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-from transformers import PreTrainedModel
+from typing import Any
 
 from card.api.llm import LLM
 from card.assembly.plan import DEFAULT_MODEL_LEN
@@ -19,12 +17,14 @@ from card.config.registry import find_method
 from card.errors import SettingsError
 from card.family.judges.names import parse_judge
 from card.kernels.int8_linear import why_not_int8
+from card.kernels.number_types import dtype_name
 from card.machine.threads import pinned
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
-from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.own.decoder_model import is_int8
 from card.models.own.reasons import could_run_int8, is_exact
+from card.theirs.transformers.modules import modules_of
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.datasets import Dataset
 from card.tools.bench.environment import MEASURED_START, weights_fingerprint
@@ -191,14 +191,12 @@ class Lineup:
         self._stack = contextlib.ExitStack()
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
-        needs_modules = any(name in THEIRS for name in names) or pair.target_cost is not None
-        load: Callable[..., PreTrainedModel] = load_model if needs_modules else cast(Any, load_decoder)
-        self._draft = None if pair.draft is None else load(pair.draft, dtype=settings.dtype)
-        self._target = load(pair.target, dtype=settings.dtype)
+        self._draft = None if pair.draft is None else load_decoder(pair.draft, dtype=settings.dtype)
+        self._target = load_decoder(pair.target, dtype=settings.dtype)
         if pair.target_cost:
             self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
         self.could_run_int8 = could_run_int8(self._target)
-        self.dtype = INT8 if is_int8(self._target) else str(self._target.dtype).removeprefix("torch.")
+        self.dtype = INT8 if is_int8(self._target) else dtype_name(self._target.dtype)
         self.judge = TextJudge(self._target, settings.params, rounds=not is_exact(self._target))
         self.end_ids = end_token_ids(self._target, self.tokenizer)
         most = settings.max_model_len or DEFAULT_MODEL_LEN
@@ -299,9 +297,14 @@ class Lineup:
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):
-            assistant, lengths = self._draft, [None, *self._settings.lengths]
+            assistant, lengths = (
+                (modules_of(self._draft) if self._draft is not None else None),
+                [None, *self._settings.lengths],
+            )
         return [
-            TransformersRow(name, self._target, self.end_ids, cores, assistant=assistant, num_assistant_tokens=n)
+            TransformersRow(
+                name, modules_of(self._target), self.end_ids, cores, assistant=assistant, num_assistant_tokens=n
+            )
             for n in lengths
             if not known or assistant is None or assistant_title(n) == known["assistant"]
         ]

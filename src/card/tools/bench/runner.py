@@ -15,13 +15,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import PreTrainedTokenizerBase
 
 from card.config import ResolvedParams
 from card.engine.trace import Trace
 from card.errors import BenchError, PromptError, SettingsError
 from card.machine.pulse import Pulse
 from card.text.answers import final_number
+from card.text.tokenizer import Tokenizer
 from card.text.tokens import decode
 from card.tools.bench.compare import TextJudge, checks_of
 from card.tools.bench.datasets import Dataset, DatasetQuestion
@@ -40,7 +40,7 @@ class PairJob:
     """Everything needed to decode and compare one pair."""
 
     name: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     datasets: Mapping[str, Dataset]
     params: ResolvedParams
     judge: TextJudge
@@ -137,7 +137,7 @@ def _short(value: Any, other: Any) -> str:
 def _promise(plan: BenchPlan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
     """Return the facts of the run, and the data sets cut to the prompts that all pairs can take."""
     pairs: list[ModelPair] = []
-    limits: list[tuple[PreTrainedTokenizerBase, int]] = []
+    limits: list[tuple[Tokenizer, int]] = []
     dtypes: list[str] = []
     for name, open_pair in plan.pairs.items():
         console.print(f"reading {name}", highlight=False, soft_wrap=True)
@@ -175,9 +175,7 @@ def _workload(dataset: Dataset) -> Workload:
     )
 
 
-def _fits(
-    dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: BenchPlan
-) -> bool:
+def _fits(dataset: Dataset, prompt: int, limits: Sequence[tuple[Tokenizer, int]], plan: BenchPlan) -> bool:
     """Return whether a prompt and its longest answers fit into the context of every pair's target."""
     question = dataset.questions[prompt]
     num_turns = len(question.turns)
@@ -193,9 +191,7 @@ def _fits(
     return True
 
 
-def _cut(
-    dataset: Dataset, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: BenchPlan, console: Console
-) -> Dataset:
+def _cut(dataset: Dataset, limits: Sequence[tuple[Tokenizer, int]], plan: BenchPlan, console: Console) -> Dataset:
     """Return the first prompts that fit, as many as asked for."""
     taken: list[DatasetQuestion] = []
     num_skipped = 0

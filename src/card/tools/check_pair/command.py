@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -29,7 +29,7 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
-from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
     Agreement,
@@ -44,9 +44,7 @@ from card.tools.check_pair.facts import (
 from card.tools.check_pair.measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from card.models.own.decoder_model import LoadedModel
+    pass
 
 MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
 _AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
@@ -110,8 +108,7 @@ def examine(
     except VocabularyError as error:
         return PairReport(target, draft, False, f"tokenizers differ: {error}")
     cost = options.pop("target_cost")
-    load: Callable[..., LoadedModel] = load_decoder if cost is None else load_model
-    model = cast("PreTrainedModel", load(target, dtype=options["dtype"], device=options["device"]))
+    model = load_decoder(target, dtype=options["dtype"], device=options["device"])
     if cost is not None:
         model = inflate(model, parse_parameter_count(cost))
     settings = given(options) | {"max_num_seqs": 1, "wait_for_drafter": True, "cache": False}

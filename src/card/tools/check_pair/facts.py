@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-from torch import nn
 
 from card.config import INT8, DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
-from card.models.facts import parameter_count
-from card.models.own.block_layers import block_bytes
+from card.models.facts import num_bytes, parameter_count
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.rows.pool import sequence_bytes
-from card.models.torch_runner import TorchRunner
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.runner import RowRunner
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
 _SHOWN_TOKENS = (1, 2, 4, 8, 16)
@@ -96,13 +90,12 @@ class PairReport:
     command: str = ""  # for a shell: runs the target as it is best here
 
 
-def memory_of(model: LoadedModel, runner: TorchRunner, num_copies: int) -> ModelMemory:
+def memory_of(model: LoadedModel, runner: RowRunner, num_copies: int) -> ModelMemory:
     """Return what a model takes under its runner."""
-    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters()) + block_bytes(model)
-    linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if runner.is_exact else 0
-    if runner.precision == INT8:
-        packed_bytes = sum(weight.numel() for weight in linears)
+    weight_bytes, packed_bytes = num_bytes(model), 0
+    if isinstance(model, DecoderModel):
+        packed = [one.weight for one in model.linears if not one.has_blocks]
+        packed_bytes = sum(int(one.size if runner.precision == INT8 else one.nbytes) for one in packed)
     kv_bytes = sequence_bytes(runner, runner.max_model_len)
     total = num_copies * (weight_bytes + packed_bytes + kv_bytes)
     return ModelMemory(

@@ -5,26 +5,19 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
-
-import torch
 
 from card.assembly.latency.timing import measure_pass_cost
 from card.errors import PlanError
-from card.machine.threads import CoreSet, pinned
+from card.machine.threads import CoreSet, default_threads, pinned
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
+from card.models.others import others
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import PassTable, Profile, Setup
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from card.models.own.decoder_model import LoadedModel
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
@@ -45,7 +38,7 @@ def measure_profile(
 
     Args:
         target_cost: inflate it to the price of so many parameters.
-        threads: numbers of CPU threads to measure, rising; if empty torch's own, and one fewer, as beside a drafter.
+        threads: numbers of CPU threads to measure, rising; if empty the usual one, and one fewer, as beside a drafter.
         ctc: file of a head that drafts for the model, to be timed too.
         tell: is told what is being done.
     Raises: ModelError if it cannot be loaded, or the head is of another one; PlanError for threads that do not rise
@@ -55,14 +48,13 @@ def measure_profile(
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
     environment = describe_run()  # a busy machine makes poor figures
     tell(f"loading {name}")
-    load: Callable[..., LoadedModel] = load_decoder if target_cost is None else load_model
-    model = load(name, dtype=dtype, device=device)
+    model = load_decoder(name, dtype=dtype, device=device)
     own_parameters = parameter_count(model)
     if target_cost is not None:
-        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(target_cost))
+        model = inflate(model, parse_parameter_count(target_cost))
     max_model_len = min(_MAX_MODEL_LEN, context_limit(model))
     runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=_TREE_ROWS)
-    is_cpu = runner.device.type == "cpu"
+    is_cpu = str(runner.device) == "cpu"
     setups = []
     for count in threads or _usual_threads(is_cpu):
         with pinned(CoreSet((), count if is_cpu else None, runner.is_exact)):
@@ -80,7 +72,7 @@ def measure_profile(
         measured=True,
         source=environment.command,
         machine=f"{environment.machine['cpu']} {platform.node()}",
-        device=str(runner.device) if is_cpu else torch.cuda.get_device_name(runner.device),
+        device=str(runner.device) if is_cpu else _device_name(str(runner.device)),
         dtype=runner.precision,
         num_parameters=own_parameters,
         kv_row_bytes=runner.row_bytes,
@@ -94,7 +86,12 @@ def measure_profile(
     )
 
 
+def _device_name(device: str) -> str:
+    name: str = others("transformers.devices", f"device {device}").device_name(device)
+    return name
+
+
 def _usual_threads(is_cpu: bool) -> tuple[int, ...]:
-    """Return torch's own number of threads, and one fewer: a drafter in a process of its own takes one from a plan."""
-    most = torch.get_num_threads()
+    """Return the threads that passes have by themselves, one fewer too: a drafter in a process takes one."""
+    most = default_threads()
     return (most - 1, most) if is_cpu and most > 1 else (most,)

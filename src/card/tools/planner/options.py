@@ -38,7 +38,7 @@ from card.tools.planner.requests import PoolRequest
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
-@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's, one fewer]")
+@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: all, one fewer]")
 @own_option("ctc")
 @wide_option
 def profile(**options: Any) -> int:

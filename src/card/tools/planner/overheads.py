@@ -12,8 +12,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
-from transformers import PreTrainedTokenizerBase
+import numpy as np
 
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
@@ -34,8 +33,9 @@ from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.rows.selection import ChosenRows, choose_rows
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
 from card.protocol.messages import Close, DraftSpec, Open
+from card.text.tokenizer import Tokenizer
 from card.tools.planner.own_drafts import HEAD
 from card.tools.planner.profile import Overheads
 
@@ -72,9 +72,7 @@ class _Timed:
         return result
 
 
-def measure_overheads(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None, *, ctc: str | None = None
-) -> Overheads:
+def measure_overheads(model: LanguageModel, tokenizer: Tokenizer | None = None, *, ctc: str | None = None) -> Overheads:
     """Measure what the model takes around its passes, as a target and as a drafter.
 
     What takes several processes or requests is not measured: it takes as many times the default of `Overheads` as a
@@ -119,7 +117,7 @@ def measure_overheads(
 
 def _round_s(
     model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
     *,
     is_tuned: bool = False,
     is_drafted: bool = False,
@@ -177,7 +175,7 @@ def _watchers(model: LanguageModel, writers: Mapping[str, LocalWriter]) -> Watch
     readers = [writer for writer in writers.values() if writer.wanted_features]
     if not readers:
         return None
-    assert isinstance(model, TorchRunner), "a head drafts for a model with hidden states"
+    assert isinstance(model, RowRunner), "a head drafts for a model with hidden states"
     for writer in readers:
         writer.attach(model)
     return Watchers(model.features, (), for_writers="logits")
@@ -234,24 +232,24 @@ def _cold_s(model: LanguageModel) -> tuple[float, float]:
     """
     text = _text(model)
     slot = model.open(len(text) + 1)
-    others = torch.zeros(_EVICTING_BYTES // 4)
+    others = np.zeros(_EVICTING_BYTES // 4, np.float32)
 
     def passes_s() -> tuple[float, float]:
         started = [time.perf_counter()]
         for _ in range(_NUM_COLD):
-            model.forward([Extension(slot, [0], [len(text) - 1])])[0][-1, 0].item()
+            model.forward([Extension(slot, [0], [len(text) - 1])])[0]
             model.keep(slot, len(text))
             started.append(time.perf_counter())
         return started[-1] - started[0], started[-1] - started[1]
 
     try:
         (logits,) = model.forward([Extension.of_text(slot, text)])
-        if logits.device.type != "cpu":
+        if not isinstance(logits, np.ndarray):
             return 0.0, 0.0
         warm = [passes_s() for _ in range(_NUM_EVICTIONS)]
         cold: list[tuple[float, float]] = []
         for _ in range(_NUM_EVICTIONS):
-            others.add_(1.0)
+            np.add(others, 1, out=others)
             cold.append(passes_s())
         all_s, later_s = (max(0.0, median(one[i] for one in cold) - median(one[i] for one in warm)) for i in range(2))
         return all_s, min(all_s, later_s)
@@ -271,7 +269,7 @@ def _selection_s(model: Selective) -> tuple[float, float]:
 
     def timed(kind: str, slot: int, **how: Any) -> None:
         started, last = time.perf_counter(), model.num_rows(slot) - 1
-        model.forward([Extension(slot, [0], [last], **how)])[0][-1, 0].item()
+        model.forward([Extension(slot, [0], [last], **how)])[0]
         if "scores" in how:
             choose_rows(model.attention_scores.of(slot), num_rows // 2)
         times[kind].append(time.perf_counter() - started)

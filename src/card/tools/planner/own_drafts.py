@@ -21,10 +21,11 @@ from card.engine.request import CORRECTED, PLAIN
 from card.errors import PlanError
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
+from card.family.learning.bound_module import inputs_of
 from card.models.features import FINAL, FeatureWish
-from card.models.head_files import inputs_of
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 from card.tools.planner.recording import HeadRows, pack_head
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def record_method(
     return found
 
 
-def record_head(path: str, target: TorchRunner, answers: Sequence[TargetText]) -> list[HeadRows]:
+def record_head(path: str, target: RowRunner, answers: Sequence[TargetText]) -> list[HeadRows]:
     """Ask a head what it proposes behind each token of the answers. Raises: ModelError if it is of another target."""
     head = SlotHead.load(path)
     head.attach(target, path)
@@ -122,7 +123,7 @@ def record_head(path: str, target: TorchRunner, answers: Sequence[TargetText]) -
         target.features.wish([])
 
 
-def _behind_each(head: SlotHead, target: TorchRunner, answer: TargetText) -> list[Any]:
+def _behind_each(head: SlotHead, target: RowRunner, answer: TargetText) -> list[Any]:
     text, first = [*answer.prompt_ids, *answer.token_ids[:-1]], len(answer.prompt_ids) - 1
     slot = target.open(len(text))
     try:
@@ -130,7 +131,9 @@ def _behind_each(head: SlotHead, target: TorchRunner, answer: TargetText) -> lis
         features = target.features.of(0, _HEAD_WISH)
     finally:
         target.close(slot)
-    rows = inputs_of(features, target.embeddings(list(answer.token_ids)))  # [n, 2 * D]: a row and the token it gave
+    rows = inputs_of(
+        as_tensor(features), as_tensor(target.embeddings(list(answer.token_ids)))
+    )  # [n, 2 * D]: a row and the token it gave
     size = head.facts.window
     padded = torch.cat((torch.zeros(size - 1, rows.shape[1]), rows))
     windows = padded.unfold(0, size, 1).transpose(1, 2)  # [n, W, 2 * D]

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.api.llm import LLM
 from card.config import ResolvedParams, SamplingRule
@@ -19,12 +17,13 @@ from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
 from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
+from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.models.torch_runner import TorchRunner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
 from card.tools.planner.own_drafts import check_recordable, record_head, record_method
 from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, pack_text
+from card.tree.logits import Logits, as_array, top
 
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
@@ -91,7 +90,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
 def _with_own_drafts(
     recording: Recording,
     request: RecordRequest,
-    models: tuple[Any, Any, TorchRunner],
+    models: tuple[Any, Any, RowRunner],
     answers: Sequence[TargetText],
     tell: Callable[[str], None],
     **settings: Any,
@@ -118,7 +117,7 @@ def _with_own_drafts(
 
 
 def make_recording(
-    request: RecordRequest, target: TorchRunner, draft: LanguageModel, answers: Sequence[TargetText], tokenizer: str
+    request: RecordRequest, target: RowRunner, draft: LanguageModel, answers: Sequence[TargetText], tokenizer: str
 ) -> Recording:
     """Return the recording of a pair on texts that its target has written.
 
@@ -169,13 +168,13 @@ def record_texts(
     for answer in answers:
         found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer)]
         ids, logprobs = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        top = [logits.topk(num_target_ids, dim=-1).indices.cpu() for _, logits in _logits(target, answer)]
-        rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), torch.cat(top).numpy())
+        best = [top(as_array(logits), num_target_ids)[0] for _, logits in _logits(target, answer)]
+        rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), np.concatenate(best))
         texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows))
     return tuple(texts)
 
 
-def _logits(model: LanguageModel, answer: TargetText) -> Iterator[tuple[range, Tensor]]:
+def _logits(model: LanguageModel, answer: TargetText) -> Iterator[tuple[range, Logits]]:
     """Yield (positions of answer tokens, [T, V] logits that predict them), in chunks."""
     text = [*answer.prompt_ids, *answer.token_ids[:-1]]
     first = len(answer.prompt_ids) - 1  # the row that predicts the first token

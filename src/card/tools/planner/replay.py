@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import CapacityError, ModelError
+from card.kernels.number_types import Floats
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.selection import AttentionScores, ChosenRows
 from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
+from card.tree.logits import Logits
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.sampling import CHOICE_SHARPNESS
 
@@ -78,7 +78,7 @@ class ReplayedModel:
         self._states: dict[int, list[int]] = {}  # of each row of each sequence
         self._capacity: dict[int, int] = {}
         self._num_opened = 0
-        self._known: dict[tuple[int, bool], Tensor] = {}  # logits by row, and by whether it drafts
+        self._known: dict[tuple[int, bool], Floats] = {}  # logits by row, and by whether it drafts
         self._with_masks: set[int] = set()  # slots whose masks are still there
 
     def open(self, max_rows: int | None = None) -> int:
@@ -110,7 +110,7 @@ class ReplayedModel:
             raise ModelError(f"slot {slot} holds rows; rows are copied into an empty one only")
         self._states[slot] = self._states[source][:num_rows]
 
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+    def forward(self, extensions: Sequence[Extension]) -> list[Logits]:
         """Append rows and return [T - first_logits_idx, V] float32 logits for each extension.
 
         Raises: CapacityError if a sequence has no room; nothing has changed then.
@@ -123,7 +123,7 @@ class ReplayedModel:
         self._on_pass(_size(extensions, num_held))
         self.attention_scores.leave(
             {
-                extension.slot: torch.zeros(1, 1, held)  # all alike: how many rows are chosen counts, not which
+                extension.slot: np.zeros((1, 1, held), np.float32)  # how many rows are chosen counts, not which
                 for extension, held in zip(extensions, num_held, strict=True)
                 if extension.scores is not None
             }
@@ -144,7 +144,7 @@ class ReplayedModel:
         else:
             self._on_keep(num_behind)
 
-    def _append(self, extension: Extension) -> Tensor:
+    def _append(self, extension: Extension) -> Floats:
         states, child = self._states[extension.slot], self._texts.child
         first = len(states) + extension.first_logits_idx
         if self.mask_id in extension.token_ids:
@@ -153,9 +153,9 @@ class ReplayedModel:
             states.append(child(ROOT if parent == NO_PARENT else states[parent], token))
         drafts = self._texts.is_drafted is not None and (self._role == "draft" or extension.reads is not None)
         logits = [self._logits(self._texts.row_of(state), drafts=drafts) for state in states[first:]]
-        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+        return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
-    def _logits(self, row: int, *, drafts: bool) -> Tensor:
+    def _logits(self, row: int, *, drafts: bool) -> Floats:
         """Return [V] behind a recorded position: those of a drafter of one method's own, if it drafts."""
         found = self._known.get((row, drafts))
         if found is None:
@@ -163,7 +163,7 @@ class ReplayedModel:
                 self._known.clear()
             usual = self._target_logits if self._role == "target" else self._draft_logits
             made = self._own_logits(row) if drafts else usual(row)
-            found = self._known[row, drafts] = torch.from_numpy(made.astype(np.float32))
+            found = self._known[row, drafts] = made.astype(np.float32)
         return found
 
     def _own_logits(self, row: int) -> np.ndarray:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from card.machine.lane import Lane
 from card.models.protocol import Extension
-from tests.static import bucketed, ordinary
+from tests.static import bucketed, lane_of, ordinary, tensor_of
 from tests.theirs.cuda.test_bucketed import *  # noqa: F403 - the same tests, on the device below
 
 pytestmark = [
@@ -43,7 +42,7 @@ def test_a_replayed_pass_equals_its_function(device: str) -> None:
         (recorded,) = runner._passes.values()
         with torch.inference_mode():
             recorded._compute()
-        torch.testing.assert_close(recorded._logits[:3].clone(), logits.clone(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(tensor_of(recorded._logits[:3]), tensor_of(logits), atol=1e-5, rtol=1e-5)
 
 
 def test_in_bfloat16_a_recorded_pass_differs_from_an_ordinary_one_by_rounding_only(device: str) -> None:
@@ -52,17 +51,18 @@ def test_in_bfloat16_a_recorded_pass_differs_from_an_ordinary_one_by_rounding_on
         runner = make(device, dtype=torch.bfloat16)
         slot = runner.open()
         runner.forward([Extension(slot, list(range(40)), range(-1, 39), 40)])
-        logits.append(runner.forward([Extension(slot, [1, 2, 3], [39, 40, 39])])[0].float())
-    assert (logits[0] - logits[1]).abs().max() <= 0.05 * logits[0].abs().max()
+        logits.append(runner.forward([Extension(slot, [1, 2, 3], [39, 40, 39])])[0])
+    one, other = map(tensor_of, logits)
+    assert (one - other).abs().max() <= 0.05 * one.abs().max()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_a_second_device_is_used_from_its_own_lane() -> None:
-    lane = Lane(torch.device("cuda:1"))
+    lane = lane_of("cuda:1")
     with lane.entered():
         runner = bucketed("cuda:1")
         slot = runner.open()
-        got = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0].cpu()
+        got = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0]
     reference = ordinary("cpu")
     expected = reference.forward([Extension(reference.open(), [1, 2, 3], [-1, 0, 1])])[0]
-    torch.testing.assert_close(got, expected.clone(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(tensor_of(got), tensor_of(expected), atol=1e-3, rtol=1e-3)

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from card.kernels.blocks import pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import Bytes
+from card.kernels.number_types import FLOAT32, Array, Dtype, empty
 from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.files.gguf.header import GgufError
@@ -24,7 +23,7 @@ from card.models.files.gguf.model import GgufModel
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import tensors_written
-from card.models.own.block_layers import BlockWeight
+from card.models.own.layers import BlockWeight
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
 _TYPES_NAME, _TENSORS_NAME = "blocks.json", "model.safetensors"
@@ -40,23 +39,23 @@ class _Part:
     weight: Weight  # of the file
     form: Literal["panels", "rows", "plain"]
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Dtype
 
 
 _Put = Callable[[_Part, int, Bytes], None]  # takes a part, the place of some of its bytes, and these
 
 
-def read_blocks(model: GgufModel) -> dict[str, Tensor | BlockWeight]:
+def read_blocks(model: GgufModel) -> dict[str, Array | BlockWeight]:
     """Return the weights by transformers' names, read into memory. Raises: GgufError, OSError."""
     parts = _parts(model)
-    tensors = {part.name: torch.empty(part.shape, dtype=part.dtype) for part in parts}
-    room = {name: tensor.view(torch.uint8).view(-1).numpy() for name, tensor in tensors.items()}
+    arrays = {part.name: empty(tuple(part.shape), part.dtype) for part in parts}
+    room = {name: array.reshape(-1).view(np.uint8) for name, array in arrays.items()}
 
     def put(part: _Part, first: int, data: Bytes) -> None:
         room[part.name][first : first + len(data)] = data
 
     _read(model, parts, put)
-    return _weights(tensors, _block_facts(parts))
+    return _weights(arrays, _block_facts(parts))
 
 
 def write_blocks(folder: Path, model: GgufModel) -> None:
@@ -80,14 +79,14 @@ def blocks_bytes(model: GgufModel) -> int:
     return sum(_num_bytes(part) for part in _parts(model))
 
 
-def map_blocks(folder: Path) -> tuple[dict[str, Tensor | BlockWeight], MappedWeights]:
+def map_blocks(folder: Path) -> tuple[dict[str, Array | BlockWeight], MappedWeights]:
     """Return the weights that were written to a folder, and the memory that they are mapped to.
 
     Raises: OSError, ValueError, LookupError, TypeError if they are not as they were written.
     """
     pages = MappedWeights(folder / _TENSORS_NAME)
     facts = json.loads((folder / _TYPES_NAME).read_text("utf-8"))
-    return _weights(pages.tensors, facts), pages
+    return _weights(pages.arrays, facts), pages
 
 
 def _parts(model: GgufModel) -> Sequence[_Part]:
@@ -97,18 +96,18 @@ def _parts(model: GgufModel) -> Sequence[_Part]:
         shape, type_id = weight.place.shape, weight.place.type_id
         form = BLOCK_FORMATS.get(type_id)
         if form is None or len(shape) == 1:
-            dtype = torch.float32 if len(shape) == 1 else PLAIN_DTYPES[type_id]
+            dtype = FLOAT32 if len(shape) == 1 else PLAIN_DTYPES[type_id]
             parts.append(_Part(weight.name, weight, "plain", shape, dtype))
             continue
         num_out, num_in = shape
         panels = -(-num_out // PANEL), form.panel_bytes(num_in)
         if weight.name == _EMBEDDINGS:
             rows = num_out, num_in // form.inputs * form.num_bytes
-            parts.append(_Part(weight.name, weight, "rows", rows, torch.uint8))
+            parts.append(_Part(weight.name, weight, "rows", rows, np.dtype(np.uint8)))
             if not model.config["tie_word_embeddings"]:
                 continue
         name = _HEAD if weight.name == _EMBEDDINGS else weight.name
-        parts.append(_Part(name, weight, "panels", panels, torch.uint8))
+        parts.append(_Part(name, weight, "panels", panels, np.dtype(np.uint8)))
     return sorted(parts, key=lambda part: part.form)
 
 
@@ -139,7 +138,7 @@ def _read_chunk(model: GgufModel, put: _Put, part: _Part, first: int, count: int
     if part.form == "plain":
         place = 0
         for rows in model.read(part.weight, part.dtype):
-            data = rows.contiguous().view(-1).view(torch.uint8).numpy()
+            data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
             put(part, place, data)
             place += len(data)
         return
@@ -159,10 +158,8 @@ def _block_facts(parts: Sequence[_Part]) -> _Facts:
     return {part.name: (part.weight.place.type_id, part.weight.place.shape) for part in parts if part.form != "plain"}
 
 
-def _weights(
-    tensors: dict[str, Tensor], facts: dict[str, tuple[int, tuple[int, ...]]]
-) -> dict[str, Tensor | BlockWeight]:
-    weights: dict[str, Tensor | BlockWeight] = dict(tensors)
+def _weights(arrays: dict[str, Array], facts: dict[str, tuple[int, tuple[int, ...]]]) -> dict[str, Array | BlockWeight]:
+    weights: dict[str, Array | BlockWeight] = dict(arrays)
     for name, (type_id, shape) in facts.items():
-        weights[name] = BlockWeight(type_id, tensors[name], tuple(shape))
+        weights[name] = BlockWeight(type_id, arrays[name], tuple(shape))
     return weights

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.models.architectures import Architecture
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import GgufFacts
@@ -52,11 +52,11 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         **_scales(facts, architecture, head_dim),
         **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
         **_windows(facts, architecture),
-        "dtype": str(_stored_dtype(header)).removeprefix("torch."),
+        "dtype": _stored_dtype(header).name,
         "is_quantized": not _matrix_types(header) <= PLAIN_DTYPES.keys(),
         "matrix_types": sorted(_matrix_types(header)),
         "head_dim": head_dim,
-        architecture.activation: getattr(architecture.config_class, architecture.activation),
+        architecture.activation: architecture.config_class.defaults()[architecture.activation],
         "hidden_size": hidden,
         "intermediate_size": facts.whole("feed_forward_length"),
         "max_position_embeddings": facts.whole("context_length"),
@@ -159,11 +159,11 @@ def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[s
     if ROPE_FACTORS not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
     weight = Weight(ROPE_FACTORS, header.tensors[ROPE_FACTORS], None)
-    factors = torch.cat(list(read_rows(path, weight, torch.float32)))
-    if torch.equal(factors, torch.ones_like(factors)):
+    factors = np.concatenate(list(read_rows(path, weight, FLOAT32)))
+    if (factors == 1).all():
         return {"rope_type": "default", "rope_theta": theta}
     factor = float(factors.max())
-    if factors.shape != (head_dim // 2,) or not torch.allclose(factors, _llama3_factors(theta, head_dim, factor)):
+    if factors.shape != (head_dim // 2,) or not np.allclose(factors, _llama3_factors(theta, head_dim, factor)):
         raise GgufError("scales its angles in a way that is not known here; use a folder saved by transformers")
     return {
         "rope_type": "llama3",
@@ -175,11 +175,12 @@ def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[s
     }
 
 
-def _llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> Floats:
     """Return by how much Llama 3.1 slows each angle down: fast ones not at all, slow ones by ``factor``."""
-    lengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    kept = ((_LLAMA3_CONTEXT / lengths - 1) / 3).clamp(0, 1)  # 1 and 4 are the two frequencies that it goes between
-    return (1 / ((1 - kept) / factor + kept)).float()
+    lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    kept = ((_LLAMA3_CONTEXT / lengths - 1) / 3).clip(0, 1)  # 1 and 4 are the two frequencies that it goes between
+    slowed: Floats = (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+    return slowed
 
 
 def _matrix_types(header: Header) -> set[int]:
@@ -187,12 +188,12 @@ def _matrix_types(header: Header) -> set[int]:
     return {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
 
 
-def _stored_dtype(header: Header) -> torch.dtype:
+def _stored_dtype(header: Header) -> Dtype:
     """Return what the weights are in; bfloat16 for quantised ones."""
     types = _matrix_types(header)
     if not types <= PLAIN_DTYPES.keys():
-        return torch.bfloat16
-    for dtype in (torch.bfloat16, torch.float16):
+        return BFLOAT16
+    for dtype in (BFLOAT16, FLOAT16):
         if dtype in {PLAIN_DTYPES[one] for one in types}:
             return dtype
-    return torch.float32
+    return FLOAT32

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import GenerationConfig
 
+from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
+from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
@@ -39,7 +39,7 @@ class GgufModel:
         """Number of elements of the weights."""
         return sum(math.prod(weight.place.shape) for weight in self.weights)
 
-    def read(self, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
+    def read(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
         yield from read_rows(self.path, weight, dtype)
 
@@ -99,20 +99,20 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset)
 
 
-def _row_order(num_rows: int, head_dim: int) -> Tensor | None:
+def _row_order(num_rows: int, head_dim: int) -> IntArray | None:
     """Return which row of a file is which of the model: neighbours of a head turn there, its halves here."""
     if num_rows % head_dim:
         return None  # a shape that is refused later
-    return torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+    return np.arange(num_rows).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)
 
 
 def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: Mapping[str, Any]) -> None:
     """Check that there are all weights that the config asks for, in its shapes."""
-    empty = {weight.name: torch.empty(weight.place.shape, device="meta") for weight in weights}
+    empty = {weight.name: np.broadcast_to(np.float32(0), weight.place.shape) for weight in weights}  # without memory
     plain = config_of(config)
     assert plain is not None
     try:
-        DecoderModel(architecture, plain, GenerationConfig(), empty)  # type: ignore[no-untyped-call]
+        DecoderModel(architecture, plain, GenerationConfig(), empty)
     except KeyError as error:
         raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
     except ValueError as error:

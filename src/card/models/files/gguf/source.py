@@ -9,16 +9,14 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from typing import Any
 
 from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
+from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
@@ -34,8 +32,9 @@ from card.models.files.gguf.tokenizer import (
 from card.models.files.gguf.weights import PLAIN_DTYPES
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
-from card.models.own.block_layers import BlockWeight
 from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.layers import BlockWeight
+from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ _FACTS_FORMAT = 1  # of what is told of a file
 _FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
-_STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class GgufSource:
@@ -71,7 +69,7 @@ class GgufSource:
         """True if some weights have fewer than 16 bits."""
         return bool(self.config["is_quantized"])
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, with the chat template."""
         kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
         if kept is not None:
@@ -84,28 +82,25 @@ class GgufSource:
         """Return whether both files are known to have one tokenizer, but for the chat template."""
         return bool(self._facts["tokenizer"] == other._facts["tokenizer"])
 
-    def folder(self, dtype: str | torch.dtype) -> Path | None:
+    def folder(self, dtype: str) -> Path | None:
         """Return a folder with the whole model, converted if it is not there; None if nothing can be kept."""
         if self._store is None:
             return None
         stored = self.stored_dtype(dtype)
-        name = self._name(_dtype_name(stored))
+        name = self._name(stored.name)
         kept = self._store.find(name)
         if kept is not None:
             return kept  # without a look at the file
-        logger.info("converting %s to %s; this happens once", self._path, _dtype_name(stored))
+        logger.info("converting %s to %s; this happens once", self._path, stored.name)
         num_bytes = self._model.num_elements * stored.itemsize + _TEXT_BYTES
         return self._store.make(name, num_bytes, functools.partial(self._write_model, dtype=stored))
 
-    def decoder(self, dtype: str | torch.dtype, device: torch.device) -> DecoderModel:
-        """Return the model to be walked directly."""
-        kept, wanted = self.folder(dtype), self.stored_dtype(dtype) if isinstance(dtype, str) else dtype
+    def decoder(self, dtype: str) -> DecoderModel:
+        """Return the model with weights of 16 or 32 bits; "auto" is the file's own dtype."""
+        kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
         pages = None if kept is None else self._mapped(kept)
-        tensors = self.weights(dtype) if pages is None else pages.tensors
-        config = config_of(self.config)
-        assert config is not None
-        config.dtype = wanted
-        return self._decoder(config, {name: tensor.to(device, wanted) for name, tensor in tensors.items()}, pages)
+        arrays = self.weights(dtype) if pages is None else pages.arrays
+        return self._decoder({name: array.astype(wanted, copy=False) for name, array in arrays.items()}, pages, wanted)
 
     @property
     def can_run_blocks(self) -> bool:
@@ -123,10 +118,7 @@ class GgufSource:
         else:
             with self._explained(kept):
                 weights, pages = map_blocks(kept)
-        config = config_of(self.config)
-        assert config is not None
-        config.dtype = torch.float32
-        return self._decoder(config, weights, pages)
+        return self._decoder(weights, pages, FLOAT32)
 
     def _kept_blocks(self, store: KeptWeights) -> Path | None:
         name = self._name(f"blocks{_BLOCKS_FORMAT}")
@@ -141,13 +133,16 @@ class GgufSource:
         self._check_unchanged()
 
     def _decoder(
-        self, config: Any, weights: Mapping[str, Tensor | BlockWeight], pages: MappedWeights | None
+        self, weights: Mapping[str, Array | BlockWeight], pages: MappedWeights | None, dtype: Dtype
     ) -> DecoderModel:
-        architecture, make = find_architecture(config.model_type), cast(Any, GenerationConfig)  # which has no types
+        config = config_of(self.config)
+        assert config is not None
+        config.dtype = dtype.name
+        architecture = find_architecture(config.model_type)
         assert architecture is not None
-        model = DecoderModel(architecture, config, make(**generation_config(self.config)), weights)
+        model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
         model.pages = () if pages is None else (pages,)
-        return model.requires_grad_(False).train(False)
+        return model
 
     def _mapped(self, kept: Path) -> MappedWeights:
         with self._explained(kept):
@@ -163,25 +158,22 @@ class GgufSource:
                 raise
             raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 
-    def weights(self, dtype: str | torch.dtype) -> dict[str, Tensor]:
+    def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by transformers' names, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
         for weight in self._model.weights:
-            shape = weight.place.shape
-            tensor = torch.empty(shape, dtype=stored)
+            array = empty(tuple(weight.place.shape), stored)
             first = 0
             for part in self._model.read(weight, stored):
-                tensor[first : first + len(part)] = part
+                array[first : first + len(part)] = part
                 first += len(part)
-            weights[weight.name] = tensor
+            weights[weight.name] = array
         self._check_unchanged()
         return weights
 
-    def stored_dtype(self, dtype: str | torch.dtype) -> torch.dtype:
+    def stored_dtype(self, dtype: str) -> Dtype:
         """Return what the weights are kept in for a dtype that is asked for; "auto" is the file's own."""
-        wanted = getattr(torch, self.config["dtype"]) if isinstance(dtype, str) else dtype
-        stored: torch.dtype = wanted if wanted in _STORED_DTYPES else torch.float32
-        return stored
+        return STORED_DTYPES.get(self.config["dtype"] if dtype == "auto" else dtype, FLOAT32)
 
     def _name(self, kind: str) -> str:
         """Return the name under which something made of this file is kept."""
@@ -217,9 +209,9 @@ class GgufSource:
             write_tokenizer(header, folder)
         self._check_unchanged()
 
-    def _write_model(self, folder: Path, *, dtype: torch.dtype) -> None:
+    def _write_model(self, folder: Path, *, dtype: Dtype) -> None:
         write_weights(folder / "model.safetensors", self._model, dtype)
-        _write_json(folder / "config.json", {**self._model.config, "dtype": _dtype_name(dtype)})
+        _write_json(folder / "config.json", {**self._model.config, "dtype": dtype.name})
         _write_json(folder / "generation_config.json", generation_config(self._model.config))
         self._check_unchanged()
 
@@ -245,15 +237,11 @@ def _state_of(path: Path) -> str:
     return f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2), "utf-8")
 
 
-def write_weights(file: Path, model: GgufModel, dtype: torch.dtype) -> None:
+def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
     kinds = {weight.name: (dtype, weight.place.shape) for weight in model.weights}
     with tensors_written(file, kinds) as (stream, _):

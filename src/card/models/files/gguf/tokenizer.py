@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+import tokenizers
+from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from card.models.files.gguf.header import DamagedError, GgufError, Header
 from card.models.files.gguf.splits import RULES, UNNAMED, SplitRule
+from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -113,15 +114,12 @@ def tokenizer_digest(header: Header) -> str:
     return hashlib.sha256(msgspec.json.encode(entries, order="sorted")).hexdigest()
 
 
-def read_tokenizer(header: Header) -> PreTrainedTokenizerBase:
+def read_tokenizer(header: Header) -> Tokenizer:
     """Return the tokenizer of a file that `check_tokenizer` lets pass, with its chat template.
 
     Raises: almost anything, if the file is damaged.
     """
-    core, frame = _parts(header)
-    loader: Any = PreTrainedTokenizerFast  # which has no types
-    tokenizer: PreTrainedTokenizerBase = loader(tokenizer_object=core, **frame)
-    return tokenizer
+    return _framed(*_parts(header))
 
 
 def write_tokenizer(header: Header, folder: Path) -> None:
@@ -131,16 +129,22 @@ def write_tokenizer(header: Header, folder: Path) -> None:
     (folder / _FRAME_NAME).write_text(json.dumps(frame), "utf-8")
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that was written to a folder: in half the time that transformers' own loader takes."""
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer that was written to a folder."""
     frame = json.loads((folder / _FRAME_NAME).read_text("utf-8"))
-    loader: Any = PreTrainedTokenizerFast
-    tokenizer: PreTrainedTokenizerBase = loader(tokenizer_file=str(folder / _CORE_NAME), **frame)
-    return tokenizer
+    return _framed(tokenizers.Tokenizer.from_file(str(folder / _CORE_NAME)), frame)
 
 
-def _parts(header: Header) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return what makes tokens of text, and what transformers' tokenizer around it is told besides."""
+def _framed(core: tokenizers.Tokenizer, frame: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of its two parts; a token with a part of its own is special, whatever its type says."""
+    special = {role: frame[role] for role in _ROLES if role in frame}
+    known = {token.content for token in core.get_added_tokens_decoder().values()}
+    core.add_tokens([AddedToken(token, special=True) for token in special.values() if token not in known])
+    return Tokenizer(core, special_tokens=special, chat_template=frame["chat_template"])
+
+
+def _parts(header: Header) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Return what makes tokens of text, and what the tokenizer around it is told besides."""
     metadata = header.metadata
     tokens, types = _without_padding(metadata)
     special = {
@@ -192,10 +196,10 @@ def _split_rule(metadata: Mapping[str, Any]) -> SplitRule:
     return RULES[name or UNNAMED]
 
 
-def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: SplitRule) -> Tokenizer:
+def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: SplitRule) -> tokenizers.Tokenizer:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = [_pair(merge) for merge in merges]
-    core = Tokenizer(BPE(vocab=vocab, merges=pairs, ignore_merges=rule.looks_up_words))
+    core = tokenizers.Tokenizer(BPE(vocab=vocab, merges=pairs, ignore_merges=rule.looks_up_words))
     if (normalizer := rule.normalizer()) is not None:
         core.normalizer = normalizer
     core.pre_tokenizer = rule.pre_tokenizer()
@@ -209,14 +213,14 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[:cut], merge[cut + 1 :]
 
 
-def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None) -> Tokenizer:
+def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None) -> tokenizers.Tokenizer:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
         pairs = _pairs_by_score(vocab, metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens))
     else:
         pairs = [_pair(merge) for merge in merges]
-    core = Tokenizer(BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    core = tokenizers.Tokenizer(BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     adds_blank = metadata.get("tokenizer.ggml.add_space_prefix", True)
     scheme = "first" if adds_blank else "never"
     core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme=scheme, split=False)
@@ -236,10 +240,9 @@ def _pairs_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[t
     return sorted(pairs, key=lambda pair: (-scores[vocab[pair[0] + pair[1]]], -len(pair[0])))
 
 
-def _set_frame(core: Tokenizer, before: Sequence[str], after: Sequence[str]) -> None:
+def _set_frame(core: tokenizers.Tokenizer, before: Sequence[str], after: Sequence[str]) -> None:
     """Let each text stand between these tokens."""
     if not before and not after:
-        core.post_processor = processors.Sequence([])  # without one, transformers puts in its own
         return
     one, other = ([*before, text, *after] for text in ("$A", "$B"))
     special = [(token, core.token_to_id(token)) for token in dict.fromkeys([*before, *after])]

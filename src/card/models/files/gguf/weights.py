@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from torch import Tensor
 
 from card.kernels.formats import BLOCK_FORMATS
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
+from card.models.rows.row_tree import IntArray
 
-PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
+PLAIN_DTYPES = {0: FLOAT32, 1: FLOAT16, 30: BFLOAT16}  # of ggml's types
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
 
 
@@ -31,7 +31,7 @@ class Weight:
 
     name: str  # transformers'
     place: TensorPlace
-    order: Tensor | None  # of its rows in the file; None: as they are
+    order: IntArray | None  # of its rows in the file; None: as they are
     offset: float = 0.0  # that files add to it
 
 
@@ -77,16 +77,17 @@ def _can_dequantize(kind: GGMLQuantizationType, block_bytes: int) -> bool:
         return False
 
 
-def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], type_id: int) -> Tensor:
+def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], type_id: int) -> Array:
     """Return the numbers that rows of a type [n, bytes] stand for, float32."""
     form = BLOCK_FORMATS.get(type_id)
-    return torch.from_numpy(dequantize(raw, GGMLQuantizationType(type_id)) if form is None else form.numbers(raw))
+    values: Array = dequantize(raw, GGMLQuantizationType(type_id)) if form is None else form.numbers(raw)
+    return values
 
 
 def are_equal(path: Path, one: Weight, other: Weight) -> bool:
     """Return whether two weights of one shape are equal; it ends at the first rows that differ."""
-    both = (read_rows(path, weight, torch.float32) for weight in (one, other))
-    return all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+    both = (read_rows(path, weight, FLOAT32) for weight in (one, other))
+    return all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
 
 
 def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -101,19 +102,19 @@ def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[A
             return _raw(stream, count, row_bytes)
         stream.seek(place.offset)  # each row may be anywhere: such weights are small
         raw = _raw(stream, place.num_rows, row_bytes)
-    chosen: np.ndarray[Any, np.dtype[np.uint8]] = raw[weight.order[first : first + count].numpy()]
+    chosen: np.ndarray[Any, np.dtype[np.uint8]] = raw[weight.order[first : first + count]]
     return chosen
 
 
-def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
+def read_rows(path: Path, weight: Weight, dtype: Dtype) -> Iterator[Array]:
     """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
     place = weight.place
     num_rows, row_bytes = place.num_rows, row_bytes_of(place)
     with path.open("rb") as stream:
         stream.seek(place.offset)
         if len(place.shape) == 1:
-            values = _unpacked(_raw(stream, 1, row_bytes), place.type_id)[0] - weight.offset
-            yield (values if weight.order is None else values[weight.order]).to(dtype)
+            values = _unpacked(_raw(stream, 1, row_bytes), place.type_id)[0] - np.float32(weight.offset)
+            yield (values if weight.order is None else values[weight.order]).astype(dtype, copy=False)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
         ordered = None if weight.order is None else read_raw(path, weight, 0, num_rows)
@@ -121,7 +122,7 @@ def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
             part = _raw(stream, count, row_bytes) if ordered is None else ordered[first : first + count]
-            yield _unpacked(part, place.type_id).to(dtype)
+            yield _unpacked(part, place.type_id).astype(dtype, copy=False)
 
 
 def row_bytes_of(place: TensorPlace) -> int:

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from card.errors import ModelError
 from card.models.facts import context_limit, parameter_count, vocab_size
-from card.models.loading import load_decoder, load_model
+from card.models.loading import load_decoder
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.loading import load_model
 from tests.tiny import tiny
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -132,10 +133,10 @@ def test_logits_are_those_of_the_whole_model_on_text(tmp_path: Path, kind: str, 
     model = load_decoder(str(tmp_path))
     assert parameter_count(model) < parameter_count(whole)
     assert (vocab_size(model), context_limit(model)) == (61, 64)
-    runner = TorchRunner(model, max_model_len=32)
+    runner = plain_runner(model, max_model_len=32)
     slot = runner.open()
     logits = runner.forward([Extension(slot, IDS, range(-1, len(IDS) - 1))])[0]
-    torch.testing.assert_close(logits.clone(), expected, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(torch.from_numpy(logits), expected, atol=2e-4, rtol=2e-4)
 
 
 def test_a_checkpoint_without_its_text_model_is_refused(tmp_path: Path) -> None:

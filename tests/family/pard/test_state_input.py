@@ -11,19 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.errors import ModelError
+from card.family.pard.state_input import SCALE, StateInput, read_layers
 from card.kernels.int8_linear import why_not_int8
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
-from card.models.state_input import SCALE, StateInput, read_layers
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
+from card.theirs.transformers.arrays import as_array, as_tensor
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 
 VOCAB = 30
 
 
-def runner_of(**changes: Any) -> TorchRunner:
-    return TorchRunner(tiny_llama(changes.pop("vocab_size", VOCAB), **changes), max_model_len=64)
+def runner_of(**changes: Any) -> RowRunner:
+    return plain_runner(tiny_llama(changes.pop("vocab_size", VOCAB), **changes), max_model_len=64)
 
 
 @given(st.integers(1, 200))
@@ -79,7 +81,7 @@ def test_a_target_with_the_same_embeddings_and_more_weights_is_refused_by_name()
     model, larger = tiny_llama(VOCAB), tiny_llama(VOCAB, intermediate_size=64)
     larger.get_input_embeddings().weight.data.copy_(model.get_input_embeddings().weight)
     with pytest.raises(ModelError, match=r"its target has [\d,]+ parameters, this one"):
-        StateInput.for_target(model, 16).check(TorchRunner(larger, max_model_len=64), 16, "FILE")
+        StateInput.for_target(model, 16).check(plain_runner(larger, max_model_len=64), 16, "FILE")
 
 
 def test_a_drafter_of_another_width_is_refused_by_name() -> None:
@@ -102,13 +104,13 @@ def test_a_file_that_is_cut_off_is_refused_by_name(tmp_path: Path, cut: int) -> 
 # ---- passes ---------------------------------------------------------------------------------------------------------
 
 
-def passed_together(
-    runner: TorchRunner, first: list[int], second: list[int], added: torch.Tensor
-) -> list[torch.Tensor]:
+def passed_together(runner: RowRunner, first: list[int], second: list[int], added: torch.Tensor) -> list[torch.Tensor]:
     """Run two texts in one pass; the second one's first tokens have something added."""
     extensions = [Extension.of_text(runner.open(), ids, first_logits=0) for ids in (first, second)]
-    extensions[1] = Extension(*(getattr(extensions[1], n) for n in ("slot", "token_ids", "parents")), added=added)
-    return [logits.clone() for logits in runner.forward(extensions)]
+    extensions[1] = Extension(
+        *(getattr(extensions[1], n) for n in ("slot", "token_ids", "parents")), added=as_array(added)
+    )
+    return [as_tensor(logits) for logits in runner.forward(extensions)]
 
 
 @pytest.mark.parametrize("own_pass", [True, False])
@@ -119,7 +121,7 @@ def test_a_pass_adds_to_embeddings_what_it_is_given_and_to_no_other_text(own_pas
         embeddings = model.get_input_embeddings()(torch.tensor([texts[1]]))
         embeddings[0, :3] += added
         expected = [model(torch.tensor([texts[0]])).logits[0], model(inputs_embeds=embeddings).logits[0]]
-    runner = TorchRunner(model, max_model_len=64, own_pass=own_pass)
+    runner = plain_runner(model, max_model_len=64, own_pass=own_pass)
     for found, wanted in zip(passed_together(runner, *texts, added), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
@@ -131,7 +133,7 @@ def test_integer_passes_add_it_too(pair: Pair) -> None:
     texts, added = ([3, 1, 4, 1], [5, 9, 2, 6, 5]), torch.randn(3, 32)
     logits = {}
     for dtype in ("float32", "int8"):
-        runner = TorchRunner(load_decoder(pair.draft, dtype=dtype), max_model_len=64)
+        runner = plain_runner(load_decoder(pair.draft, dtype=dtype), max_model_len=64)
         logits[dtype] = passed_together(runner, *texts, added)
     for found, wanted in zip(logits["int8"], logits["float32"], strict=True):
         assert (found - wanted).abs().mean() < 0.05 * wanted.std()

@@ -19,12 +19,12 @@ from card.models.names import model_name
 from card.models.rows.row_tree import BoolArray
 
 if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+    from transformers import PreTrainedModel
 
 _TYPE = "longrope"
 
 
-def switch_len(model: LoadedModel, max_model_len: int) -> int | None:
+def switch_len(model: PreTrainedModel, max_model_len: int) -> int | None:
     """Return the longest text that has the short frequencies; None if no text up to ``max_model_len`` has others.
 
     Raises: ModelError if the layers of the model differ in it.
@@ -48,7 +48,7 @@ def switch_len(model: LoadedModel, max_model_len: int) -> int | None:
 class LongRope:
     """Lets the rotary modules of a model turn each row as its own text demands."""
 
-    def __init__(self, model: LoadedModel, switch_len: int) -> None:
+    def __init__(self, model: PreTrainedModel, switch_len: int) -> None:
         """Find the modules. Raises: ModelError if there are none."""
         self._switch_len = switch_len
         self._modules = [module for module in model.modules() if _is_long_rope(getattr(module, "rope_type", None))]

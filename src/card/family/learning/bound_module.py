@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.kernels.number_types import Array
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, target_difference
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_array, as_tensor
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6
@@ -48,7 +50,8 @@ class BoundModule(nn.Module):
         said = {name: str(value) for name, value in asdict(self.facts).items()}
         besides = {name: getattr(self, name) for name in self.BESIDES}
         stored = {name: one if one.is_floating_point() else one.to(torch.int32) for name, one in besides.items()}
-        self.FILE.save(path, {**weights, **stored}, {**(figures or {}), **said})
+        arrays = {name: as_array(one, keeps_bits=True) for name, one in {**weights, **stored}.items()}
+        self.FILE.save(path, arrays, {**(figures or {}), **said})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -56,7 +59,8 @@ class BoundModule(nn.Module):
         return cls.FILE.load(path, cls._made)
 
     @classmethod
-    def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
+    def _made(cls, said: Mapping[str, str], arrays: dict[str, Array]) -> Self:
+        tensors = {name: as_tensor(array) for name, array in arrays.items()}
         made = cls(cls.facts_of(said), **{name: tensors.pop(name) for name in cls.BESIDES})
         made.load_state_dict({name: weight.float() for name, weight in tensors.items()})
         return made.requires_grad_(False)
@@ -84,10 +88,10 @@ class DraftingHead(BoundModule):
         self.register_buffer("token_ids", token_ids.long(), persistent=False)
         self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
 
-    def attach(self, target: TorchRunner, name: str = "the head") -> None:
+    def attach(self, target: RowRunner, name: str = "the head") -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
-        self.FILE.check_made_for("target", name, target_difference(self.facts, target, self.probe))
-        self._table = target.embeddings(self.token_ids.tolist()).to(device="cpu", dtype=torch.float32).clone()
+        self.FILE.check_made_for("target", name, target_difference(self.facts, target, as_array(self.probe)))
+        self._table = as_tensor(target.embeddings(self.token_ids.tolist())).clone()
 
     @property
     def num_weights(self) -> int:

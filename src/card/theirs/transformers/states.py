@@ -15,6 +15,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from card.models.files.sources import quiet
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -114,6 +116,16 @@ def least_state_bytes(model: PreTrainedModel) -> int:
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     model(input_ids=token, position_ids=token, use_cache=True, **{str(cache_name(model.forward)): cache})
     return STATES_PER_SEQUENCE * sum(num_bytes(layer) for layer in cache.layers if hasattr(layer, "conv_states"))
+
+
+def state_bytes_by_config(config: Any) -> int:
+    """Return the least memory of a sequence's states, by the config of a model alone; 0 if it cannot be built."""
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        with quiet(), torch.device("meta"), torch.inference_mode():
+            return least_state_bytes(loader.from_config(copy.deepcopy(config.get_text_config()), dtype=torch.bfloat16))
+    except Exception:  # what cannot be built is told when it is loaded
+        return 0
 
 
 def _thin(states: list[State], most: int) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from card.errors import ModelError
-from card.models.files.inner_text import inner_name
 from card.models.files.scaled_weights import is_left_aside
 from card.models.files.sources import Source
+from card.theirs.transformers.inner_text import inner_name
 
 # Buffers that are computed, and what drafters inside a checkpoint are called, which no pass here runs.
 _HARMLESS = re.compile(

@@ -21,7 +21,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from card.theirs.transformers.generic import GenericDecoder
 from tests.models.test_torch_runner import CASES, SIZES, assert_same, make_model, runner_of, tokens_of
 from tests.pair import make_tokenizer
@@ -230,7 +230,7 @@ def test_a_server_gives_a_short_text_beside_a_long_one_as_if_it_were_alone(make:
 
 @pytest.mark.parametrize("max_model_len", [SHORT_LEN, SHORT_LEN + 1])
 def test_a_decoder_is_walked_directly_as_long_as_no_text_can_be_long(max_model_len: int) -> None:
-    runner = TorchRunner(copy.deepcopy(long_rope_model("llama")), max_model_len=max_model_len)
+    runner = plain_runner(copy.deepcopy(long_rope_model("llama")), max_model_len=max_model_len)
     assert (runner.switch_len, runner.has_own_pass) == (
         (None, True) if max_model_len == SHORT_LEN else (SHORT_LEN, False)
     )
@@ -242,7 +242,7 @@ def test_a_decoder_is_walked_directly_as_long_as_no_text_can_be_long(max_model_l
 
 def test_a_model_keeps_its_own_rule_for_other_uses() -> None:
     model = copy.deepcopy(long_rope_model("phi3"))
-    runner = TorchRunner(model, max_model_len=MAX_LEN)
+    runner = plain_runner(model, max_model_len=MAX_LEN)
     slots = runner.open(), runner.open()
     runner.make_long(slots[1])
     runner.forward([Extension(slot, [3, 4, 5], [-1, 0, 1]) for slot in slots])
@@ -270,7 +270,7 @@ def test_dynamic_scaling_never_sets_in_within_the_context_that_a_runner_has() ->
             assert_same(got, truth[:length])
         runner.release()
     with pytest.raises(ModelError, match="max_model_len must be 1 to 64"):
-        TorchRunner(model, max_model_len=65)
+        plain_runner(model, max_model_len=65)
 
 
 # ---- rows and their neighbours --------------------------------------------------------------------------------------
@@ -303,8 +303,8 @@ def test_a_short_text_beside_a_long_one_gets_the_logits_that_it_gets_alone(name:
     alone = []
     for ids in texts:
         slot = runner.open()
-        alone.append(runner.forward([Extension(slot, ids, range(-1, len(ids) - 1))])[0].clone())
-        alone.append(runner.forward([Extension(slot, [7, 8], [len(ids) - 1] * 2)])[0].clone())
+        alone.append(runner.forward([Extension(slot, ids, range(-1, len(ids) - 1))])[0])
+        alone.append(runner.forward([Extension(slot, [7, 8], [len(ids) - 1] * 2)])[0])
         runner.close(slot)
     for order in ((0, 1), (1, 0)):
         slots = {which: runner.open() for which in order}
@@ -330,4 +330,4 @@ def test_layers_that_switch_at_different_lengths_are_refused() -> None:
         "sliding_attention": {**FACTORS, "original_max_position_embeddings": 2 * SHORT_LEN},
     }
     with pytest.raises(ModelError, match=r"\[32, 64\]"):
-        TorchRunner(model, max_model_len=MAX_LEN)
+        plain_runner(model, max_model_len=MAX_LEN)

@@ -11,20 +11,23 @@ are read of a target that has fewer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.models.facts import vocab_size
+from card.family.learning.bound_module import EPS, BoundModule
+from card.kernels.number_types import Floats
+from card.models.facts import embeddings_of, vocab_size
 from card.models.features import FeatureWish
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, probed_tokens, target_difference
-from card.models.head_files import EPS, BoundModule
 from card.models.inflation import original_size
-from card.models.own.block_layers import embedded
-from card.models.torch_runner import TorchRunner
+from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_array, as_tensor
+from card.tree.logits import FloatArray
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -87,9 +90,8 @@ class StateInput(BoundModule):
             num_layers=size.num_layers,
             width=width,
         )
-        table: Any = target.get_input_embeddings()
-        rows = embedded(table, torch.tensor(probed_tokens(num_tokens), device=target.device))
-        return cls(facts, rows[:, : size.hidden_size].float().cpu().flatten(), seed=seed)
+        rows = embeddings_of(target, probed_tokens(num_tokens))[:, : size.hidden_size]
+        return cls(facts, as_tensor(rows.ravel()), seed=seed)
 
     def forward(self, states: Tensor) -> Tensor:
         """Return what is added to embeddings, [..., d] float32, by states [..., layers * D] of any floating dtype."""
@@ -98,10 +100,16 @@ class StateInput(BoundModule):
         added: Tensor = SCALE * self.fuse(functional.rms_norm(of_layers, (size,), eps=EPS).flatten(-2))
         return added
 
-    def check(self, target: TorchRunner, width: int, name: str) -> None:
+    def added_by(self, states: FloatArray) -> Floats:
+        """Return what `forward` returns for states [n, layers * D], as an array."""
+        with torch.inference_mode():
+            added: Floats = as_array(self(as_tensor(np.ascontiguousarray(states))))
+        return added
+
+    def check(self, target: RowRunner, width: int, name: str) -> None:
         """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
         known, made_for = self.facts, "target"
-        difference = target_difference(known, target, self.probe)
+        difference = target_difference(known, target, as_array(self.probe))
         if known.num_layers != target.original.num_layers:
             difference = f"its target has {known.num_layers} layers, this one {target.original.num_layers}"
         elif known.width != width:

@@ -1,0 +1,268 @@
+"""Runners: models behind the `LanguageModel` protocol, each sequence a tree of rows over its own KV cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from card.errors import CapacityError, ModelError
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.number_types import Floats
+from card.models.features import Features
+from card.models.images import PlacedImages, ShownImages, Tower
+from card.models.inflation import original_size
+from card.models.names import model_name
+from card.models.own.decoder import Decoder
+from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.exact_decoder import ExactDecoder
+from card.models.own.layers import embedded
+from card.models.parallel_draft import parallel_draft_of
+from card.models.protocol import Extension
+from card.models.rows.extension_rows import (
+    added_rows,
+    logits_rows_of,
+    require_selectable,
+    require_well_formed,
+    token_ids_of,
+)
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.row_tree import IntArray, window_size
+from card.models.rows.selection import AttentionScores, ChosenRows
+
+
+class RowRunner(ABC):
+    """Runs a decoder on trees of tokens, several sequences of any length in one pass.
+
+    All new tokens of a pass share the linear layers as rows of one matrix; attention runs per sequence on its own KV
+    cache.
+    """
+
+    has_recorded_passes: ClassVar[bool] = False
+    """Passes have few, fixed shapes and are recorded, so that a writer can chain its steps on the device."""
+    is_exact: ClassVar[bool] = False
+    """The bits of a row's logits depend on its text alone."""
+    has_own_pass: bool  # the weights are walked directly
+    has_blocks: bool = False  # they are multiplied as the blocks of a GGUF file
+    precision: str  # of the weights as they are multiplied: int8, or the name of a dtype
+    device: Any  # of the computation
+    dtype: Any
+    switch_len: int | None = None  # longest text that has the rows of a short one; None: no text has others
+
+    def __init__(self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int) -> None:
+        """Take over a model.
+
+        Args:
+            max_model_len: most positions of one sequence.
+            max_tree_rows: rows that a sequence may hold beyond max_model_len, for candidates.
+        Raises: ModelError if its context is shorter.
+        """
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if max_model_len < 1 or max_tree_rows < 0 or (longest is not None and max_model_len > longest):
+            raise ModelError(
+                f"max_model_len must be 1 to {longest or 'any number'} and max_tree_rows 0 or more for"
+                f" {model_name(model)}, got {max_model_len} and {max_tree_rows}"
+            )
+        self.max_model_len = max_model_len  # most positions of one sequence
+        self._decoder = self._make_decoder(model, max_model_len)
+        self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
+        self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
+        self.original = original_size(model)  # of the model, or of the one that it was inflated from
+        self.features = Features(self.original.num_layers, self.original.hidden_size)
+        self.attention_scores = AttentionScores()
+        self._shown: ShownImages | None = None  # None: it sees no images
+        self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
+        self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
+
+    @abstractmethod
+    def _make_decoder(self, model: Any, max_model_len: int) -> Decoder:
+        """Return what computes the passes."""
+
+    @property
+    @abstractmethod
+    def num_embeddings(self) -> int:
+        """Number of token ids that have an embedding."""
+
+    @abstractmethod
+    def _embedded(self, token_ids: Sequence[int]) -> Floats:
+        """Return the rows of tokens in the input embeddings, [n, D]."""
+
+    def embeddings(self, token_ids: Sequence[int]) -> Floats:
+        """Return the rows of tokens in the input embeddings, [n, D]; those of the original of an inflated model."""
+        return self._embedded(token_ids)[:, : self.original.hidden_size]
+
+    def see_with(self, tower: Tower) -> None:
+        """Take images from now on. Raises: ModelError if this model cannot be run with images."""
+        reason = self._reason_blind(tower)
+        if reason is not None:
+            raise ModelError(f"this model cannot take images: {reason}; set max_images to 0 for text alone")
+        self._shown = ShownImages(tower)
+
+    def _reason_blind(self, tower: Tower) -> str | None:
+        """Return why images cannot be taken; None if they can."""
+        return "it is inflated" if self._is_inflated else None
+
+    @property
+    def _is_inflated(self) -> bool:
+        return bool(self.original.hidden_size != self._embedded([0]).shape[1])
+
+    def show(self, slot: int, images: PlacedImages | None) -> None:
+        """Let the rows of a sequence be those of a text with these images; None: of one without."""
+        if self._shown is not None:
+            self._shown.show(slot, images)
+
+    def warm_up(self, most_tokens: int) -> None:
+        """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
+
+        Machine code is there already, so that integer passes run once, for the pages of the weights.
+        """
+        slot, most = self.open(), 1 if self.is_exact else min(most_tokens, self.max_model_len)
+        for num_tokens in range(1, most + 1):
+            self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
+            self.keep(slot, 0)
+        self.close(slot)
+
+    def release(self) -> None:  # noqa: B027 - most have taken nothing from it
+        """Give the model back to other uses; a runner without an own pass cannot run it afterwards."""
+
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence with room for ``max_rows`` rows (None: `max_rows` of the model); return its slot.
+
+        Raises: CapacityError if ``max_rows`` is out of range or there is no memory for it.
+        """
+        return self._cache.open(max_rows)
+
+    def make_long(self, slot: int) -> None:
+        """Let the rows of an empty sequence be those of a text of more than `switch_len` tokens from now on."""
+        raise AssertionError("of a model without a switch_len")
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
+        self._cache.close(slot)
+        self.show(slot, None)
+
+    def capacity(self, slot: int) -> int:
+        """Return how many rows the sequence has room for. Raises: ModelError if the slot is not open."""
+        return self._cache[slot].tree.max_rows
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
+        self._cache.copy_rows(source, slot, num_rows)
+
+    def read_rows(self, slot: int) -> Any:
+        """Return a copy of a sequence's rows. Raises: see `KVCache.read_rows`."""
+        return self._cache.read_rows(slot)
+
+    def write_rows(self, slot: int, rows: Any) -> None:
+        """Fill an empty sequence with rows that `read_rows` gave. Raises: see `KVCache.write_rows`."""
+        self._cache.write_rows(slot, rows)
+
+    def num_rows(self, slot: int) -> int:
+        """Return how many rows the sequence holds. Raises: ModelError if the slot is not open."""
+        return self._cache[slot].tree.num_rows
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep the first rows and then ``rows``, in this order; drop the rest. Raises: see `KVCache.keep`."""
+        self._cache.keep(slot, num_prefix_rows, rows)
+
+    def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
+        """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
+        windows = [window_size(window) for window in self._decoder.windows]
+        chosen = num_rows if reads is None else reads.num_read(num_rows)
+        read = sum(chosen if size is None else min(size, num_rows) for size in windows)
+        return int(read * self.row_bytes // len(windows))
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Any]:
+        """Run the new tokens of several sequences in one pass and append their rows.
+
+        Returns: per extension the logits [T - first_logits_idx, V], see `LanguageModel.forward`.
+        Raises: CapacityError if rows or positions do not suffice; ModelError for a token id outside the vocabulary, a
+            parent that is no earlier row, a slot named twice. Nothing has changed then.
+        """
+        if not extensions:
+            return []
+        held = [self._cache[extension.slot].tree.num_rows for extension in extensions]
+        try:
+            return self._forward(extensions)
+        except BaseException:
+            self.features.leave(None)
+            self.attention_scores.leave({})
+            for extension, num_rows in zip(extensions, held, strict=True):
+                self._cache[extension.slot].tree.truncate(num_rows)
+            raise
+
+    def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
+        token_ids = self._append(extensions)
+        steps: list[Any] = []
+        positions: list[IntArray] = []
+        offset = 0
+        for extension in extensions:
+            sequence = self._cache[extension.slot]
+            num_new = len(extension.token_ids)
+            positions.append(sequence.tree.positions(sequence.tree.num_rows - num_new))
+            steps.append(self._decoder.step(sequence, extension, offset))
+            offset += num_new
+        self._prepare(extensions, positions)
+        logits_rows = logits_rows_of(extensions)
+        states = self.features.begin(logits_rows)
+        images, turned = None, np.concatenate(positions)
+        if self._shown is not None:
+            slots = [extension.slot for extension in extensions]
+            turned = self._shown.positions(slots, positions)
+            images = self._shown.rows(slots, positions)
+        elif any(extension.added is not None for extension in extensions):
+            images = added_rows(extensions, self.embeddings)
+        logits = self._decoder.forward(token_ids, turned, steps, logits_rows, states, images)
+        self.features.leave(states, extensions)
+        scored = zip(extensions, steps, strict=True)
+        self.attention_scores.leave({one.slot: step.scores for one, step in scored if step.scores is not None})
+        ends = np.cumsum([len(one.token_ids) - one.first_logits_idx for one in extensions]).tolist()
+        return [logits[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+
+    def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:  # noqa: B027
+        """Tell the decoder what else it must know of a pass, whose rows stand at these positions."""
+
+    def _append(self, extensions: Sequence[Extension]) -> IntArray:
+        """Add the new rows to the sequences' trees and return all token ids, [sum T]."""
+        require_well_formed(extensions)
+        for extension in extensions:
+            tree = self._cache[extension.slot].tree
+            start = tree.num_rows
+            require_selectable(extension, tree, self._decoder.layout)
+            tree.append(extension.parents)
+            if (last := tree.furthest(start)) >= self.max_model_len:
+                raise CapacityError(
+                    f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"
+                    f" ({self.max_model_len}); end the sequence, or set a larger max_model_len"
+                )
+        return token_ids_of(extensions, self.num_embeddings)
+
+
+class ExactRunner(RowRunner):
+    """Runs a decoder by machine code on a CPU: the bits of a row's logits depend on its text alone."""
+
+    is_exact = has_own_pass = True
+    device = "cpu"
+    _decoder: ExactDecoder
+
+    def __init__(self, model: DecoderModel, *, max_model_len: int, max_tree_rows: int = 512) -> None:
+        """Take over a model; arguments as of `RowRunner`. Raises: ModelError if this computer has no exact passes."""
+        if (reason := why_not_int8()) is not None:
+            raise ModelError(f"{model_name(model)} cannot run in our own pass: {reason}")
+        self._table = model.embeddings
+        super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+        self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
+        self.dtype = self._decoder.layout.dtype
+
+    def _make_decoder(self, model: DecoderModel, max_model_len: int) -> ExactDecoder:
+        return ExactDecoder(model, max_model_len)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of token ids that have an embedding."""
+        return int(self._table.shape[0])
+
+    def _embedded(self, token_ids: Sequence[int]) -> Floats:
+        return embedded(self._table, token_ids)

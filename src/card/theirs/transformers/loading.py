@@ -1,0 +1,76 @@
+"""Load models of transformers: those that our own pass does not run, and those that are trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from card.config import INT8
+from card.errors import ModelError
+from card.models.dtypes import parse_device, parse_dtype
+from card.models.facts import check_facts, context_limit
+from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.own.decoder_model import LoadedModel
+from card.models.parallel_draft import read_parallel_draft
+from card.models.warn_once import warn_once
+from card.theirs.transformers.devices import computes_bfloat16
+from card.theirs.transformers.opening import read_model
+from card.theirs.transformers.stray_tensors import check_taken
+from card.theirs.transformers.walking import walked, why_not_exact
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NO_BFLOAT16 = "this processor has no bfloat16 instructions"
+
+
+def load_model(
+    name_or_path: str | Path, *, dtype: object = "auto", device: object = "cpu", cache_dir: str | None = None
+) -> PreTrainedModel:
+    """Load a causal language model as transformers builds it; arguments and errors as of `load_decoder`."""
+    with quiet():
+        source = find_source(str(name_or_path), cache_dir)
+    return load_source(source, dtype=dtype, device=device)
+
+
+def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedModel:
+    """Load a model from where its name leads. On a CPU without bfloat16 instructions "auto" widens 16 bits."""
+    wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
+    with quiet():
+        model, report = read_model(source, wanted_dtype)
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise ModelError(
+                f"the weights of {source.name} are incomplete: {len(missing)} tensors are missing, the first is "
+                f"{missing[0]}; copy or download the model again"
+            )
+        check_taken(source, model, report["unexpected_keys"])
+        with explained(source, "{} cannot be moved to " + wanted_device):
+            model.to(wanted_device)
+    loaded: PreTrainedModel = model.requires_grad_(False).train(False)
+    check_facts(source.name, loaded)
+    read_parallel_draft(Path(source.path) if source.is_folder else None, loaded)
+    if dtype == INT8:
+        setattr(loaded, "computes_int8", True)  # noqa: B010 - a mark of ours
+    elif dtype == "auto" and loaded.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(wanted_device):
+        _widen(loaded)
+    return loaded
+
+
+def _widen(model: PreTrainedModel) -> None:
+    """Make float32 of the weights of a model, unless our own pass runs it."""
+    if why_not_exact(model, context_limit(model)) is not None:
+        warn_once(
+            f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
+            "faster)"
+        )
+        any_model: Any = model
+        any_model.float()
+
+
+def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
+    """Load a model for `card.models.runners`: as a decoder of our own pass if that can run it after all."""
+    model = load_source(source, dtype=dtype, device=device)
+    return walked(model, context_limit(model)) or model

@@ -1,0 +1,7 @@
+"""The parts that models of transformers take from it."""
+
+from __future__ import annotations
+
+from card.config.record import Record
+
+RECORD = Record(tokenizer="card.theirs.transformers.tokenizer:read_tokenizer")

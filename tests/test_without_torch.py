@@ -1,0 +1,68 @@
+"""The core where torch and transformers cannot be imported: text by the command line, from Python and from a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUESTION = "Paul has 3 apples and buys 4 more. How many apples does he have?"
+# Runs a program as if neither package were installed: not even looked for.
+ALONE = """
+import sys
+
+class NotHere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotHere())
+"""
+COMMAND = ALONE + "from card.__main__ import main\nsys.argv[0] = 'card'\nmain()"
+
+
+def alone(*arguments: str, program: str = COMMAND) -> subprocess.CompletedProcess[str]:
+    ran = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(ran, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--method", "card"),
+        ("--method", "sps", "--temperature", "0.8", "--seed", "3", "--top-p", "0.9", "--frequency-penalty", "0.5"),
+        ("--method", "suffix", "--dtype", "int8"),
+        ("--method", "lookup", "--target-cost", "20M"),
+        ("--method", "specbranch", "--hrad", "demo"),
+        ("--method", "sparsespec", "--judge", "typical"),
+        ("--method", "pearl", "--regex", "[0-9 ]+"),
+    ],
+    ids=lambda options: options[1],
+)
+def test_text_is_written(options: tuple[str, ...]) -> None:
+    done = alone("generate", QUESTION, "--max-tokens", "24", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_python_programs_answer_with_logprobs_and_logits_processors() -> None:
+    program = ALONE + (
+        "from card import LLM, SamplingParams\nPARAMS = SamplingParams(max_tokens=9, logprobs=2)\n"
+        "with LLM('demo-target', 'demo-draft', cache=False) as llm:\n"
+        "    (answer,) = llm.chat([{'role': 'user', 'content': sys.argv[1]}], PARAMS)\n"
+        "    assert len(answer.outputs[0].logprobs) == len(answer.outputs[0].token_ids)\n"
+        "    print(answer.outputs[0].text)\n"
+    )
+    done = alone(QUESTION, program=program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_a_model_that_needs_more_is_refused_in_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"]}')
+    done = alone("generate", "hi", "--target", str(tmp_path), "--method", "vanilla")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install" in done.stderr and "[torch]" in done.stderr
