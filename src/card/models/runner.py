@@ -171,8 +171,10 @@ class RowRunner(ABC):
         """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
         windows = [window_size(window) for window in self._decoder.windows]
         chosen = num_rows if reads is None else reads.num_read(num_rows)
-        read = sum(chosen if size is None else min(size, num_rows) for size in windows)
-        return int(read * self.row_bytes // len(windows))
+        seen = [chosen if size is None else min(size, num_rows) for size in windows]
+        layout = self._decoder.layout
+        read = sum(count * layer.num_elements for count, layer in zip(seen, layout.layers, strict=True))
+        return int(read * layout.dtype.itemsize)
 
     def forward(self, extensions: Sequence[Extension]) -> list[Any]:
         """Run the new tokens of several sequences in one pass and append their rows.

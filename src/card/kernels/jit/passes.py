@@ -14,7 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from card.kernels.jit import tables as t
-from card.kernels.jit.attention import attend_part, norm_all_heads, prepare_heads
+from card.kernels.jit.attention import attend_part
+from card.kernels.jit.heads import norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
     capped,
@@ -31,7 +32,7 @@ from card.kernels.jit.rows import (
     sums_behind,
     tile_size,
 )
-from card.kernels.jit.tables import entry, layer_entry, real_entry
+from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
     GROUP,
@@ -83,21 +84,21 @@ def activate(x: int, factor: int, has_gelu: int) -> None:
 
 
 @compiled
-def gated_bytes(table: int, first_row: int) -> int:
-    """Return where the gated activations of rows from ``first_row`` on lie as bytes."""
-    return entry(table, t.GATED) + entry(table, t.MLP) * first_row
+def gated_bytes(table: int, of: int, first_row: int) -> int:
+    """Return where the gated activations of rows from ``first_row`` on lie as bytes, in the layer of a table."""
+    return entry(table, t.GATED) + entry(of, t.MLP) * first_row
 
 
 @compiled
-def gated_scales(table: int, first_row: int) -> int:
+def gated_scales(table: int, of: int, first_row: int) -> int:
     """Return where their scales lie."""
-    return entry(table, t.GATED_SCALES) + 4 * (entry(table, t.MLP) // GROUP) * first_row
+    return entry(table, t.GATED_SCALES) + 4 * (entry(of, t.MLP) // GROUP) * first_row
 
 
 @compiled
-def gated_sums(table: int, first_row: int) -> int:
+def gated_sums(table: int, of: int, first_row: int) -> int:
     """Return where their sums lie, with room behind those of any number of rows for these as floats."""
-    return entry(table, t.GATED_SUMS) + (SUMS_BYTES + 4 * GROUP) * (entry(table, t.MLP) // GROUP) * first_row
+    return entry(table, t.GATED_SUMS) + (SUMS_BYTES + 4 * GROUP) * (entry(of, t.MLP) // GROUP) * first_row
 
 
 @compiled
@@ -108,8 +109,8 @@ def gate(
     of, num_groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
     has_gelu, takes = entry(table, t.HAS_GELU), entry(of + 8 * t.DOWN, t.TAKES)
     room = room_behind(sums, num_rows, num_groups)
-    num_out, num_panels, other = entry(table, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
-    sums_out = gated_sums(table, first_row)
+    num_out, num_panels, other = entry(of, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
+    sums_out = gated_sums(table, of, first_row)
     floats_out = floats_behind(sums_out, num_rows, num_out)
     for group in range(share(num_out, part, parts), share(num_out, part + 1, parts)):
         first = 0
@@ -124,7 +125,7 @@ def gate(
                 activate(room + 4 * GROUP * row, other + 4 * GROUP * row, has_gelu)
                 prepare_group(
                     takes, room + 4 * GROUP * row, first * num_out + group * size, row, size,
-                    gated_bytes(table, first_row), gated_scales(table, first_row), sums_out, floats_out,
+                    gated_bytes(table, of, first_row), gated_scales(table, of, first_row), sums_out, floats_out,
                 )  # fmt: skip
             first += size
 
@@ -143,16 +144,17 @@ def shares_rows(table: int) -> int:
 
 @compiled
 def project_heads(
-    table: int, linear: int, count: int, before: int, first: int, last: int, first_row: int, num_rows: int,
+    table: int, of: int, linear: int, count: int, before: int, first: int, last: int, first_row: int, num_rows: int,
     numbers: int, scales: int, sums: int,
 ) -> None:  # fmt: skip
     """Compute those heads of a linear layer, for some rows, that are among ``first`` to ``last`` of all.
 
     Args:
-        count, before: heads of this layer, and of the layers before it.
+        of: table of the decoder layer.
+        count, before: heads of this linear layer, and of those before it.
     """
-    heads, padded = entry(table, t.HEADS) + 2 * entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
-    start, stop, row_bytes = max(first - before, 0), min(last - before, count), 4 * padded * heads
+    padded = entry(of, t.PADDED_HEAD)
+    start, stop, row_bytes = max(first - before, 0), min(last - before, count), 4 * padded * all_heads(of)
     out = entry(table, t.PROJECTED) + row_bytes * first_row + 4 * padded * before
     project(
         linear, num_rows, padded // PANEL * start, padded // PANEL * stop, numbers, scales, sums,
@@ -214,7 +216,7 @@ def begin_layer(
 ) -> int:  # fmt: skip
     """Compute a part of queries, keys and values of some rows, and return the next turn."""
     of, groups, barrier = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP, entry(table, t.BARRIER)
-    heads, kv_heads, is_parallel = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.IS_PARALLEL)
+    heads, kv_heads, is_parallel = entry(of, t.HEADS), entry(of, t.KV_HEADS), entry(table, t.IS_PARALLEL)
     scales = scales_behind(own, num_rows, groups)
     sums = sums_behind(scales, num_rows, groups)
     takes = entry(of + 8 * t.QUERY, t.TAKES) | entry(of + 8 * t.KEY, t.TAKES) | entry(of + 8 * t.VALUE, t.TAKES)
@@ -225,7 +227,7 @@ def begin_layer(
     for linear, count, before in (
         (of + 8 * t.QUERY, heads, 0), (of + 8 * t.KEY, kv_heads, heads), (of + 8 * t.VALUE, kv_heads, heads + kv_heads)
     ):  # fmt: skip
-        project_heads(table, linear, count, before, first, last, first_row, num_rows, own, scales, sums)
+        project_heads(table, of, linear, count, before, first, last, first_row, num_rows, own, scales, sums)
     if entry(table, t.HAS_WIDE_NORMS):
         turn = wait(barrier, parts, turn)
         for row in range(first_row + part, first_row + num_rows, parts):
@@ -242,11 +244,12 @@ def end_layer(
     table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
 ) -> int:  # fmt: skip
     """Compute a part of what follows attention, of some rows, and return the next turn."""
-    of, mlp_groups = layer_entry(table, layer), entry(table, t.MLP) // GROUP
-    groups = (entry(table, t.HEADS) * entry(table, t.PADDED_HEAD) + GROUP - 1) // GROUP
+    of = layer_entry(table, layer)
+    row_bytes, mlp_groups = attended_bytes(of), entry(of, t.MLP) // GROUP
+    groups = row_bytes // (4 * GROUP)
     scales = scales_behind(own, num_rows, groups)
     sums = sums_behind(scales, num_rows, groups)
-    out, row_bytes = of + 8 * t.ATTENTION_OUT, 4 * GROUP * groups
+    out = of + 8 * t.ATTENTION_OUT
     prepare_rows(
         entry(out, t.TAKES), entry(table, t.ATTENDED) + row_bytes * first_row, row_bytes, num_rows, 0, 0, 0, groups,
         real_entry(table, t.EPS), own, scales, sums, 0,
@@ -262,8 +265,8 @@ def end_layer(
         gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
         turn = wait(entry(table, t.BARRIER), parts, turn)
     turn = add_output(
-        table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first_row, num_rows, gated_bytes(table, first_row),
-        gated_scales(table, first_row), gated_sums(table, first_row), mlp_groups, part, parts, turn,
+        table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first_row, num_rows, gated_bytes(table, of, first_row),
+        gated_scales(table, of, first_row), gated_sums(table, of, first_row), mlp_groups, part, parts, turn,
     )  # fmt: skip
     copy_to, padded = entry(of, t.COPY_TO), entry(table, t.PADDED_WIDTH)
     if (

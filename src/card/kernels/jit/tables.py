@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from card.kernels.jit.vectors import compiled, load_float, load_int
+from card.kernels.jit.vectors import GROUP, compiled, load_float, load_int
 
 # Places in the entry of a linear layer: what multiplies by it, its panels and the bytes of each, a scale and a bias for
 # each output channel, and which activations it takes: AS_BYTES or AS_FLOATS.
@@ -10,27 +10,29 @@ MULTIPLIER, PANELS, PANEL_BYTES, CHANNEL_SCALES, BIASES, TAKES, LINEAR_SIZE = ra
 AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
 # Places in the table of a pass.
 (
-    ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, HEADS, KV_HEADS, HEAD, PADDED_HEAD, MLP, VOCAB, LAYER_TABLE, NORM,
-    EPS, SCALE, SCORE_CAP, LOGIT_CAP, HAS_GELU, CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN,
-    ADDED, PROJECTED, ATTENDED, GATED, GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN,
-    LOGITS, KV_BYTES, OUTPUT,
-) = range(38)  # fmt: skip
+    ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, HAS_GELU, CENTRES,
+    IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED, GATED_SCALES,
+    GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, OUTPUT,
+) = range(32)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
-# Places in the table of a layer: its linear layers one after the other, then single entries.
+# Places in the table of a layer: its linear layers one after the other, then single entries. Those from HEADS on are
+# its shape: heads of queries, of keys, channels of each and with its padding, the scale of scores, channels of the MLP
+# with their padding. Then where its keys lie, as bytes of a row of the cache that lie before them, and its number among
+# the layers that keep keys.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
-    LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 12)  # fmt: skip
-# Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
-# own row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
+    HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 20)  # fmt: skip
+# Places in the table of a row: where its sequence's part of the cache is, and for how many rows it has room; its own
+# row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
 # of its other ancestors. Then the rows that layers without a window read, for each layer and KV head (0: all), how
 # many, and from which row on they read all; where the scores of the rows go (0: nowhere), how many there are for each
 # query head, and what they are: logits, weights, or instead of scores the queries.
 (
-    KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, ANGLE, PREFIX, FIRST_ANCESTOR, PICKED, NUM_PICKED, SINCE,
-    SCORES, NUM_SCORES, SCORE_KIND, ROW_SIZE,
-) = range(16)  # fmt: skip
+    KV, ROOM, SLOT, POSITION, ANGLE, PREFIX, FIRST_ANCESTOR, PICKED, NUM_PICKED, SINCE, SCORES, NUM_SCORES, SCORE_KIND,
+    ROW_SIZE,
+) = range(14)  # fmt: skip
 LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)
 TOGETHER = 32  # queries whose scores are kept at once, or as many as a row has for a KV head
 
@@ -57,3 +59,33 @@ def layer_entry(table: int, layer: int) -> int:
 def row_entry(table: int, row: int) -> int:
     """Return the address of a row's table."""
     return entry(table, ROW_TABLE) + 8 * ROW_SIZE * row
+
+
+@compiled
+def all_heads(of: int) -> int:
+    """Return how many heads of queries, keys and values a layer has, by its table."""
+    return entry(of, HEADS) + 2 * entry(of, KV_HEADS)
+
+
+@compiled
+def attended_bytes(of: int) -> int:
+    """Return the bytes of a row of what attention gives in a layer: whole groups of floats."""
+    return (4 * entry(of, HEADS) * entry(of, PADDED_HEAD) + 4 * GROUP - 1) // (4 * GROUP) * (4 * GROUP)
+
+
+@compiled
+def kept_bytes(table: int, of: int) -> int:
+    """Return the bytes of one head of a row in the cache, in a layer whose table is ``of``."""
+    return entry(of, PADDED_HEAD) * entry(table, KV_BYTES)
+
+
+@compiled
+def kept_at(table: int, of: int, its: int, head: int) -> int:
+    """Return where a sequence's rows of a head lie in the cache; the keys of a layer first, then the values.
+
+    The layers lie one after the other, each [2, KV heads, room, channels].
+
+    Args:
+        of, its: the tables of the layer, and of a row.
+    """
+    return entry(its, KV) + entry(its, ROOM) * (entry(of, KV_AT) + head * kept_bytes(table, of))

@@ -14,12 +14,25 @@ import numpy as np
 from card.kernels.number_types import Dtype
 from card.models.decoder_config import DecoderConfig
 
+Mixer = Literal["attention"]
 Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up"]
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
 # Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
 NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer."""
+
+    num_heads: int  # of queries
+    num_kv_heads: int
+    head_size: int
+    mlp_width: int
+    mixer: Mixer = "attention"  # what its rows learn of each other by
+
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
 
@@ -63,6 +76,15 @@ WIDE_NORMS: Mapping[NormPlace, Part] = {
 }
 
 
+def stated_shape(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer as a config states it, once for all layers or as a list of each one's."""
+    heads, kv_heads, inner = (
+        of_layer(stated, layer)
+        for stated in (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size)
+    )
+    return LayerShape(heads, kv_heads, head_dim(config, layer), inner)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """An entry of the table. Fields of the config are named: each model has values of its own."""
@@ -82,6 +104,7 @@ class Architecture:
     is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
     activation: str = "hidden_act"  # the field that names the gate's
     has_windows: bool = False  # the config may give layers a sliding window
+    shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
@@ -109,15 +132,19 @@ class Architecture:
         stated = self.stated_bias(part)
         return bool(getattr(config, stated)) if isinstance(stated, str) else stated
 
-    def scale(self, name: Scale, config: Any) -> float:
-        """Return a factor, or what the logits are divided by."""
+    def layer_shape(self, config: Any, layer: int) -> LayerShape:
+        """Return the shape of a layer."""
+        return self.shapes(config, layer)
+
+    def scale(self, name: Scale, config: Any, usual: float = 1.0) -> float:
+        """Return a factor, or what the logits are divided by; ``usual`` if the entry states none."""
         stated = self.scales.get(name)
         if callable(stated):
             return stated(config)
         if stated is not None:
             factor = float(getattr(config, stated))
             return 1 / factor if name == "logits" and self.multiplies_logits else factor
-        return head_dim(config) ** -0.5 if name == "attention" else 1.0
+        return usual
 
     def embedding_scale(self, config: Any, dtype: Dtype) -> float:
         """Return the factor of the embeddings; one that the config does not state is in their dtype."""
@@ -142,9 +169,9 @@ def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
     return {kind: one for kind, one in stated.items() if isinstance(one, Mapping)} or {"": stated}
 
 
-def rotary_size(config: Any, kind: str) -> int:
+def rotary_size(config: Any, kind: str, head_size: int) -> int:
     """Return how many of the first channels of a head turn."""
-    return int(head_dim(config) * rotary_parameters(config)[kind].get("partial_rotary_factor", 1.0))
+    return int(head_size * rotary_parameters(config)[kind].get("partial_rotary_factor", 1.0))
 
 
 def neighbours_first(size: int, head_size: int) -> list[int]:
@@ -152,20 +179,26 @@ def neighbours_first(size: int, head_size: int) -> list[int]:
     return [*range(0, size, 2), *range(1, size, 2), *range(size, head_size)]
 
 
-def head_dim(config: Any) -> int:
-    """Return D of a config, ours or transformers'."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+def of_layer(stated: Any, layer: int) -> Any:
+    """Return what a field of a config says of a layer: it is stated once for all, or as a list."""
+    return stated[layer] if isinstance(stated, list | tuple) else stated
 
 
-def sizes_of(config: Any) -> Mapping[Size, int]:
-    """Return the sizes that shapes are made of."""
-    size, inner = head_dim(config), config.intermediate_size
+def head_dim(config: Any, layer: int = 0) -> int:
+    """Return D of a layer of a config, ours or transformers'."""
+    stated = of_layer(getattr(config, "head_dim", None), layer)
+    return int(stated or config.hidden_size // of_layer(config.num_attention_heads, layer))
+
+
+def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
+    """Return the sizes that the shapes of a layer's weights are made of."""
+    size, inner = shape.head_size, shape.mlp_width
     return {
         "hidden": config.hidden_size,
         "inner": inner,
-        "queries": config.num_attention_heads * size,
-        "keys": config.num_key_value_heads * size,
+        "queries": shape.num_heads * size,
+        "keys": shape.num_kv_heads * size,
         "head": size,
-        "qkv": (config.num_attention_heads + 2 * config.num_key_value_heads) * size,
+        "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * size,
         "gate_up": 2 * inner,
     }

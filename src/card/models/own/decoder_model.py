@@ -16,7 +16,7 @@ import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Part, rotary_parameters, sizes_of
+from card.models.architectures.architecture import ACTIVATIONS, SPLITS, LayerShape, Part, rotary_parameters, sizes_of
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
@@ -63,6 +63,7 @@ class LoadedModel(Protocol):
 class DecoderLayer:
     """The parts of a layer, by transformers' names."""
 
+    shape: LayerShape
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
 
@@ -95,9 +96,7 @@ class DecoderModel:
         self.computes_int8 = False  # its weights stay as they are, and passes make integers of them
         source = _FileWeights(weights)
         self.embeddings = source.take(_TABLE, config.vocab_size, config.hidden_size)
-        self.layers = [
-            source.layer(f"model.layers.{idx}.", architecture, config) for idx in range(config.num_hidden_layers)
-        ]
+        self.layers = [source.layer(idx, architecture, config) for idx in range(config.num_hidden_layers)]
         self.norm = source.norm(_NORM, config.hidden_size)
         is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight)
         self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, *self.embeddings.shape))
@@ -166,19 +165,20 @@ class _FileWeights:
     def norm(self, name: str, *shape: int) -> Array:
         return cast(Array, self.take(name, *shape))  # no file has norms in blocks
 
-    def layer(self, prefix: str, architecture: Architecture, config: Any) -> DecoderLayer:
+    def layer(self, idx: int, architecture: Architecture, config: Any) -> DecoderLayer:
         """Return the parts of a layer under their names."""
-        sizes = sizes_of(config)
+        shape = architecture.layer_shape(config, idx)
+        sizes, prefix = sizes_of(config, shape), f"model.layers.{idx}."
         linears: dict[str, Linear] = {}
         norms: dict[str, Array] = {}
         for part in architecture.parts:
-            name, shape = prefix + part.name, [sizes[size] for size in part.shape]
-            if len(shape) == 1:
-                norms[part.name] = self.norm(f"{name}.weight", *shape)
+            name, its = prefix + part.name, [sizes[size] for size in part.shape]
+            if len(its) == 1:
+                norms[part.name] = self.norm(f"{name}.weight", *its)
                 continue
-            weight, has_bias = self.take(f"{name}.weight", *shape), architecture.has_bias(part, config)
-            linears[part.name] = Linear(weight, self.norm(f"{name}.bias", shape[0]) if has_bias else None)
-        return DecoderLayer(linears, norms)
+            weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
+            linears[part.name] = Linear(weight, self.norm(f"{name}.bias", its[0]) if has_bias else None)
+        return DecoderLayer(shape, linears, norms)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -199,7 +199,7 @@ class Linears(NamedTuple):
 
 def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
-    sizes = sizes_of(config)
+    sizes = sizes_of(config, layer.shape)
     found: list[Linear] = []
     for part in architecture.linears:
         found += _split(layer.linears[part.name], part, sizes)
@@ -247,7 +247,7 @@ def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
         return None
     if _PARTIAL in raw and not architecture.turns_parts:
         return None
-    if not all(isinstance(raw.get(size), int) for size in _STATED):
+    if not all(_is_whole(raw.get(size), raw.get("num_hidden_layers")) for size in _STATED):
         return None
     fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
     del fields["model_type"]
@@ -295,11 +295,10 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
 
 def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether nothing in a config asks for more than is built here."""
-    sizes = [config.num_key_value_heads, config.head_dim, *(getattr(config, size) for size in _STATED)]
     return (
-        all(isinstance(size, int) and size > 0 for size in sizes)
-        and config.num_attention_heads % cast(int, config.num_key_value_heads) == 0
-        and cast(int, config.head_dim) % 2 == 0
+        all(isinstance(size, int) and size > 0 for size in (config.hidden_size, config.num_hidden_layers))
+        and config.vocab_size > 0
+        and all(_is_plain_layer(architecture.layer_shape(config, idx)) for idx in range(config.num_hidden_layers))
         and config.max_position_embeddings > 0
         and getattr(config, architecture.norm_eps) > 0
         and getattr(config, architecture.activation) in ACTIVATIONS
@@ -309,6 +308,18 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
         and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())
     )
+
+
+def _is_whole(stated: object, num_layers: object) -> bool:
+    """Return whether a size is stated, for all layers or for each of them."""
+    if isinstance(stated, list):
+        return len(stated) == num_layers and all(isinstance(one, int) for one in stated)
+    return isinstance(stated, int)
+
+
+def _is_plain_layer(shape: LayerShape) -> bool:
+    sizes = shape.num_heads, shape.num_kv_heads, shape.head_size, shape.mlp_width
+    return min(sizes) > 0 and shape.num_heads % shape.num_kv_heads == 0 and shape.head_size % 2 == 0
 
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:

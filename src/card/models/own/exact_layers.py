@@ -79,12 +79,12 @@ def packed_heads(pack: Pack, linear: Linear, order: list[int] | None, num_heads:
     return pack(weight, bias, 1.0, PANEL)
 
 
-def turning_tables(model: DecoderModel, num_positions: int, kind: str) -> tuple[Floats, Floats]:
+def turning_tables(model: DecoderModel, num_positions: int, kind: str, head_size: int) -> tuple[Floats, Floats]:
     """Return cos and sin [num_positions, channels that turn], for halves of a head.
 
     They have the same bits on every computer if the type of the angles is known.
     """
-    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind))
+    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind, head_size))
     if frequencies is None:
         assert model.angles is not None, "of a model whose angles transformers computes"
         return model.angles(num_positions, kind)

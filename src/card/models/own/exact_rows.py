@@ -48,9 +48,8 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
     all_ancestors: list[IntArray] = []
     num_before = 0
     for step in steps:
-        tree, kv = step.sequence.tree, step.sequence.kv
-        start, strides = tree.num_rows - step.num_new, kv.strides
-        place = kv.ctypes.data, strides[3], strides[2], strides[0]
+        tree = step.sequence.tree
+        start, place = tree.num_rows - step.num_new, (step.sequence.buffer.ctypes.data, tree.max_rows)
         selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
             rows += [

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,28 +20,62 @@ MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next o
 MAX_SLACK = 2  # a kept buffer serves a sequence that needs at least this part of it
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Layout of one row of the cache."""
+class KVShape(NamedTuple):
+    """A layer's part of a row: a key and a value of each head."""
 
-    num_layers: int
     num_kv_heads: int
     head_size: int
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers of keys and values."""
+        return 2 * self.num_kv_heads * self.head_size
+
+
+_NO_LAYER = KVShape(1, 1)  # the shape of no layers at all
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Layout of the cache: runs of layers of one shape, each an array [L, 2, Hkv, capacity, D], one after the other."""
+
+    layers: tuple[KVShape, ...]  # that keep keys and values
     dtype: Any  # NumPy's, or that of another layout's arrays
     device: Any = "cpu"
 
     @property
     def row_elements(self) -> int:
         """Numbers in one row: keys and values of all layers and heads."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_size
+        return sum(layer.num_elements for layer in self.layers)
+
+    @property
+    def places(self) -> list[int]:
+        """Numbers of a row that lie before those of each layer."""
+        return list(accumulate((layer.num_elements for layer in self.layers), initial=0))[:-1]
+
+    @property
+    def shape(self) -> KVShape:
+        """The shape of all layers. Raises: ModelError if they have none in common."""
+        if len(set(self.layers)) > 1:
+            raise ModelError(
+                f"the layers keep keys of {len(set(self.layers))} shapes, and rows are chosen where all have one;"
+                " use a method that reads all rows"
+            )
+        return self.layers[0] if self.layers else _NO_LAYER
+
+    def runs(self, buffer: Any, capacity: int) -> list[Any]:
+        """Return the arrays of ``capacity`` rows at the start of a buffer."""
+        arrays, first = list[Any](), 0
+        for of, layers in groupby(self.layers):
+            num_layers = len(list(layers))
+            end = first + num_layers * capacity * of.num_elements
+            arrays.append(buffer[first:end].reshape(num_layers, 2, of.num_kv_heads, capacity, of.head_size))
+            first = end
+        return arrays or [buffer[:0].reshape(0, 2, _NO_LAYER.num_kv_heads, capacity, _NO_LAYER.head_size)]
 
     def make(self, num_elements: int) -> Any:
         """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError without room."""
         return empty(num_elements, self.dtype)
-
-    def copied(self, rows: Any) -> Any:
-        """Return a copy of rows of the cache, as an array that is written to nowhere else."""
-        return rows.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +83,14 @@ class SequenceRows:
     """One sequence: what its rows may see, and their keys and values."""
 
     tree: RowTree
-    kv: Any  # [L, 2, Hkv, capacity, D]: keys and values of all layers; the start of ``buffer``
+    runs: list[Any]  # keys and values of all layers, see `KVLayout.runs`; the start of ``buffer``
     buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many]
+
+    @property
+    def kv(self) -> Any:
+        """Keys and values [L, 2, Hkv, capacity, D] of a layout whose layers all have one shape."""
+        (run,) = self.runs
+        return run
 
 
 class KVCache:
@@ -90,10 +131,9 @@ class KVCache:
             raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
         of = self.layout
         buffer = self._take_buffer(capacity * of.row_elements)
-        kv = buffer[: capacity * of.row_elements].reshape(of.num_layers, 2, of.num_kv_heads, capacity, of.head_size)
         slot = self._next_slot
         self._next_slot += 1  # never used twice, so that a stale slot is caught
-        self._slots[slot] = SequenceRows(RowTree(capacity), kv, buffer)
+        self._slots[slot] = SequenceRows(RowTree(capacity), of.runs(buffer, capacity), buffer)
         return slot
 
     def _take_buffer(self, num_elements: int) -> Any:
@@ -135,25 +175,31 @@ class KVCache:
                 f" its {origin.tree.num_rows} rows are a chain"
             )
         target.tree.append(np.arange(-1, num_rows - 1))
-        target.kv[:, :, :, :num_rows] = origin.kv[:, :, :, :num_rows]
+        _copy(origin.runs, target.runs, num_rows)
 
     def read_rows(self, slot: int) -> Any:
-        """Return a copy of the rows of a chain, [L, 2, Hkv, rows, D]. Raises: ModelError if they are none."""
+        """Return a copy of the rows of a chain, as a buffer with just their room.
+
+        Raises: ModelError if they are none.
+        """
         held = self[slot]
         if held.tree.num_prefix_rows != held.tree.num_rows:
             raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
-        return self.layout.copied(held.kv[:, :, :, : held.tree.num_rows])
+        num_rows = held.tree.num_rows
+        rows = self.layout.make(num_rows * self.layout.row_elements)
+        _copy(held.runs, self.layout.runs(rows, num_rows), num_rows)
+        return rows
 
     def write_rows(self, slot: int, rows: Any) -> None:
         """Fill an empty sequence with rows that `read_rows` gave.
 
         Raises: ModelError if it is not empty; CapacityError if they do not fit.
         """
-        target, num_rows = self[slot], rows.shape[3]
+        target, num_rows = self[slot], len(rows) // self.layout.row_elements
         if target.tree.num_rows:
             raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are put into an empty one only")
         target.tree.append(np.arange(-1, num_rows - 1))
-        target.kv[:, :, :, :num_rows] = rows
+        _copy(self.layout.runs(rows, num_rows), target.runs, num_rows)
 
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
@@ -165,7 +211,7 @@ class KVCache:
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
         """Keep rows 0 .. num_prefix_rows - 1 and then ``rows``, in this order; drop the rest.
 
-        Rows that stay where they are are not copied; the others move in one gather and one write for all layers.
+        Rows that stay where they are are not copied; the others move in one gather and one write for all layers alike.
         Raises: ModelError if rows do not exist or ascend, or a kept row's parent is not kept; nothing changed then.
         """
         sequence = self[slot]
@@ -179,4 +225,11 @@ class KVCache:
         num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
         if num_still < len(kept):
             first = num_prefix_rows + num_still
-            sequence.kv[:, :, :, first : first + len(kept) - num_still] = sequence.kv[:, :, :, kept[num_still:]]
+            for run in sequence.runs:
+                run[:, :, :, first : first + len(kept) - num_still] = run[:, :, :, kept[num_still:]]
+
+
+def _copy(source: Sequence[Any], target: Sequence[Any], num_rows: int) -> None:
+    """Copy the first rows of all layers."""
+    for one, other in zip(source, target, strict=True):
+        other[:, :, :, :num_rows] = one[:, :, :, :num_rows]

@@ -19,7 +19,7 @@ from card.models.features import FINAL, PassStates
 from card.models.images import ImageRows
 from card.models.layer_kinds import layer_windows
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.kv_cache import KVShape, SequenceRows
 from card.models.rows.row_tree import IntArray
 from card.theirs.cuda.joined import Linear, joined, linear_of, linears_of, share
 from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor
@@ -80,7 +80,8 @@ class FusedDecoder:
         self._eps, self._norm_offset = float(getattr(config, architecture.norm_eps)), architecture.norm_offset
         self._centres, self._is_parallel = architecture.centres, architecture.is_parallel
         self._has_wide_norms, self._turns_neighbours = architecture.has_wide_norms, architecture.turns_neighbours
-        self._scoring = Scoring(architecture.scale("attention", config), architecture.cap("attention", config))
+        scale = architecture.scale("attention", config, head_size**-0.5)
+        self._scoring = Scoring(scale, architecture.cap("attention", config))
         self._embedding_scale = architecture.embedding_scale(config, np.dtype(dtype_name(self._dtype)))
         self._residual_scale = architecture.scale("residual", config)
         self._logits_scale, self._logits_cap = architecture.scale("logits", config), architecture.cap("logits", config)
@@ -104,7 +105,8 @@ class FusedDecoder:
             self._head = self._linear([head])
         self.group = self._num_heads // self._num_kv_heads
         self.vocab_size = int(cast(nn.Linear, model.lm_head).out_features)
-        self.layout = TorchLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
+        shapes = (KVShape(self._num_kv_heads, head_size),) * len(self._layers)
+        self.layout = TorchLayout(shapes, self._dtype, self.embedding.device)
 
     def _rotation(self, model: PreTrainedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [positions, 1, channels] of a kind of angles; the sines with their signs."""

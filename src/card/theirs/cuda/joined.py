@@ -17,7 +17,7 @@ Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> list[nn.Linear]:
     """Return query, key, value, output, gate, up and down of a layer; of what is stored as one, views."""
     found: list[nn.Linear] = []
-    sizes = sizes_of(config)
+    sizes = sizes_of(config, architecture.layer_shape(config, 0))
     for part in architecture.linears:
         whole = cast(nn.Linear, layer.get_submodule(part.name))
         if part.shape[0] not in SPLITS:

@@ -34,7 +34,8 @@ class StaticDecoder:
         layout = decoder.layout
         with_padding = max_rows + MAX_STATIC_TOKENS  # a padded pass fits behind the last row too
         self.num_rows = -(-with_padding // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
-        shape = (layout.num_layers, 2, layout.num_kv_heads, self.num_rows, layout.head_size)
+        num_kv_heads, head_size = layout.shape
+        shape = (len(layout.layers), 2, num_kv_heads, self.num_rows, head_size)
         self._kv = torch.zeros(shape, dtype=decoder.embedding.dtype, device=layout.device)
         self._spans = _spans(self.num_rows)
         self._slot: int | None = None  # of the sequence whose rows lie there

@@ -81,10 +81,6 @@ class TorchLayout(KVLayout):
         """Return a tensor of so many numbers, whatever they are. Raises: RuntimeError if there is no room."""
         return torch.empty(num_elements, dtype=self.dtype, device=self.device)
 
-    def copied(self, rows: Tensor) -> Tensor:
-        """Return a copy of rows of the cache."""
-        return rows.clone()
-
 
 def restricted(logits: Tensor, ids: IntArray | None) -> Tensor:
     """Return logits [rows, V] of a whole head as one gives them that knows these tokens only; None: all."""

@@ -86,7 +86,7 @@ class GenericDecoder:
             if self._places:
                 self.layout, self.group = probe.layout(list(self._places))
             else:  # a state is all that it keeps
-                self.layout, self.group = TorchLayout(0, 1, 1, logits.dtype, logits.device), 1
+                self.layout, self.group = TorchLayout((), logits.dtype, logits.device), 1
         except ModelError as error:
             raise ModelError(f"{model_name(model)} cannot be run: {error}; {OTHER_FAMILY}") from error
         self._needs_bias = probe.needs_bias

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError
-from card.models.rows.kv_cache import KVLayout
+from card.models.rows.kv_cache import KVLayout, KVShape
 from card.models.rows.row_tree import Window
 from card.theirs.transformers.arrays import TorchLayout
 from card.theirs.transformers.attention import Scoring, SequencePass, attend
@@ -71,7 +71,8 @@ class AttentionProbe:
             )
         ((num_query_heads, dtype, device),) = kinds
         size = max(max(of.size, of.value_size) for of in layers)
-        return TorchLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
+        shapes = (KVShape(num_kv_heads, size),) * len(attending)
+        return TorchLayout(shapes, dtype, device), num_query_heads // num_kv_heads
 
 
 class AttentionPass:
@@ -98,8 +99,9 @@ class AttentionPass:
             scoring = replace(scoring, scale=query.shape[3] ** -0.5)
         if (scales := self._scales.get(layer)) is not None:
             query = (query * scales[:, None]).to(query.dtype)
-        query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
-        num_heads, num_kv_heads = query.shape[1], self._layout.num_kv_heads
+        num_kv_heads, size = self._layout.shape
+        query, key, value = (_filled(one, size) for one in (query, key, value))
+        num_heads = query.shape[1]
         if key.shape[1] < num_kv_heads:  # the same head once for each part of its query heads
             times = num_kv_heads // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)

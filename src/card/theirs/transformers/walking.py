@@ -51,7 +51,7 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     if not kinds <= rotary_parameters(config).keys():
         return "its config does not say which rotary embedding each layer has"
     sizes = {kind: rotary_table(model, 1, torch.float32, kind)[0].shape[-1] for kind in kinds}
-    if any(size != rotary_size(config, kind) for kind, size in sizes.items()) or (
+    if any(size != rotary_size(config, kind, head_dim(config)) for kind, size in sizes.items()) or (
         not architecture.turns_parts and set(sizes.values()) - {head_dim(config)}
     ):
         return "its rotary embedding turns only a part of each head"

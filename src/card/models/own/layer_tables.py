@@ -1,0 +1,204 @@
+"""Tables of a decoder's layers: packed weights, norms, angles and shapes, as the machine code reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from card.errors import ModelError
+from card.kernels.machine_code import machine_code
+from card.kernels.number_types import Array, Dtype, Floats
+from card.kernels.packed_linear import GROUP, LANES, PackedLinear, extended, padded
+from card.models.architectures.architecture import LayerShape, NormPlace, neighbours_first, rotary_size
+from card.models.layer_kinds import layer_windows
+from card.models.own.decoder_model import DecoderLayer, DecoderModel, linears_of, release_pages
+from card.models.own.exact_layers import (
+    Pack,
+    angles_of_axes,
+    packed,
+    packed_heads,
+    turning_tables,
+    with_padded_heads,
+)
+from card.models.own.exact_rows import IntArray
+from card.models.own.layers import BlockWeight, Linear
+from card.models.rows.kv_cache import KVLayout, KVShape
+
+Rotation = tuple[str, int]  # a kind of angles, and the size of the heads that turn by them
+
+
+class LayerTables:
+    """The layers of a decoder, packed, each with a table of its own."""
+
+    def __init__(self, model: DecoderModel, pack: Pack, max_model_len: int, kv_dtype: Dtype) -> None:
+        """Pack the layers; ``kv_dtype`` is that of keys and values in the cache."""
+        self._code, self._model, self._pack = machine_code("tables"), model, pack
+        config, architecture = model.config, model.architecture
+        self._residual_scale = architecture.scale("residual", config)
+        self._held: list[Any] = []  # keeps alive what the tables hold addresses of
+        self.shapes: list[LayerShape] = [layer.shape for layer in model.layers]
+        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in self.shapes), kv_dtype)
+        self.windows = layer_windows(config, max_model_len)
+        kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
+        self._kinds: list[Rotation | None] = [None if kind is None else (kind, one.head_size) for kind, one in kinds]
+        turning = [kind for kind in dict.fromkeys(self._kinds) if kind is not None]
+        self._rotations = {kind: turning_tables(model, max_model_len, *kind) for kind in turning}
+        self._turned_by: Mapping[Rotation, tuple[Floats, Floats]] = {}
+        self.mlp_widths: list[int] = []  # with their padding
+        tables = []
+        for idx, layer in enumerate(model.layers):
+            tables.append(self._table(idx, layer))
+            release_pages(model)
+        self.tables: IntArray = np.array(tables, np.int64)
+        reals = self.tables.view(np.float32)
+        for table, shape in zip(reals, self.shapes, strict=True):
+            table[2 * self._code.SCALE] = architecture.scale("attention", config, shape.head_size**-0.5)
+        self.turn()
+
+    def __len__(self) -> int:
+        """Return the number of layers."""
+        return len(self.tables)
+
+    @property
+    def alike(self) -> LayerShape:
+        """The shape of all layers. Raises: ModelError if their heads differ."""
+        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in self.shapes}
+        if len(shapes) > 1:
+            raise ModelError(
+                "the layers' heads differ in number or size, and scores are kept where all are alike; use a method that"
+                " reads all rows"
+            )
+        return next(iter(shapes.values()))
+
+    @property
+    def scale(self) -> np.float32:
+        """The factor of the scores of such layers."""
+        scale: np.float32 = self.tables.view(np.float32)[0, 2 * self._code.SCALE]
+        return scale
+
+    @property
+    def projected(self) -> int:
+        """The most channels of queries, keys and values that a layer has, with their padding."""
+        return max((one.num_heads + 2 * one.num_kv_heads) * padded_head(one) for one in self.shapes)
+
+    @property
+    def attended(self) -> int:
+        """The most channels that a layer's attention gives, with their padding."""
+        return max(padded(one.num_heads * padded_head(one), GROUP) for one in self.shapes)
+
+    @property
+    def most_together(self) -> int:
+        """The most queries whose scores a layer keeps at once."""
+        return max(int(self._code.TOGETHER), *(one.num_heads // one.num_kv_heads for one in self.shapes))
+
+    def rows_together(self, shape: LayerShape) -> int:
+        """Return how many rows of a text a layer attends with at once."""
+        return max(1, int(self._code.TOGETHER) * shape.num_kv_heads // shape.num_heads)
+
+    def turn(self, positions: IntArray | None = None, axes: IntArray | None = None) -> None:
+        """Let the layers turn heads by the angles of positions [3, T] whose channels have these axes.
+
+        Args:
+            positions: None: by those of all positions, one after the other.
+        """
+        tables: Mapping[Rotation, tuple[Floats, Floats]] = self._rotations
+        if positions is not None:
+            assert axes is not None
+            tables = {kind: angles_of_axes(two, positions, axes) for kind, two in self._rotations.items()}
+        elif self._turned_by is tables:
+            return
+        self._turned_by = tables
+        for table, kind in zip(self.tables, self._kinds, strict=True):
+            if kind is not None:
+                table[self._code.COS], table[self._code.SIN] = (one.ctypes.data for one in tables[kind])
+
+    def _table(self, idx: int, layer: DecoderLayer) -> list[int]:
+        """Pack a layer and return its table."""
+        code, shape = self._code, layer.shape
+        linears = self._linears(layer, self._order(idx))
+        table = [0] * code.LAYER_SIZE
+        for place, linear in linears.items():
+            table[place : place + code.LINEAR_SIZE] = linear.entry
+        norms = self._norms(layer)
+        for place, norm in norms.items():
+            table[place] = norm.ctypes.data
+        self.mlp_widths.append(linears[code.GATE].scales.shape[0])
+        kind = self._kinds[idx]
+        numbers = {
+            code.WINDOW: self.windows[idx] or 0,
+            code.TURNED: 0 if kind is None else self._rotations[kind][0].shape[1],
+            code.HEADS: shape.num_heads,
+            code.KV_HEADS: shape.num_kv_heads,
+            code.HEAD: shape.head_size,
+            code.PADDED_HEAD: padded_head(shape),
+            code.MLP: self.mlp_widths[-1],
+            code.KV_AT: self.layout.places[idx] * self.layout.dtype.itemsize,
+            code.KV_LAYER: idx,
+        }
+        for place, number in numbers.items():
+            table[place] = number
+        self._held += [linears, norms]
+        return table
+
+    def _order(self, idx: int) -> list[int] | None:
+        """Return which channel of a head of queries or keys comes where; None for as they are."""
+        kind = self._kinds[idx]
+        if kind is None or not self._model.architecture.turns_neighbours:
+            return None
+        return neighbours_first(rotary_size(self._model.config, *kind), kind[1])
+
+    def _linears(self, layer: DecoderLayer, order: list[int] | None) -> dict[int, PackedLinear]:
+        """Return the packed linear layers by their places."""
+        code, shape, pack = self._code, layer.shape, self._pack
+        its = linears_of(layer, self._model.architecture, self._model.config)
+        heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, padded_head(shape)
+        return {
+            code.QUERY: packed_heads(pack, its.query, order, heads, size),
+            code.KEY: packed_heads(pack, its.key, order, kv_heads, size),
+            code.VALUE: packed_heads(pack, its.value, None, kv_heads, size),
+            code.ATTENTION_OUT: self._attention_out(its.out, shape),
+            code.GATE: packed(pack, its.gate, out_multiple=GROUP),
+            code.UP: packed(pack, its.up, out_multiple=GROUP),
+            code.DOWN: packed(pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
+        }
+
+    def _attention_out(self, linear: Linear, shape: LayerShape) -> PackedLinear:
+        """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
+        if not isinstance(linear.weight, BlockWeight):
+            linear = Linear(with_padded_heads(linear.weight, shape.num_heads, 1, padded_head(shape)), linear.bias)
+        return packed(self._pack, linear, factor=self._residual_scale, out_multiple=GROUP)
+
+    def _norms(self, layer: DecoderLayer) -> dict[int, Floats]:
+        """Return the weights of a layer's norms by their places in its table."""
+        code, architecture, shape = self._code, self._model.architecture, layer.shape
+        width, size = padded(int(self._model.config.hidden_size), GROUP), padded_head(shape)
+        places: dict[NormPlace, tuple[int, int]] = {
+            "attention_in": (code.INPUT_NORM, 1),
+            "attention_out": (code.ATTENTION_OUT_NORM, 1),
+            "mlp_in": (code.MLP_NORM, 1),
+            "mlp_out": (code.MLP_OUT_NORM, 1),
+            "query": (code.QUERY_NORM, shape.num_heads if architecture.has_wide_norms else 1),
+            "key": (code.KEY_NORM, shape.num_kv_heads if architecture.has_wide_norms else 1),
+        }
+        norms = {}
+        for name, part in architecture.norms.items():
+            place, num_heads = places[name]
+            weight = norm_weight(layer.norms[part.name], architecture.norm_offset)
+            if name in ("query", "key"):
+                norms[place] = with_padded_heads(weight, num_heads, 0, size)
+            else:
+                norms[place] = extended(weight, width)
+        return norms
+
+
+def padded_head(shape: LayerShape) -> int:
+    """Return the channels of a head with the zeros behind them."""
+    return padded(shape.head_size, LANES)
+
+
+def norm_weight(stored: Array, offset: float) -> Floats:
+    """Return the weight of a norm."""
+    weight: Floats = stored.astype(np.float32) + np.float32(offset)
+    return weight
