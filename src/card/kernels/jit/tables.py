@@ -16,12 +16,13 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
     LOGITS, KV_BYTES, OUTPUT,
 ) = range(38)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
-# Places in the table of a layer: its linear layers one after the other, then single entries.
+# Places in the table of a layer: its linear layers one after the other, then single entries. SINKS is where a float for
+# each query head lies, a score beside those of the positions that has no value (0: none).
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
-    LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 12)  # fmt: skip
+    SINKS, LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 13)  # fmt: skip
 # Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
 # own row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
 # of its other ancestors. Then the rows that layers without a window read, for each layer and KV head (0: all), how
