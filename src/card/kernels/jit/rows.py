@@ -58,6 +58,7 @@ from card.kernels.jit.vectors import (
 ZERO, ONE, MINUS_ONE = np.float32(0.0), np.float32(1.0), np.float32(-1.0)
 _TWO, _MINUS_TWO = np.float32(2.0), np.float32(-2.0)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
+_GATE_LIMIT, _GATE_SLOPE = np.float32(7.0), np.float32(1.702)
 _LEAST, _MOST = np.float32(-87.0), np.float32(88.0)  # beyond, e^x does not fit into a float
 # Cody and Waite's reduction and the polynomial of Cephes' expf.
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -98,6 +99,14 @@ def gelu(x: Floats) -> Floats:
     cube = times(times(x, x), x)
     z = times(fma(cube, fill(_GELU_CUBE), x), fill(_GELU_SCALE))
     return divide(x, add(fill(ONE), exponential(times(z, fill(_MINUS_TWO)))))
+
+
+@compiled
+def clamped_gate(gate: Floats, up: Floats) -> Floats:
+    """Return (u + 1) g / (1 + e^-1.702g) with g at most 7 and u between -7 and 7, as gpt-oss has it."""
+    gate = minimum(gate, fill(_GATE_LIMIT))
+    up = add(minimum(maximum(up, fill(-_GATE_LIMIT)), fill(_GATE_LIMIT)), fill(ONE))
+    return times(divide(gate, add(fill(ONE), exponential(times(gate, fill(-_GATE_SLOPE))))), up)
 
 
 @compiled

@@ -11,11 +11,12 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
 # Places in the table of a pass.
 (
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, HEADS, KV_HEADS, HEAD, PADDED_HEAD, MLP, VOCAB, LAYER_TABLE, NORM,
-    EPS, SCALE, SCORE_CAP, LOGIT_CAP, HAS_GELU, CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN,
+    EPS, SCALE, SCORE_CAP, LOGIT_CAP, ACTIVATION, CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN,
     ADDED, PROJECTED, ATTENDED, GATED, GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN,
     LOGITS, KV_BYTES, OUTPUT,
 ) = range(38)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
+SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # Places in the table of a layer: its linear layers one after the other, then single entries. SINKS is where a float for
 # each query head lies, a score beside those of the positions that has no value (0: none).
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
