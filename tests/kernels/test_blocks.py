@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.kernels.blocks import block_linear, pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, multiply_rows
-from card.machine.processor import possible_kernels
 from card.models.machine_digest import DIGESTED
 from tests.blocks import random_blocks
+from tests.every_kind import each_kind, printed_by
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 quants = pytest.importorskip("gguf.quants")
-ROOT = Path(__file__).parents[2]
 FORMATS = {form.name: (type_id, form) for type_id, form in BLOCK_FORMATS.items()}
 
 
@@ -169,12 +163,7 @@ def test_the_largest_numbers_do_not_overflow(name: str) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", KERNEL_KINDS)
+@each_kind
 def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
     """Of the formats that the digest of machines leaves out."""
-    if kind not in possible_kernels():
-        pytest.skip(f"this processor does not run {kind}")
-    code = "from tests.kernels.test_blocks import digest; print(digest())"
-    env = {**os.environ, KERNELS_VARIABLE: kind}
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert ran.stdout.strip() == digest(), ran.stderr
+    assert printed_by(kind, "from tests.kernels.test_blocks import digest; print(digest())") == digest()

@@ -36,6 +36,7 @@ from card.kernels.jit.vectors import (
     copy_group,
     divide,
     entered,
+    exponent,
     fill,
     fma,
     largest,
@@ -47,6 +48,7 @@ from card.kernels.jit.vectors import (
     operation,
     quantize_group,
     rounded,
+    scaled_down,
     store,
     store_float,
     times,
@@ -68,6 +70,11 @@ _LEAST_SCALE = np.float32(1e-30)  # of a channel of zeros, whose integers are ze
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _ZERO = 128  # weights are unsigned bytes around this
 _FOUR = 4 * PANEL  # bytes from four weights of a channel to the next four
+# The polynomial of Cephes' logf, between the roots of 1/2 and 2.
+_L0, _L1, _L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
+_L3, _L4, _L5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
+_L6, _L7, _L8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
+_MINUS_HALF = np.float32(-0.5)
 _E3, _E4, _E5 = np.float32(4.1665796e-2), np.float32(1.6666665e-1), np.float32(0.5)
 
 
@@ -85,6 +92,29 @@ def exponential(x: Floats) -> Floats:
     y = fma(y, rest, fill(_E5))
     y = add(fma(times(rest, rest), y, rest), fill(ONE))
     return times(y, two_to_the(whole))
+
+
+@compiled
+def logarithm(x: Floats) -> Floats:
+    """Return the natural logarithm of normal numbers above 0."""
+    whole = exponent(x)
+    rest = add(scaled_down(x, whole), fill(MINUS_ONE))
+    square = times(rest, rest)
+    y = fma(fill(_L0), rest, fill(_L1))
+    for factor in (_L2, _L3, _L4, _L5, _L6, _L7, _L8):
+        y = fma(y, rest, fill(factor))
+    y = fma(whole, fill(_LN2_LOW), times(y, times(rest, square)))
+    y = add(rest, fma(square, fill(_MINUS_HALF), y))
+    return fma(whole, fill(_LN2_HIGH), y)
+
+
+@compiled
+def softplus(x: Floats) -> Floats:
+    """Return log(1 + e^x)."""
+    small = exponential(minimum(x, times(x, fill(MINUS_ONE))))
+    sum_of_both = add(fill(ONE), small)
+    lost = add(small, times(add(sum_of_both, fill(MINUS_ONE)), fill(MINUS_ONE)))  # by rounding the sum
+    return add(maximum(x, fill(ZERO)), add(logarithm(sum_of_both), divide(lost, sum_of_both)))
 
 
 @compiled
