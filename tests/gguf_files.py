@@ -149,10 +149,22 @@ def demo_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def save_model(
-    folder: Path, kind: str, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, noise: float = 0.0
+    folder: Path,
+    kind: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Write a tiny random model of this kind as transformers does; ``noise`` tells a draft from its target."""
+    """Write a tiny random model of this kind as transformers does.
+
+    Args:
+        noise: tells a draft from its target.
+        sizes: in place of others.
+    """
     model_class, config_class, more = KINDS[kind]
+    more = {**more, **(sizes or {})}
     vocab = max(tokenizer.get_vocab().values()) + 1
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = config_class(**{**SIZES, "vocab_size": vocab, "pad_token_id": tokenizer.pad_token_id, **ends, **more})
@@ -188,6 +200,7 @@ def write_gguf(
     merges: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     general: Mapping[str, Any] | None = None,
+    blocks: Mapping[str, tuple[Kind, np.ndarray]] | None = None,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file.
 
@@ -199,6 +212,7 @@ def write_gguf(
         merges: in place of the tokenizer's own.
         metadata: entries of the architecture that take the place of others, or stand beside them.
         general: further entries, by their whole names.
+        blocks: types and rows of blocks [out, bytes] of tensors, in place of their weights.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
@@ -227,7 +241,8 @@ def write_gguf(
             values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
         values = np.ascontiguousarray(values)
         of = kind if values.ndim > 1 else Kind.F32
-        writer.add_tensor(own, quantize(values, of), raw_dtype=of)
+        of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
+        writer.add_tensor(own, stored, raw_dtype=of)
     if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
     writer.write_header_to_file()

@@ -83,6 +83,11 @@ def decoder_of(runner: RowRunner) -> Any:
     return runner._decoder
 
 
+def layer_tables_of(runner: RowRunner) -> Any:
+    """Return the tables [layers, entries] that machine code reads."""
+    return runner._decoder._layers.tables
+
+
 def num_ancestors(tree: RowTree) -> int:
     """Return the size of the matrix of who sees whom."""
     return tree._ancestors.size

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType as Kind
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,9 +147,10 @@ def test_weights_with_another_index_are_used_or_refused(folders: dict[str, Path]
     check()
 
 
-def test_a_gguf_file_with_other_bytes_is_used_or_refused(tmp_path: Path):
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.MXFP4])
+def test_a_gguf_file_with_other_bytes_is_used_or_refused(tmp_path: Path, kind: Kind):
     save_model(tmp_path / "folder", "llama", demo_tokenizer())
-    good = write_gguf(tmp_path / "folder", tmp_path / "good.gguf").read_bytes()
+    good = write_gguf(tmp_path / "folder", tmp_path / "good.gguf", kind=kind).read_bytes()
     use(tmp_path / "good.gguf")
     (tmp_path / "gguf").mkdir()
     file = tmp_path / "gguf" / "changed.gguf"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import huggingface_hub
 import numpy as np
@@ -22,6 +22,7 @@ from huggingface_hub import ModelInfo
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
+from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import BFLOAT16, FLOAT16, dtype_name
 from card.models import loading
@@ -230,6 +231,7 @@ def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_pro
     folders, tmp_path, cache, monkeypatch, caplog, is_quick
 ):
     monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: is_quick)
+    monkeypatch.delitem(cast(dict[int, BlockFormat], BLOCK_FORMATS), Kind.MXFP4)
     file = write_gguf(folders("qwen2"), tmp_path / "other.gguf", kind=Kind.MXFP4)
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):

@@ -37,6 +37,7 @@ from card.kernels.jit.vectors import (
     fill,
     largest,
     load,
+    load_float,
     load_int,
     maximum,
     store,
@@ -51,8 +52,11 @@ _UNSEEN, _IN_ORDER, _OWN = 0, 1, 2  # how a row sees a block: see `standing`
 
 
 @compiled
-def weigh(scores: int, seen: int) -> None:
-    """Turn scores into weights whose sum is 1, in place, with weights of 0 up to a whole vector."""
+def weigh(scores: int, seen: int, sink: int) -> None:
+    """Turn scores into weights whose sum is 1, in place, with weights of 0 up to a whole vector.
+
+    ``sink`` is the address of one more score, whose weight is left out and comes last in the sum; 0: there is none.
+    """
     end = 4 * seen
     width = (end + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
     for at in range(end, width, 4):
@@ -60,6 +64,8 @@ def weigh(scores: int, seen: int) -> None:
     most = load(scores)
     for at in range(4 * LANES, width, 4 * LANES):
         most = maximum(most, load(scores + at))
+    if sink:
+        most = maximum(most, fill(load_float(sink)))
     top = fill(-largest(most))
     for at in range(0, width, 4 * LANES):
         store(scores + at, exponential(add(load(scores + at), top)))
@@ -68,7 +74,10 @@ def weigh(scores: int, seen: int) -> None:
     sums = fill(ZERO)
     for at in range(0, width, 4 * LANES):
         sums = add(sums, load(scores + at))
-    share = fill(ONE / total(sums))
+    whole = total(sums)
+    if sink:
+        whole = whole + largest(exponential(add(fill(load_float(sink)), top)))
+    share = fill(ONE / whole)
     for at in range(0, width, 4 * LANES):
         store(scores + at, times(load(scores + at), share))
 
@@ -295,10 +304,12 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
     use_blocks(table, layer, first, last, head, last_head, keys, begin, end, room, scores, width, 0)
     keep_queries(table, layer, first, last, head, last_head)
     keep_scores(table, layer, first, last, head, last_head, t.LOGITS_OF_ROWS, scores, width)
+    sinks = entry(layer_entry(table, layer), t.SINKS)
     for query in range(num_queries):
         row, its_scores = first + query // num_heads, scores + width * query
         start, stop = first_seen(table, layer, row), last_seen(table, layer, row)
-        weigh(its_scores + 4 * (start - begin), stop - start)
+        sink = sinks + 4 * (head + query % num_heads) if sinks else 0
+        weigh(its_scores + 4 * (start - begin), stop - start, sink)
         for at in range(start - begin):
             store_float(its_scores + 4 * at, ZERO)
         for at in range(stop - begin, end - begin):

@@ -19,6 +19,7 @@ from card.kernels.jit.heads import norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
     capped,
+    clamped_gate,
     floats_behind,
     gelu,
     multiply_tile,
@@ -73,11 +74,14 @@ def wait(counter: int, num_threads: int, turn: int) -> int:
 
 
 @compiled
-def activate(x: int, factor: int, has_gelu: int) -> None:
+def activate(x: int, factor: int, activation: int) -> None:
     """Turn a group of the gate into its activation times the group ``factor``, in place."""
-    if has_gelu:
+    if activation == t.GELU:
         for at in range(0, 4 * GROUP, 4 * LANES):
             store(x + at, times(gelu(load(x + at)), load(factor + at)))
+    elif activation == t.CLAMPED:
+        for at in range(0, 4 * GROUP, 4 * LANES):
+            store(x + at, clamped_gate(load(x + at), load(factor + at)))
     else:
         for at in range(0, 4 * GROUP, 4 * LANES):
             store(x + at, times(silu(load(x + at)), load(factor + at)))
@@ -107,7 +111,7 @@ def gate(
 ) -> None:  # fmt: skip
     """Compute a part of activation(gate) * up for some rows, and prepare it."""
     of, num_groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
-    has_gelu, takes = entry(table, t.HAS_GELU), entry(of + 8 * t.DOWN, t.TAKES)
+    activation, takes = entry(table, t.ACTIVATION), entry(of + 8 * t.DOWN, t.TAKES)
     room = room_behind(sums, num_rows, num_groups)
     num_out, num_panels, other = entry(of, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
     sums_out = gated_sums(table, of, first_row)
@@ -122,7 +126,7 @@ def gate(
                     num_groups, out - 4 * GROUP * group, 4 * GROUP, 0,
                 )  # fmt: skip
             for row in range(size):
-                activate(room + 4 * GROUP * row, other + 4 * GROUP * row, has_gelu)
+                activate(room + 4 * GROUP * row, other + 4 * GROUP * row, activation)
                 prepare_group(
                     takes, room + 4 * GROUP * row, first * num_out + group * size, row, size,
                     gated_bytes(table, of, first_row), gated_scales(table, of, first_row), sums_out, floats_out,

@@ -10,20 +10,22 @@ MULTIPLIER, PANELS, PANEL_BYTES, CHANNEL_SCALES, BIASES, TAKES, LINEAR_SIZE = ra
 AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
 # Places in the table of a pass.
 (
-    ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, HAS_GELU, CENTRES,
-    IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED, GATED_SCALES,
-    GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, OUTPUT,
+    ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, ACTIVATION,
+    CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
+    GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, OUTPUT,
 ) = range(32)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
-# Places in the table of a layer: its linear layers one after the other, then single entries. Those from HEADS on are
-# its shape: heads of queries, of keys, channels of each and with its padding, the scale of scores, channels of the MLP
+SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
+# Places in the table of a layer: its linear layers one after the other, then single entries. SINKS is where a float for
+# each query head lies, a score beside those of the positions that has no value (0: none). Those from HEADS on are its
+# shape: heads of queries, of keys, channels of each and with its padding, the scale of scores, channels of the MLP
 # with their padding. Then where its keys lie, as bytes of a row of the cache that lie before them, and its number among
 # the layers that keep keys.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
-    HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 20)  # fmt: skip
+    SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 21)  # fmt: skip
 # Places in the table of a row: where its sequence's part of the cache is, and for how many rows it has room; its own
 # row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
 # of its other ancestors. Then the rows that layers without a window read, for each layer and KV head (0: all), how

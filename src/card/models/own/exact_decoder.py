@@ -23,6 +23,7 @@ from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT16, FLOAT32, Array, Floats, empty, zeros
 from card.kernels.packed_linear import GROUP, LANES, PANEL, extended, padded
 from card.machine.threads import integer_pass_threads
+from card.models.architectures.architecture import ACTIVATIONS
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
 from card.models.images import ImageRows
@@ -72,7 +73,7 @@ class ExactDecoder:
         }
         self._switches = {
             self._code.KV_BYTES: kv_dtype.itemsize,
-            self._code.HAS_GELU: getattr(config, architecture.activation) != "silu",
+            self._code.ACTIVATION: ACTIVATIONS.index(getattr(config, architecture.activation)),
             self._code.CENTRES: architecture.centres,
             self._code.IS_PARALLEL: architecture.is_parallel,
             self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,

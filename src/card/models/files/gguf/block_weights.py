@@ -142,12 +142,13 @@ def _read_chunk(model: GgufModel, put: _Put, part: _Part, first: int, count: int
             put(part, place, data)
             place += len(data)
         return
-    raw = model.read_raw(part.weight, first, count)
-    if part.form == "rows":
-        put(part, first * raw.shape[1], raw.reshape(-1))
-        return
+    raw, form = model.read_raw(part.weight, first, count), BLOCK_FORMATS[part.weight.place.type_id]
     try:
-        panels = pack_blocks(raw, BLOCK_FORMATS[part.weight.place.type_id])
+        if part.form == "rows":
+            form.check(raw)
+            put(part, first * raw.shape[1], raw.reshape(-1))
+            return
+        panels = pack_blocks(raw, form)
     except ValueError as error:
         raise GgufError(f"cannot run as it is: {part.weight.place.name}: {error}") from None
     put(part, first // PANEL * panels.shape[1], panels.reshape(-1))

@@ -77,11 +77,17 @@ def _can_dequantize(kind: GGMLQuantizationType, block_bytes: int) -> bool:
         return False
 
 
-def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], type_id: int) -> Array:
-    """Return the numbers that rows of a type [n, bytes] stand for, float32."""
-    form = BLOCK_FORMATS.get(type_id)
-    values: Array = dequantize(raw, GGMLQuantizationType(type_id)) if form is None else form.numbers(raw)
-    return values
+def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> Array:
+    """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is none."""
+    form = BLOCK_FORMATS.get(place.type_id)
+    if form is None:
+        values: Array = dequantize(raw, GGMLQuantizationType(place.type_id))
+        return values
+    try:
+        form.check(raw)
+    except ValueError as error:
+        raise GgufError(f"cannot be read: {place.name}: {error}") from None
+    return form.numbers(raw)
 
 
 def are_equal(path: Path, one: Weight, other: Weight) -> bool:
@@ -113,7 +119,7 @@ def read_rows(path: Path, weight: Weight, dtype: Dtype) -> Iterator[Array]:
     with path.open("rb") as stream:
         stream.seek(place.offset)
         if len(place.shape) == 1:
-            values = _unpacked(_raw(stream, 1, row_bytes), place.type_id)[0] - np.float32(weight.offset)
+            values = _unpacked(_raw(stream, 1, row_bytes), place)[0] - np.float32(weight.offset)
             yield (values if weight.order is None else values[weight.order]).astype(dtype, copy=False)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
@@ -122,7 +128,7 @@ def read_rows(path: Path, weight: Weight, dtype: Dtype) -> Iterator[Array]:
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
             part = _raw(stream, count, row_bytes) if ordered is None else ordered[first : first + count]
-            yield _unpacked(part, place.type_id).astype(dtype, copy=False)
+            yield _unpacked(part, place).astype(dtype, copy=False)
 
 
 def row_bytes_of(place: TensorPlace) -> int:
