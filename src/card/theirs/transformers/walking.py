@@ -43,7 +43,7 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     inner: Any = model.model
     if not WITH_CHUNKS.isdisjoint(layer_kinds(config)):
         return "its attention is chunked"
-    if (activation := getattr(config, architecture.activation)) not in ACTIVATIONS:
+    if (activation := architecture.gate_activation(config)) not in ACTIVATIONS:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
