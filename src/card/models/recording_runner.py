@@ -13,9 +13,11 @@ from card.models.runner import ExactRunner
 _NO_TOKEN = -1  # of a row whose embedding was changed
 
 
-def keeps_records(model: DecoderModel) -> bool:
-    """Return whether a model has layers that sum up a text."""
-    return any(layer.shape.mixer != "attention" for layer in model.layers)
+def exact_runner(model: DecoderModel, *, max_model_len: int, max_tree_rows: int = 512) -> ExactRunner:
+    """Return the runner of a model in our own pass; arguments and errors as of `ExactRunner`."""
+    sums_up = any(layer.shape.mixer != "attention" for layer in model.layers)
+    kind = RecordingRunner if sums_up else ExactRunner
+    return kind(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
 
 
 class RecordingRunner(ExactRunner):

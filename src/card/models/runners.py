@@ -6,8 +6,8 @@ from card.config import INT8
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Recurrent, Stateful
-from card.models.recording_runner import RecordingRunner, keeps_records
-from card.models.runner import ExactRunner, RowRunner
+from card.models.recording_runner import exact_runner
+from card.models.runner import RowRunner
 
 _THEIRS = "a model of transformers"
 
@@ -24,7 +24,7 @@ def plain_runner(
     """
     sizes = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if isinstance(model, DecoderModel):
-        return _exact_runner(model, **sizes)
+        return exact_runner(model, **sizes)
     made: RowRunner = others("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
     return made
 
@@ -32,16 +32,11 @@ def plain_runner(
 def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
     """Return the runner that suits ``model`` and its device; arguments and errors as of `RowRunner`."""
     if isinstance(model, DecoderModel):
-        return _exact_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+        return exact_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
     made: RowRunner = others("transformers.runners", _THEIRS).make_runner(
         model, max_model_len=max_model_len, max_tree_rows=max_tree_rows
     )
     return made
-
-
-def _exact_runner(model: DecoderModel, *, max_model_len: int, max_tree_rows: int) -> ExactRunner:
-    kind = RecordingRunner if keeps_records(model) else ExactRunner
-    return kind(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
 
 
 def how_it_runs(runner: RowRunner) -> str:
