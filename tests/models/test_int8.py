@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from transformers import (
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
@@ -112,8 +115,19 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
+    "lfm2": (
+        Lfm2ForCausalLM,
+        Lfm2Config(**{**SIZES, "num_hidden_layers": 4}, full_attn_idxs=[1, 3], block_multiple_of=16),
+    ),
 }
-STORED = ("llama float32", "gemma2 bfloat16", "qwen3 bfloat16", "granite float16")  # kinds with weights as they are
+STORED = (  # kinds with weights as they are
+    "llama float32",
+    "gemma2 bfloat16",
+    "qwen3 bfloat16",
+    "granite float16",
+    "lfm2 float32",
+    "lfm2 bfloat16",
+)
 CASES = [*KINDS, *STORED]
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
 
@@ -122,7 +136,7 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Row
     kind, _, dtype = kind.partition(" ")
     model_class, config = KINDS[kind]
     torch.manual_seed(0)
-    model = model_class(config)
+    model = model_class(copy.deepcopy(config))  # which whoever runs the model writes to
     for name, parameter in model.named_parameters():
         parameter.data.normal_(mean=1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0, std=std)
     if dtype:
@@ -284,7 +298,8 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("llama float32", 2e-6), ("gemma2 bfloat16", 4e-2), ("granite float16", 4e-3)]
+    ("kind", "error"),
+    [("llama float32", 2e-6), ("lfm2 float32", 2e-6), ("gemma2 bfloat16", 4e-2), ("granite float16", 4e-3)],
 )
 def test_stored_weights_give_the_logits_of_torch_but_for_rounding(kind: str, error: float) -> None:
     found, expected = logits_of(RUNNERS[kind], TEXT), logits_of(make_runner(kind, in_integers=False), TEXT)

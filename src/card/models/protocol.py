@@ -121,8 +121,8 @@ class Movable(LanguageModel, Protocol):
 
 
 @runtime_checkable
-class Recurrent(LanguageModel, Protocol):
-    """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""
+class Stateful(LanguageModel, Protocol):
+    """A model that keeps more of a sequence than its rows."""
 
     @property
     def state_bytes(self) -> int:
@@ -130,6 +130,15 @@ class Recurrent(LanguageModel, Protocol):
 
     def lendable_rows(self, slot: int, num_rows: int) -> int:
         """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
+
+
+@runtime_checkable
+class Recurrent(Stateful, Protocol):
+    """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""
+
+    @property
+    def runs_row_by_row(self) -> bool:
+        """True if layers with a state run several tokens one by one, as their scan would lose the state."""
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ from card.models.rows.extension_rows import (
     token_ids_of,
 )
 from card.models.rows.kv_cache import KVCache
+from card.models.rows.records import RecordLayout
 from card.models.rows.row_tree import IntArray, window_size
 from card.models.rows.selection import AttentionScores, ChosenRows
 
@@ -73,12 +74,17 @@ class RowRunner(ABC):
         self.features = Features(self.original.num_layers, self.original.hidden_size)
         self.attention_scores = AttentionScores()
         self._shown: ShownImages | None = None  # None: it sees no images
-        self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
+        records = self._record_layout(max_tree_rows)
+        self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows, records=records)
         self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
 
     @abstractmethod
     def _make_decoder(self, model: Any, max_model_len: int) -> Decoder:
         """Return what computes the passes."""
+
+    def _record_layout(self, max_tree_rows: int) -> RecordLayout | None:
+        """Return what the cache holds besides rows; None for nothing."""
+        return None
 
     @property
     @abstractmethod

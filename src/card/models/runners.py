@@ -5,8 +5,9 @@ from __future__ import annotations
 from card.config import INT8
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
-from card.models.protocol import Recurrent
-from card.models.runner import ExactRunner, RowRunner
+from card.models.protocol import Recurrent, Stateful
+from card.models.recording_runner import exact_runner
+from card.models.runner import RowRunner
 
 _THEIRS = "a model of transformers"
 
@@ -23,7 +24,7 @@ def plain_runner(
     """
     sizes = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if isinstance(model, DecoderModel):
-        return ExactRunner(model, **sizes)
+        return exact_runner(model, **sizes)
     made: RowRunner = others("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
     return made
 
@@ -31,7 +32,7 @@ def plain_runner(
 def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
     """Return the runner that suits ``model`` and its device; arguments and errors as of `RowRunner`."""
     if isinstance(model, DecoderModel):
-        return ExactRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+        return exact_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
     made: RowRunner = others("transformers.runners", _THEIRS).make_runner(
         model, max_model_len=max_model_len, max_tree_rows=max_tree_rows
     )
@@ -43,6 +44,8 @@ def how_it_runs(runner: RowRunner) -> str:
     if runner.has_own_pass:
         numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
         words = [f"own pass in {'the blocks of the file' if runner.has_blocks else numbers}", "trees of candidates"]
+        if isinstance(runner, Stateful):
+            words.append(f"{runner.state_bytes / 1e6:,.1f} MB of records a request")
     elif isinstance(runner, Recurrent):
         megabytes = f"{runner.state_bytes / 1e6:,.1f} MB"
         words = ["transformers' modules with a state", "chains only", f"{megabytes} of states a request", "no int8"]

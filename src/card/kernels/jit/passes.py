@@ -33,6 +33,7 @@ from card.kernels.jit.rows import (
     sums_behind,
     tile_size,
 )
+from card.kernels.jit.short_conv import convolve_part
 from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
@@ -237,7 +238,8 @@ def begin_layer(
         for row in range(first_row + part, first_row + num_rows, parts):
             norm_all_heads(table, layer, row)
         turn = wait(barrier, parts, turn)
-    prepare_heads(table, layer, first_row, first_row + num_rows, first, last)
+    if not entry(of, t.FILTER):
+        prepare_heads(table, layer, first_row, first_row + num_rows, first, last)
     if is_parallel:
         gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
     return turn
@@ -291,7 +293,10 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
         num_rows, part, parts = share(num_rows, thread + 1, threads) - first_row, 0, 1
     turn = begin_layer(table, layer, first_row, num_rows, part, parts, turn, own)
     turn = wait(barrier, threads, turn)
-    attend_part(table, layer, thread, own)
+    if entry(layer_entry(table, layer), t.FILTER):
+        convolve_part(table, layer, thread)
+    else:
+        attend_part(table, layer, thread, own)
     turn = wait(barrier, threads, turn)
     return end_layer(table, layer, first_row, num_rows, part, parts, turn, own)
 

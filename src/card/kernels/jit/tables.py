@@ -12,20 +12,22 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
 (
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, ACTIVATION,
     CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
-    GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, OUTPUT,
-) = range(32)  # fmt: skip
+    GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, INPUTS, INPUT_SIZE,
+    OUTPUT,
+) = range(34)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
 SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # Places in the table of a layer: its linear layers one after the other, then single entries. SINKS is where a float for
 # each query head lies, a score beside those of the positions that has no value (0: none). Those from HEADS on are its
 # shape: heads of queries, of keys, channels of each and with its padding, the scale of scores, channels of the MLP
 # with their padding. Then where its keys lie, as bytes of a row of the cache that lie before them, and its number among
-# the layers that keep keys.
+# the layers that keep keys. A layer with a convolution has PANEL channels in each of as many heads of B, C and u; then
+# come its weights, one row for each tap, how many taps, and the bytes of a record that lie before its own.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
-    SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 21)  # fmt: skip
+    SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 24)  # fmt: skip
 # Places in the table of a row: where its sequence's part of the cache is, and for how many rows it has room; its own
 # row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
 # of its other ancestors. Then the rows that layers without a window read, for each layer and KV head (0: all), how
@@ -35,6 +37,10 @@ QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LIN
     KV, ROOM, SLOT, POSITION, ANGLE, PREFIX, FIRST_ANCESTOR, PICKED, NUM_PICKED, SINCE, SCORES, NUM_SCORES, SCORE_KIND,
     ROW_SIZE,
 ) = range(14)  # fmt: skip
+# Places in the table of what convolutions of a row take in, which is there if a layer has one: where the record of the
+# row is kept for rows of later passes, and where as a landmark (0: nowhere). Then the records of its last ancestors,
+# oldest first: an address, -1 - a row of this pass, or 0 before the text.
+RECENT, LANDMARK, FIRST_SOURCE = range(3)
 LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)
 TOGETHER = 32  # queries whose scores are kept at once, or as many as a row has for a KV head
 
@@ -61,6 +67,18 @@ def layer_entry(table: int, layer: int) -> int:
 def row_entry(table: int, row: int) -> int:
     """Return the address of a row's table."""
     return entry(table, ROW_TABLE) + 8 * ROW_SIZE * row
+
+
+@compiled
+def input_entry(table: int, row: int) -> int:
+    """Return the address of the table of what convolutions of a row take in."""
+    return entry(table, INPUTS) + 8 * entry(table, INPUT_SIZE) * row
+
+
+@compiled
+def sources_of(table: int, row: int) -> int:
+    """Return where a row's table names the records of its ancestors."""
+    return input_entry(table, row) + 8 * FIRST_SOURCE
 
 
 @compiled

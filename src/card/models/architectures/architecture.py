@@ -14,8 +14,8 @@ import numpy as np
 from card.kernels.number_types import Dtype
 from card.models.decoder_config import DecoderConfig
 
-Mixer = Literal["attention"]
-Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up"]
+Mixer = Literal["attention", "short_conv"]
+Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps"]
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
@@ -32,6 +32,7 @@ class LayerShape:
     head_size: int
     mlp_width: int
     mixer: Mixer = "attention"  # what its rows learn of each other by
+    num_taps: int = 0  # of a convolution: rows that one sums up, itself included
 
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
@@ -45,6 +46,7 @@ class Part:
     gguf_name: str  # llama.cpp's
     shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
     bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
+    mixer: Mixer | None = None  # of the layers that have it; None: all
 
 
 LINEARS = (
@@ -61,7 +63,11 @@ _QKV = Part("self_attn.qkv_proj", "attn_qkv", ("qkv", "hidden"), "qkv")
 _GATE_UP = Part("mlp.gate_up_proj", "ffn_up", ("gate_up", "hidden"), "mlp")
 LINEARS_WITH_GATE_UP = (*LINEARS[:4], _GATE_UP, LINEARS[6])
 LINEARS_WITH_QKV_AND_GATE_UP = (_QKV, LINEARS[3], _GATE_UP, LINEARS[6])
-SPLITS: Mapping[Size, tuple[Size, ...]] = {"qkv": ("queries", "keys", "keys"), "gate_up": ("inner", "inner")}
+SPLITS: Mapping[Size, tuple[Size, ...]] = {
+    "qkv": ("queries", "keys", "keys"),
+    "gate_up": ("inner", "inner"),
+    "conv_in": ("hidden", "hidden", "hidden"),
+}
 PRE_NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
     "mlp_in": Part("post_attention_layernorm", "ffn_norm", ("hidden",)),
@@ -98,11 +104,14 @@ class Architecture:
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
     linears: tuple[Part, ...] = LINEARS
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
+    filters: tuple[Part, ...] = ()  # weights [channels, taps] of convolutions
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)  # by the kinds of layers that do not attend
+    last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
     norm_offset: float = 0.0  # added to the weights of all norms
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
     centres: bool = False  # norms subtract the mean of a row first
     is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
-    activation: str = "hidden_act"  # the field that names the gate's
+    activation: str | None = "hidden_act"  # the field that names the gate's; None: it is silu
     has_windows: bool = False  # the config may give layers a sliding window
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
@@ -115,8 +124,12 @@ class Architecture:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of each layer."""
-        return self.linears + tuple(self.norms.values())
+        """The parts of all layers."""
+        return self.linears + tuple(self.norms.values()) + self.filters
+
+    def parts_of(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return the parts of a layer."""
+        return tuple(part for part in self.parts if part.mixer in (None, shape.mixer))
 
     @property
     def has_wide_norms(self) -> bool:
@@ -131,6 +144,10 @@ class Architecture:
         """Return whether a part has a bias in a model of this config."""
         stated = self.stated_bias(part)
         return bool(getattr(config, stated)) if isinstance(stated, str) else stated
+
+    def gate_activation(self, config: Any) -> str:
+        """Return the name of the gate's activation."""
+        return "silu" if self.activation is None else str(getattr(config, self.activation))
 
     def layer_shape(self, config: Any, layer: int) -> LayerShape:
         """Return the shape of a layer."""
@@ -201,4 +218,6 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "head": size,
         "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * size,
         "gate_up": 2 * inner,
+        "conv_in": 3 * config.hidden_size,
+        "taps": shape.num_taps,
     }

@@ -34,7 +34,7 @@ _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fiel
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
-_TABLE, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Angles = Callable[[int, str], tuple[Floats, Floats]]
 
@@ -66,6 +66,7 @@ class DecoderLayer:
     shape: LayerShape
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
+    filters: Mapping[str, Array]  # [channels, taps], as the file has them
 
 
 class DecoderModel:
@@ -97,7 +98,8 @@ class DecoderModel:
         source = _FileWeights(weights)
         self.embeddings = source.take(_TABLE, config.vocab_size, config.hidden_size)
         self.layers = [source.layer(idx, architecture, config) for idx in range(config.num_hidden_layers)]
-        self.norm = source.norm(_NORM, config.hidden_size)
+        self._norm_name = f"model.{architecture.last_norm[0]}.weight"
+        self.norm = source.array(self._norm_name, config.hidden_size)
         is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight)
         self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, *self.embeddings.shape))
         source.check_empty()
@@ -125,9 +127,9 @@ class DecoderModel:
                 yield f"model.layers.{idx}.{name}.weight", linear.weight
                 if linear.bias is not None:
                     yield f"model.layers.{idx}.{name}.bias", linear.bias
-            for name, norm in layer.norms.items():
-                yield f"model.layers.{idx}.{name}.weight", norm
-        yield _NORM, self.norm
+            for name, array in (*layer.norms.items(), *layer.filters.items()):
+                yield f"model.layers.{idx}.{name}.weight", array
+        yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
 
@@ -162,8 +164,14 @@ class _FileWeights:
             raise ValueError(f"{name} has shape {list(weight.shape)}, the config asks for {list(shape)}")
         return weight
 
-    def norm(self, name: str, *shape: int) -> Array:
+    def array(self, name: str, *shape: int) -> Array:
         return cast(Array, self.take(name, *shape))  # no file has norms in blocks
+
+    def filter(self, name: str, num_channels: int, num_taps: int) -> Array:
+        """Return the weights of a convolution whose channels are apart: [channels, 1, taps] in a folder."""
+        weight = self._weights[name]
+        is_apart = tuple(weight.shape) == (num_channels, 1, num_taps)
+        return self.array(name, *((num_channels, 1, num_taps) if is_apart else (num_channels, num_taps)))
 
     def layer(self, idx: int, architecture: Architecture, config: Any) -> DecoderLayer:
         """Return the parts of a layer under their names."""
@@ -171,14 +179,17 @@ class _FileWeights:
         sizes, prefix = sizes_of(config, shape), f"model.layers.{idx}."
         linears: dict[str, Linear] = {}
         norms: dict[str, Array] = {}
-        for part in architecture.parts:
+        filters: dict[str, Array] = {}
+        for part in architecture.parts_of(shape):
             name, its = prefix + part.name, [sizes[size] for size in part.shape]
             if len(its) == 1:
-                norms[part.name] = self.norm(f"{name}.weight", *its)
-                continue
-            weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
-            linears[part.name] = Linear(weight, self.norm(f"{name}.bias", its[0]) if has_bias else None)
-        return DecoderLayer(shape, linears, norms)
+                norms[part.name] = self.array(f"{name}.weight", *its)
+            elif part in architecture.filters:
+                filters[part.name] = self.filter(f"{name}.weight", *its)
+            else:
+                weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
+                linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
+        return DecoderLayer(shape, linears, norms, filters)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -186,7 +197,7 @@ class _FileWeights:
 
 
 class Linears(NamedTuple):
-    """The linear layers of a decoder layer."""
+    """The linear layers of a decoder layer; of one with a convolution the first three give B, C and u."""
 
     query: Linear
     key: Linear
@@ -201,8 +212,9 @@ def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> 
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
     sizes = sizes_of(config, layer.shape)
     found: list[Linear] = []
-    for part in architecture.linears:
-        found += _split(layer.linears[part.name], part, sizes)
+    for part in architecture.parts_of(layer.shape):
+        if part in architecture.linears:
+            found += _split(layer.linears[part.name], part, sizes)
     return Linears(*found)
 
 
@@ -301,7 +313,7 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and all(_is_plain_layer(architecture.layer_shape(config, idx)) for idx in range(config.num_hidden_layers))
         and config.max_position_embeddings > 0
         and getattr(config, architecture.norm_eps) > 0
-        and getattr(config, architecture.activation) in ACTIVATIONS
+        and architecture.gate_activation(config) in ACTIVATIONS
         and config.dtype in STORED_DTYPES
         and _has_known_layers(config, architecture)
         and isinstance(config.rope_parameters, dict)
@@ -318,18 +330,19 @@ def _is_whole(stated: object, num_layers: object) -> bool:
 
 
 def _is_plain_layer(shape: LayerShape) -> bool:
-    sizes = shape.num_heads, shape.num_kv_heads, shape.head_size, shape.mlp_width
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.head_size, shape.mlp_width]
+    sizes += [shape.num_taps] if shape.mixer == "short_conv" else []
     return min(sizes) > 0 and shape.num_heads % shape.num_kv_heads == 0 and shape.head_size % 2 == 0
 
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether each layer attends to all tokens before it, or to those of a window that the entry knows of."""
     stated = config.layer_types
-    kinds = {"full_attention"} if stated is None else set(stated)
+    kinds = {"full_attention"} if stated is None else set(stated) - architecture.mixers.keys()
     if stated is not None and len(stated) != config.num_hidden_layers:
         return False
     if not architecture.has_windows:
-        return config.sliding_window is None and kinds == {"full_attention"}
+        return config.sliding_window is None and kinds <= {"full_attention"}
     window = config.sliding_window
     return (
         kinds <= {"full_attention"} | WITH_WINDOW

@@ -36,13 +36,14 @@ from card.models.own.exact_layers import (
     products_of,
     rms_norm,
 )
-from card.models.own.exact_rows import IntArray, NewRows, row_tables
+from card.models.own.exact_rows import IntArray, NewRows, input_tables, row_tables
 from card.models.own.layer_tables import LayerTables, norm_weight
 from card.models.own.layers import EmbeddedRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.selection import bound_scores
 
+_NO_INPUTS: IntArray = np.zeros((0, 0), np.int64)
 MOST_TILE_ROWS = 16  # of the largest kind of tile
 _LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB
 
@@ -73,7 +74,7 @@ class ExactDecoder:
         }
         self._switches = {
             self._code.KV_BYTES: kv_dtype.itemsize,
-            self._code.ACTIVATION: ACTIVATIONS.index(getattr(config, architecture.activation)),
+            self._code.ACTIVATION: ACTIVATIONS.index(architecture.gate_activation(config)),
             self._code.CENTRES: architecture.centres,
             self._code.IS_PARALLEL: architecture.is_parallel,
             self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,
@@ -86,7 +87,7 @@ class ExactDecoder:
         self._output = packed(pack, head, factor=1 / architecture.scale("logits", config))
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
-        self.windows, self.layout = self._layers.windows, self._layers.layout
+        self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self._pages = model.pages
         self._check_pages()
         self._buffers = _Buffers()
@@ -114,6 +115,7 @@ class ExactDecoder:
         """
         code, buffers = self._code, self._buffers
         scored = self._make_score_room(steps)
+        inputs = input_tables(steps) if self._layers.record[1] else _NO_INPUTS
         rows, ancestors = row_tables(steps)
         num_rows, threads = len(rows), integer_pass_threads()
         self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
@@ -139,6 +141,7 @@ class ExactDecoder:
         table = self._table
         table[code.ROWS], table[code.THREADS] = num_rows, threads
         table[code.ANCESTORS] = ancestors.ctypes.data if len(ancestors) else 0
+        table[code.INPUTS], table[code.INPUT_SIZE] = inputs.ctypes.data, inputs.shape[1]
         table[code.LOGITS] = logits.ctypes.data
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
         if states:
@@ -219,7 +222,7 @@ class ExactDecoder:
     def _own_bytes(self) -> int:
         """Return what a thread needs for itself in the largest pass that there is room for."""
         layers, buffers = self._layers, self._buffers
-        size = max(layer.head_size for layer in self.layout.layers)
+        size = max((layer.head_size for layer in self.layout.layers), default=0)
         groups = max(padded(self._width, GROUP), layers.attended) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
         attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)

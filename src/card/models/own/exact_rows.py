@@ -70,6 +70,22 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
     return rows, np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
 
 
+def input_tables(steps: Sequence[NewRows]) -> IntArray:
+    """Return the tables of what convolutions of a pass's rows take in, see `card.kernels.jit.tables`."""
+    tables, offset = list[IntArray](), 0
+    for step in steps:
+        tree, records = step.sequence.tree, step.sequence.records
+        assert records is not None
+        start = tree.num_rows - step.num_new
+        ancestors = tree.ancestors(start, records.layout.num_needed)
+        held = np.where(ancestors < 0, 0, records.addresses(ancestors))
+        sources = np.where(ancestors < start, held, start - offset - 1 - ancestors)
+        places = records.places(np.arange(start, tree.num_rows), tree.num_rows)
+        tables.append(np.column_stack((*places, sources)))
+        offset += step.num_new
+    return np.concatenate(tables)
+
+
 def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:
     """Return what the table of a row says of chosen rows and of scores."""
     reads, room = step.extension.reads, step.score_room

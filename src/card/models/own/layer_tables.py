@@ -10,7 +10,7 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Dtype, Floats
-from card.kernels.packed_linear import GROUP, LANES, PackedLinear, extended, padded
+from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.models.architectures.architecture import LayerShape, NormPlace, neighbours_first, rotary_size
 from card.models.layer_kinds import layer_windows
 from card.models.own.decoder_model import DecoderLayer, DecoderModel, linears_of, release_pages
@@ -39,8 +39,12 @@ class LayerTables:
         self._residual_scale = architecture.scale("residual", config)
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
         self.shapes: list[LayerShape] = [layer.shape for layer in model.layers]
-        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in self.shapes), kv_dtype)
-        self.windows = layer_windows(config, max_model_len)
+        self._width = int(config.hidden_size)
+        self._attending = [idx for idx, one in enumerate(self.shapes) if one.mixer == "attention"]
+        self._summing = [idx for idx, one in enumerate(self.shapes) if one.mixer == "short_conv"]
+        its = [self.shapes[idx] for idx in self._attending]
+        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in its), kv_dtype)
+        self._windows = layer_windows(config, max_model_len)
         kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
         self._kinds: list[Rotation | None] = [None if kind is None else (kind, one.head_size) for kind, one in kinds]
         turning = [kind for kind in dict.fromkeys(self._kinds) if kind is not None]
@@ -62,9 +66,21 @@ class LayerTables:
         return len(self.tables)
 
     @property
+    def windows(self) -> list[int | None]:
+        """The windows of the layers that keep keys."""
+        return [self._windows[idx] for idx in self._attending]
+
+    @property
+    def record(self) -> tuple[int, int]:
+        """Numbers that layers take in of a row, all together, and how many of its last ancestors they need; or 0."""
+        taps = (self.shapes[idx].num_taps - 1 for idx in self._summing)
+        return len(self._summing) * padded(self._width, PANEL), max(taps, default=0)
+
+    @property
     def alike(self) -> LayerShape:
-        """The shape of all layers. Raises: ModelError if their heads differ."""
-        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in self.shapes}
+        """The shape of all layers that attend. Raises: ModelError if their heads differ."""
+        its = (self.shapes[idx] for idx in self._attending)
+        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in its}
         if len(shapes) > 1:
             raise ModelError(
                 "the layers' heads differ in number or size, and scores are kept where all are alike; use a method that"
@@ -75,23 +91,31 @@ class LayerTables:
     @property
     def scale(self) -> np.float32:
         """The factor of the scores of such layers."""
-        scale: np.float32 = self.tables.view(np.float32)[0, 2 * self._code.SCALE]
+        scale: np.float32 = self.tables.view(np.float32)[self._attending[0], 2 * self._code.SCALE]
         return scale
 
     @property
     def projected(self) -> int:
         """The most channels of queries, keys and values that a layer has, with their padding."""
-        return max((one.num_heads + 2 * one.num_kv_heads) * padded_head(one) for one in self.shapes)
+        heads = map(self._heads, self.shapes)
+        return max((num_heads + 2 * num_kv_heads) * size for num_heads, num_kv_heads, size in heads)
 
     @property
     def attended(self) -> int:
         """The most channels that a layer's attention gives, with their padding."""
-        return max(padded(one.num_heads * padded_head(one), GROUP) for one in self.shapes)
+        return max(padded(num_heads * size, GROUP) for num_heads, _, size in map(self._heads, self.shapes))
 
     @property
     def most_together(self) -> int:
         """The most queries whose scores a layer keeps at once."""
         return max(int(self._code.TOGETHER), *(one.num_heads // one.num_kv_heads for one in self.shapes))
+
+    def _heads(self, shape: LayerShape) -> tuple[int, int, int]:
+        """Return heads of queries, of keys, and their padded size; the panels of a convolution instead of heads."""
+        if shape.mixer == "short_conv":
+            num_panels = padded(self._width, PANEL) // PANEL
+            return num_panels, num_panels, PANEL
+        return shape.num_heads, shape.num_kv_heads, padded_head(shape)
 
     def rows_together(self, shape: LayerShape) -> int:
         """Return how many rows of a text a layer attends with at once."""
@@ -121,26 +145,43 @@ class LayerTables:
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
             table[place : place + code.LINEAR_SIZE] = linear.entry
-        norms = self._norms(layer)
-        for place, norm in norms.items():
-            table[place] = norm.ctypes.data
+        arrays = {**self._norms(layer), **self._filter(layer)}
+        for place, array in arrays.items():
+            table[place] = array.ctypes.data
         self.mlp_widths.append(linears[code.GATE].scales.shape[0])
-        kind = self._kinds[idx]
+        kind, (num_heads, num_kv_heads, size) = self._kinds[idx], self._heads(shape)
         numbers = {
-            code.WINDOW: self.windows[idx] or 0,
+            code.WINDOW: self._windows[idx] or 0,
             code.TURNED: 0 if kind is None else self._rotations[kind][0].shape[1],
-            code.HEADS: shape.num_heads,
-            code.KV_HEADS: shape.num_kv_heads,
+            code.HEADS: num_heads,
+            code.KV_HEADS: num_kv_heads,
             code.HEAD: shape.head_size,
-            code.PADDED_HEAD: padded_head(shape),
+            code.PADDED_HEAD: size,
             code.MLP: self.mlp_widths[-1],
-            code.KV_AT: self.layout.places[idx] * self.layout.dtype.itemsize,
-            code.KV_LAYER: idx,
+            **self._place(idx),
         }
         for place, number in numbers.items():
             table[place] = number
-        self._held += [linears, norms]
+        self._held += [linears, arrays]
         return table
+
+    def _place(self, idx: int) -> dict[int, int]:
+        """Return where a layer's part of a row lies in the cache, or of a record."""
+        code = self._code
+        if idx in self._summing:
+            before = self._summing.index(idx) * padded(self._width, PANEL)
+            return {code.NUM_TAPS: self.shapes[idx].num_taps, code.RECORD_AT: 4 * before}
+        number = self._attending.index(idx)
+        return {code.KV_AT: self.layout.places[number] * self.layout.dtype.itemsize, code.KV_LAYER: number}
+
+    def _filter(self, layer: DecoderLayer) -> dict[int, Floats]:
+        """Return the weights of a layer's convolution [taps, channels] by their place, if it has one."""
+        width = padded(self._width, PANEL)
+        if not layer.filters:
+            return {}
+        (stored,) = layer.filters.values()
+        taps = stored.reshape(self._width, -1).T.astype(np.float32)
+        return {self._code.FILTER: np.stack([extended(tap, width) for tap in taps])}
 
     def _order(self, idx: int) -> list[int] | None:
         """Return which channel of a head of queries or keys comes where; None for as they are."""
@@ -153,12 +194,20 @@ class LayerTables:
         """Return the packed linear layers by their places."""
         code, shape, pack = self._code, layer.shape, self._pack
         its = linears_of(layer, self._model.architecture, self._model.config)
-        heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, padded_head(shape)
+        if shape.mixer == "short_conv":
+            mixing = {code.QUERY: packed(pack, its.query), code.KEY: packed(pack, its.key)}
+            mixing[code.VALUE] = packed(pack, its.value)
+            mixing[code.ATTENTION_OUT] = packed(pack, its.out, factor=self._residual_scale, out_multiple=GROUP)
+        else:
+            heads, kv_heads, size = self._heads(shape)
+            mixing = {
+                code.QUERY: packed_heads(pack, its.query, order, heads, size),
+                code.KEY: packed_heads(pack, its.key, order, kv_heads, size),
+                code.VALUE: packed_heads(pack, its.value, None, kv_heads, size),
+                code.ATTENTION_OUT: self._attention_out(its.out, shape),
+            }
         return {
-            code.QUERY: packed_heads(pack, its.query, order, heads, size),
-            code.KEY: packed_heads(pack, its.key, order, kv_heads, size),
-            code.VALUE: packed_heads(pack, its.value, None, kv_heads, size),
-            code.ATTENTION_OUT: self._attention_out(its.out, shape),
+            **mixing,
             code.GATE: packed(pack, its.gate, out_multiple=GROUP),
             code.UP: packed(pack, its.up, out_multiple=GROUP),
             code.DOWN: packed(pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
@@ -184,6 +233,8 @@ class LayerTables:
         }
         norms = {}
         for name, part in architecture.norms.items():
+            if part.name not in layer.norms:  # of layers with another mixer
+                continue
             place, num_heads = places[name]
             weight = norm_weight(layer.norms[part.name], architecture.norm_offset)
             if name in ("query", "key"):

@@ -14,6 +14,7 @@ import numpy as np
 
 from card.errors import CapacityError, ModelError
 from card.kernels.number_types import empty
+from card.models.rows.records import RecordLayout, Records
 from card.models.rows.row_tree import RowTree
 
 MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next ones: new memory costs page faults
@@ -84,7 +85,8 @@ class SequenceRows:
 
     tree: RowTree
     runs: list[Any]  # keys and values of all layers, see `KVLayout.runs`; the start of ``buffer``
-    buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many]
+    buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many], the records among them
+    records: Records | None = None  # of a model that keeps some
 
     @property
     def kv(self) -> Any:
@@ -101,11 +103,19 @@ class KVCache:
     at most ``max_free_bytes`` and MAX_SLACK times what the open sequences asked for.
     """
 
-    def __init__(self, layout: KVLayout, max_rows: int, *, max_free_bytes: int = MAX_FREE_BYTES) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        layout: KVLayout,
+        max_rows: int,
+        *,
+        records: RecordLayout | None = None,
+        max_free_bytes: int = MAX_FREE_BYTES,
+    ) -> None:
+        self.layout, self._records = layout, records
         self.max_rows = max_rows
         self.max_free_bytes = max_free_bytes
-        self.row_bytes = layout.row_elements * layout.dtype.itemsize
+        self.row_bytes = layout.row_elements * layout.dtype.itemsize + (0 if records is None else records.row_bytes)
+        self.state_bytes = 0 if records is None else records.ring_bytes  # of a sequence, besides its rows
         self._slots: dict[int, SequenceRows] = {}
         self._free: list[Any] = []  # buffers of closed sequences, the oldest first
         self._next_slot = 0
@@ -129,12 +139,22 @@ class KVCache:
         capacity = self.max_rows if max_rows is None else max_rows
         if not 1 <= capacity <= self.max_rows:
             raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
-        of = self.layout
-        buffer = self._take_buffer(capacity * of.row_elements)
+        buffer = self._take_buffer(self._num_elements(capacity))
         slot = self._next_slot
         self._next_slot += 1  # never used twice, so that a stale slot is caught
-        self._slots[slot] = SequenceRows(RowTree(capacity), of.runs(buffer, capacity), buffer)
+        self._slots[slot] = self._sequence(buffer, capacity)
         return slot
+
+    def _num_elements(self, capacity: int) -> int:
+        """Return the size of a buffer for so many rows."""
+        return int((capacity * self.row_bytes + self.state_bytes) // self.layout.dtype.itemsize)
+
+    def _sequence(self, buffer: Any, capacity: int) -> SequenceRows:
+        """Return a sequence without rows, or with rows that a buffer holds but its tree does not know."""
+        runs, size = self.layout.runs(buffer, capacity), capacity * self.layout.row_elements
+        room = None if self._records is None else buffer[size : self._num_elements(capacity)]
+        records = None if self._records is None else self._records.records(room, capacity)
+        return SequenceRows(RowTree(capacity), runs, buffer, records)
 
     def _take_buffer(self, num_elements: int) -> Any:
         fitting = [i for i, free in enumerate(self._free) if num_elements <= len(free) <= MAX_SLACK * num_elements]
@@ -175,7 +195,7 @@ class KVCache:
                 f" its {origin.tree.num_rows} rows are a chain"
             )
         target.tree.append(np.arange(-1, num_rows - 1))
-        _copy(origin.runs, target.runs, num_rows)
+        _copy(origin, target, num_rows)
 
     def read_rows(self, slot: int) -> Any:
         """Return a copy of the rows of a chain, as a buffer with just their room.
@@ -186,8 +206,8 @@ class KVCache:
         if held.tree.num_prefix_rows != held.tree.num_rows:
             raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
         num_rows = held.tree.num_rows
-        rows = self.layout.make(num_rows * self.layout.row_elements)
-        _copy(held.runs, self.layout.runs(rows, num_rows), num_rows)
+        rows = self.layout.make(self._num_elements(num_rows))
+        _copy(held, self._sequence(rows, num_rows), num_rows)
         return rows
 
     def write_rows(self, slot: int, rows: Any) -> None:
@@ -195,11 +215,14 @@ class KVCache:
 
         Raises: ModelError if it is not empty; CapacityError if they do not fit.
         """
-        target, num_rows = self[slot], len(rows) // self.layout.row_elements
+        target, num_rows = self[slot], (rows.nbytes - self.state_bytes) // self.row_bytes
         if target.tree.num_rows:
             raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are put into an empty one only")
         target.tree.append(np.arange(-1, num_rows - 1))
-        _copy(self.layout.runs(rows, num_rows), target.runs, num_rows)
+        source = self._sequence(rows, num_rows)
+        if source.records is not None:
+            source.records.first = max(0, num_rows - source.records.layout.num_needed)
+        _copy(source, target, num_rows)
 
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
@@ -219,17 +242,28 @@ class KVCache:
         stay = num_prefix_rows >= 0 and num_kept <= sequence.tree.num_rows
         if stay and all(row == num_prefix_rows + i for i, row in enumerate(rows)):
             sequence.tree.truncate(num_kept)
+            if sequence.records is not None:
+                sequence.records.cut(num_kept)
             return
         kept = np.asarray(rows, np.int64)
-        sequence.tree.keep(num_prefix_rows, kept)
         num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
+        if sequence.records is not None and (kept[num_still:] < sequence.records.first).any():
+            raise ModelError(
+                f"asked to move rows {kept.tolist()}, and the states behind rows below {sequence.records.first} are"
+                " gone; run fewer candidates in a pass, or make the model's runner with more max_tree_rows"
+            )
+        sequence.tree.keep(num_prefix_rows, kept)
         if num_still < len(kept):
             first = num_prefix_rows + num_still
             for run in sequence.runs:
                 run[:, :, :, first : first + len(kept) - num_still] = run[:, :, :, kept[num_still:]]
+            if sequence.records is not None:
+                sequence.records.move(kept[num_still:], first)
 
 
-def _copy(source: Sequence[Any], target: Sequence[Any], num_rows: int) -> None:
-    """Copy the first rows of all layers."""
-    for one, other in zip(source, target, strict=True):
+def _copy(source: SequenceRows, target: SequenceRows, num_rows: int) -> None:
+    """Copy the first rows of all layers, and the records behind which a text goes on."""
+    for one, other in zip(source.runs, target.runs, strict=True):
         other[:, :, :, :num_rows] = one[:, :, :, :num_rows]
+    if target.records is not None and source.records is not None:
+        target.records.copy(source.records, num_rows)

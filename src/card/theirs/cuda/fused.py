@@ -76,7 +76,7 @@ class FusedDecoder:
         self._head_size = head_size = head_dim(config)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self._dtype = self.embedding.dtype
-        self._has_silu = getattr(config, architecture.activation) == "silu"
+        self._has_silu = architecture.gate_activation(config) == "silu"
         self._eps, self._norm_offset = float(getattr(config, architecture.norm_eps)), architecture.norm_offset
         self._centres, self._is_parallel = architecture.centres, architecture.is_parallel
         self._has_wide_norms, self._turns_neighbours = architecture.has_wide_norms, architecture.turns_neighbours

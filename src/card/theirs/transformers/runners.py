@@ -9,7 +9,8 @@ from card.models.layer_kinds import has_state
 from card.models.names import model_name
 from card.models.others import others
 from card.models.own.decoder_model import is_int8
-from card.models.runner import ExactRunner, RowRunner
+from card.models.recording_runner import exact_runner
+from card.models.runner import RowRunner
 from card.theirs.transformers.hybrid import HybridRunner
 from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.walking import walked, why_not_exact
@@ -32,7 +33,7 @@ def plain_runner(
         reason = why_not_exact(model, max_model_len)
         decoder = None if reason else walked(model, max_model_len)
         if decoder is not None:
-            return ExactRunner(decoder, **sizes)
+            return exact_runner(decoder, **sizes)
         if own_pass or is_int8(model):
             what = "has no own pass" if own_pass else "cannot run in int8"
             advice = "leave own_pass at None" if own_pass else "use dtype bfloat16 or float32"

@@ -15,7 +15,7 @@ from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import STORED_DTYPES, Floats, dtype_name
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
-from card.models.layer_kinds import WITH_CHUNKS, has_state, layer_kinds
+from card.models.layer_kinds import WITH_CHUNKS, WITH_STATE, has_state, layer_kinds
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.theirs.transformers.arrays import as_array
 from card.theirs.transformers.generic import require_causal
@@ -43,7 +43,7 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     inner: Any = model.model
     if not WITH_CHUNKS.isdisjoint(layer_kinds(config)):
         return "its attention is chunked"
-    if (activation := getattr(config, architecture.activation)) not in ACTIVATIONS:
+    if (activation := architecture.gate_activation(config)) not in ACTIVATIONS:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
@@ -61,17 +61,24 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     for module in model.modules():
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
-    for layer in inner.layers:
-        for part in architecture.linears:
-            if (kind := type(layer.get_submodule(part.name))) is not nn.Linear:
+    for idx, layer in enumerate(inner.layers[: config.num_hidden_layers]):
+        for part in architecture.parts_of(architecture.layer_shape(config, idx)):
+            if part in architecture.linears and (kind := type(layer.get_submodule(part.name))) is not nn.Linear:
                 return f"its {part.name} is a {kind.__name__}, not a plain linear layer"
     return None
+
+
+def _has_known_mixers(model: PreTrainedModel) -> bool:
+    """Return whether the machine code has all layers with a state that a model has."""
+    architecture = architecture_of(model)
+    with_state = WITH_STATE.intersection(layer_kinds(model.config))
+    return architecture is not None and with_state <= architecture.mixers.keys()
 
 
 def why_not_exact(model: PreTrainedModel, max_model_len: int) -> str | None:
     """Return why the machine code cannot run a model, or None if it can."""
     require_causal(model)
-    if has_state(model):
+    if has_state(model) and not _has_known_mixers(model):
         return "it keeps a recurrent state"
     if (reason := why_not_walked(model, max_model_len)) is not None:
         return reason
@@ -138,7 +145,7 @@ def rotary_table(model: PreTrainedModel, num_positions: int, dtype: torch.dtype,
     inner: Any = model.model
     architecture = architecture_of(model)
     assert architecture is not None
-    like = inner.norm.weight[None, None].to(dtype)
+    like = inner.get_submodule(architecture.last_norm[0]).weight[None, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
     cos, sin = inner.rotary_emb(like, positions, *([kind] if kind else []))
     if architecture.turns_neighbours:  # such a module repeats each angle, for neighbours

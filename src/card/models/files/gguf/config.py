@@ -56,7 +56,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "is_quantized": not _matrix_types(header) <= PLAIN_DTYPES.keys(),
         "matrix_types": sorted(_matrix_types(header)),
         "head_dim": head_dim,
-        architecture.activation: architecture.config_class.defaults()[architecture.activation],
+        **_activation(architecture),
         "hidden_size": hidden,
         "intermediate_size": facts.whole("feed_forward_length"),
         "max_position_embeddings": facts.whole("context_length"),
@@ -89,6 +89,12 @@ def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architect
                 "transformers"
             )
     return head_dim
+
+
+def _activation(architecture: Architecture) -> dict[str, str]:
+    """Return the field of the config that names the gate's activation, which no file states."""
+    of = architecture.activation
+    return {} if of is None else {of: architecture.config_class.defaults()[of]}
 
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
