@@ -164,3 +164,9 @@ def worker_of(engine: Engine) -> TargetWorker:
 def policy_of(engine: Engine) -> Any:
     """Return the policy that decides an engine's rounds."""
     return engine._policy
+
+
+def buffer_bytes_of(runner: RowRunner) -> dict[int, int]:
+    """Return the sizes of the buffers of a runner's exact passes, by their places in the table of a pass."""
+    decoder: Any = runner._decoder
+    return {place: int(part.nbytes) for place, part in decoder._buffers.parts.items()}

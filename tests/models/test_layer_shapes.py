@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from card.errors import ModelError
+from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT32, Floats
 from card.machine.threads import integer_passes_on
 from card.models.architectures import Architecture, find_architecture
@@ -21,6 +22,7 @@ from card.models.own.reasons import is_exact
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVCache, KVLayout, KVShape
 from card.models.runner import ExactRunner
+from tests.reaching_in import buffer_bytes_of
 
 HEADS, KV_HEADS, HEAD_SIZES, WIDTHS = [4, 6, 2, 6], [2, 3, 1, 3], [16, 24, 40, 24], [112, 64, 200, 80]
 WINDOW = 9
@@ -220,11 +222,6 @@ def test_layers_of_one_shape_lie_in_one_array_and_others_behind_each_other() -> 
         assert [run.ctypes.data for run in runs[1:]] == ends[:-1]
 
 
-def buffers_of(runner: ExactRunner) -> Iterator[Any]:
-    decoder: Any = runner._decoder
-    yield from decoder._buffers.parts.items()
-
-
 def test_a_model_of_equal_layers_takes_the_memory_that_it_took() -> None:
     model: Any = load_decoder("demo-target", dtype="bfloat16")
     if not is_exact(model):
@@ -234,8 +231,7 @@ def test_a_model_of_equal_layers_takes_the_memory_that_it_took() -> None:
     assert runner.row_bytes == of.num_hidden_layers * 2 * of.num_key_value_heads * of.head_dim * 2
     with integer_passes_on(1):
         logits_of(runner, TEXT[:16])
-    code = runner._decoder._code
-    found = {place: part.nbytes for place, part in buffers_of(runner)}
+    code, found = machine_code("tables"), buffer_bytes_of(runner)
     heads, groups = of.num_attention_heads + 2 * of.num_key_value_heads, -(-of.intermediate_size // 64)
     assert found[code.PROJECTED] == 16 * 4 * heads * of.head_dim
     assert found[code.ATTENDED] == 16 * 4 * of.num_attention_heads * of.head_dim

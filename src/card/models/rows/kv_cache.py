@@ -21,7 +21,7 @@ MAX_SLACK = 2  # a kept buffer serves a sequence that needs at least this part o
 
 
 class KVShape(NamedTuple):
-    """What a row holds of one layer: a key and a value of each head."""
+    """A layer's part of a row: a key and a value of each head."""
 
     num_kv_heads: int
     head_size: int
