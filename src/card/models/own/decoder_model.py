@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -16,13 +16,14 @@ import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, SPLITS, LayerShape, Part, rotary_parameters, sizes_of
+from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Experts, LayerShape, Part, rotary_parameters, sizes_of
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
+from card.models.own.expert_weights import split_experts
 from card.models.own.layers import BlockWeight, Linear, Weight
 
 _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each needs
@@ -171,7 +172,7 @@ class _FileWeights:
         sizes, prefix = sizes_of(config, shape), f"model.layers.{idx}."
         linears: dict[str, Linear] = {}
         norms: dict[str, Array] = {}
-        for part in architecture.parts:
+        for part in architecture.parts_of(shape):
             name, its = prefix + part.name, [sizes[size] for size in part.shape]
             if len(its) == 1:
                 norms[part.name] = self.norm(f"{name}.weight", *its)
@@ -185,25 +186,56 @@ class _FileWeights:
             raise ValueError(f"the config asks for no {next(iter(self._weights))}")
 
 
+class Mlp(NamedTuple):
+    """The linear layers of an MLP, or of an expert."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class ExpertLinears(NamedTuple):
+    """The linear layers of a layer's experts."""
+
+    router: Linear
+    each: Sequence[Mlp]  # one that all rows take last
+    shared_score: Linear | None  # [1, D]: how much of it
+
+
 class Linears(NamedTuple):
-    """The linear layers of a decoder layer."""
+    """The linear layers of a decoder layer, which has an MLP or experts."""
 
     query: Linear
     key: Linear
     value: Linear
     out: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    mlp: Mlp | None
+    experts: ExpertLinears | None
 
 
 def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
     sizes = sizes_of(config, layer.shape)
     found: list[Linear] = []
-    for part in architecture.linears:
+    for part in architecture.linears_of(layer.shape):
         found += _split(layer.linears[part.name], part, sizes)
-    return Linears(*found)
+    query, key, value, out, *mlp = found
+    return Linears(query, key, value, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
+
+
+def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLinears | None:
+    experts, its = layer.shape.experts, layer.linears
+    if experts is None:
+        return None
+    names = {place: part.name for place, part in architecture.expert_parts.items()}
+    each = [
+        Mlp(*(its[names[place].format(expert)] for place in ("gate", "up", "down"))) for expert in range(experts.count)
+    ]
+    if experts.shared_width:
+        each.append(Mlp(*(its[names[place]] for place in ("shared_gate", "shared_up", "shared_down"))))
+    return ExpertLinears(
+        its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None
+    )
 
 
 def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
@@ -283,10 +315,12 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
         weights = {
             name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
         }
+        is_mapped = any(array is stored[name] for name, array in weights.items())
+        weights = split_experts(weights, architecture.file_names)
         model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
-        elif any(array is stored[name] for name, array in weights.items()):
+        elif is_mapped:
             model.pages = tuple(files)
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong
         return None
@@ -304,6 +338,7 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and getattr(config, architecture.activation) in ACTIVATIONS
         and config.dtype in STORED_DTYPES
         and _has_known_layers(config, architecture)
+        and architecture.why_not(config) is None
         and isinstance(config.rope_parameters, dict)
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
         and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())
@@ -318,8 +353,17 @@ def _is_whole(stated: object, num_layers: object) -> bool:
 
 
 def _is_plain_layer(shape: LayerShape) -> bool:
-    sizes = shape.num_heads, shape.num_kv_heads, shape.head_size, shape.mlp_width
-    return min(sizes) > 0 and shape.num_heads % shape.num_kv_heads == 0 and shape.head_size % 2 == 0
+    sizes = shape.num_heads, shape.num_kv_heads, shape.head_size
+    return (
+        min(sizes) > 0
+        and shape.num_heads % shape.num_kv_heads == 0
+        and shape.head_size % 2 == 0
+        and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts))
+    )
+
+
+def _are_plain(experts: Experts) -> bool:
+    return 0 < experts.chosen <= experts.count and experts.width > 0 and experts.shared_width >= 0
 
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
@@ -329,7 +373,7 @@ def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool
     if stated is not None and len(stated) != config.num_hidden_layers:
         return False
     if not architecture.has_windows:
-        return config.sliding_window is None and kinds == {"full_attention"}
+        return not config.sliding_window and kinds == {"full_attention"}
     window = config.sliding_window
     return (
         kinds <= {"full_attention"} | WITH_WINDOW

@@ -17,6 +17,7 @@ from card.models.architectures import Architecture, all_architectures, find_arch
 from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
 from card.models.layer_kinds import WITH_CHUNKS, has_state, layer_kinds
 from card.models.own.decoder_model import DecoderModel, is_int8
+from card.models.own.expert_weights import split_experts
 from card.theirs.transformers.arrays import as_array
 from card.theirs.transformers.generic import require_causal
 from card.theirs.transformers.long_rope import switch_len
@@ -45,6 +46,8 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
         return "its attention is chunked"
     if (activation := getattr(config, architecture.activation)) not in ACTIVATIONS:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
+    if (reason := architecture.why_not(config)) is not None:
+        return reason
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
     kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
@@ -61,8 +64,8 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     for module in model.modules():
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
-    for layer in inner.layers:
-        for part in architecture.linears:
+    for idx, layer in enumerate(inner.layers):
+        for part in architecture.linears_of(architecture.layer_shape(config, idx)):
             if (kind := type(layer.get_submodule(part.name))) is not nn.Linear:
                 return f"its {part.name} is a {kind.__name__}, not a plain linear layer"
     return None
@@ -98,12 +101,13 @@ def decoder_of(model: PreTrainedModel) -> DecoderModel:
     """
     architecture = architecture_of(model)
     assert architecture is not None
-    weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model, architecture)}
+    weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model)}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     generation: Any = model.generation_config
     try:
-        decoder = DecoderModel(architecture, model.config, generation, weights, angles=_angles_of(model))
+        single = split_experts(weights, architecture.file_names)
+        decoder = DecoderModel(architecture, model.config, generation, single, angles=_angles_of(model))
     except (KeyError, ValueError) as error:
         raise ModelError(
             f"this {model.config.model_type} model does not have the weights of its config: {error}"
@@ -112,7 +116,7 @@ def decoder_of(model: PreTrainedModel) -> DecoderModel:
     return decoder
 
 
-def _weights(model: PreTrainedModel, architecture: Architecture) -> list[tuple[str, Tensor]]:
+def _weights(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
     num_layers = int(model.config.num_hidden_layers)
     found = []
     for name, tensor in model.state_dict().items():
