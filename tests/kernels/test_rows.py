@@ -18,7 +18,7 @@ from tests.every_kind import each_kind, printed_by
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 if REASON is None:
-    activate: Any = machine_code("passes").activate
+    activate: Any = machine_code("gates").activate
     load, store = machine_code("vectors").load, machine_code("vectors").store
     logarithm, softplus = machine_code("rows").logarithm, machine_code("rows").softplus
 

@@ -15,77 +15,36 @@ from typing import Any
 
 from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend_part
+from card.kernels.jit.experts import run_experts
+from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.heads import norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
     capped,
-    clamped_gate,
-    floats_behind,
-    gelu,
-    multiply_tile,
-    prepare_group,
     prepare_rows,
     project,
     rms_norm,
     room_behind,
     scales_behind,
-    silu,
     sums_behind,
-    tile_size,
 )
+from card.kernels.jit.sharing import share, shares_rows, wait
 from card.kernels.jit.short_conv import convolve_part
 from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
-from card.kernels.jit.tiles import MOST_ROWS, PANEL
+from card.kernels.jit.tiles import PANEL
 from card.kernels.jit.vectors import (
     GROUP,
     LANES,
     SUMS_BYTES,
-    arrive,
     compiled,
     entered,
     fill,
-    let_others_run,
     load,
-    look,
-    pause,
     store,
-    times,
 )
 
-_PATIENCE = 2000  # looks at the others before the core is given away
 _PAST_ALL = 1 << 40  # beyond every turn that threads wait for
 _COUNTER_SIZE = 8  # integers that a counter has to itself, a line of the caches
-_MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
-
-
-@compiled
-def wait(counter: int, num_threads: int, turn: int) -> int:
-    """Wait until all threads have come so far, if there are several; return the next turn."""
-    if num_threads == 1:
-        return turn
-    arrive(counter)
-    looks = 0
-    while look(counter) < num_threads * turn:
-        looks += 1
-        if looks > _PATIENCE:
-            let_others_run()
-        else:
-            pause()
-    return turn + 1
-
-
-@compiled
-def activate(x: int, factor: int, activation: int) -> None:
-    """Turn a group of the gate into its activation times the group ``factor``, in place."""
-    if activation == t.GELU:
-        for at in range(0, 4 * GROUP, 4 * LANES):
-            store(x + at, times(gelu(load(x + at)), load(factor + at)))
-    elif activation == t.CLAMPED:
-        for at in range(0, 4 * GROUP, 4 * LANES):
-            store(x + at, clamped_gate(load(x + at), load(factor + at)))
-    else:
-        for at in range(0, 4 * GROUP, 4 * LANES):
-            store(x + at, times(silu(load(x + at)), load(factor + at)))
 
 
 @compiled
@@ -112,39 +71,13 @@ def gate(
 ) -> None:  # fmt: skip
     """Compute a part of activation(gate) * up for some rows, and prepare it."""
     of, num_groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
-    activation, takes = entry(table, t.ACTIVATION), entry(of + 8 * t.DOWN, t.TAKES)
-    room = room_behind(sums, num_rows, num_groups)
-    num_out, num_panels, other = entry(of, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
-    sums_out = gated_sums(table, of, first_row)
-    floats_out = floats_behind(sums_out, num_rows, num_out)
+    room, num_out = room_behind(sums, num_rows, num_groups), entry(of, t.MLP) // GROUP
     for group in range(share(num_out, part, parts), share(num_out, part + 1, parts)):
-        first = 0
-        while first < num_rows:
-            size = tile_size(num_rows, first)
-            for linear, out in ((of + 8 * t.GATE, room), (of + 8 * t.UP, other)):
-                multiply_tile(
-                    linear, num_rows, first, size, num_panels * group, num_panels * (group + 1), numbers, scales, sums,
-                    num_groups, out - 4 * GROUP * group, 4 * GROUP, 0,
-                )  # fmt: skip
-            for row in range(size):
-                activate(room + 4 * GROUP * row, other + 4 * GROUP * row, activation)
-                prepare_group(
-                    takes, room + 4 * GROUP * row, first * num_out + group * size, row, size,
-                    gated_bytes(table, of, first_row), gated_scales(table, of, first_row), sums_out, floats_out,
-                )  # fmt: skip
-            first += size
-
-
-@compiled
-def share(count: int, thread: int, num_threads: int) -> int:
-    """Return where the part of a thread starts; that of the next thread is where it stops."""
-    return count * thread // num_threads
-
-
-@compiled
-def shares_rows(table: int) -> int:
-    """Return whether each thread has rows of its own."""
-    return int(entry(table, t.ROWS) >= _MANY_ROWS * entry(table, t.THREADS))
+        gate_tiles(
+            table, of + 8 * t.GATE, of + 8 * t.UP, entry(of + 8 * t.DOWN, t.TAKES), group, num_out, num_rows, numbers,
+            scales, sums, room, gated_bytes(table, of, first_row), gated_scales(table, of, first_row),
+            gated_sums(table, of, first_row),
+        )  # fmt: skip
 
 
 @compiled
@@ -204,18 +137,6 @@ def cap_logits(table: int, first: int, last: int) -> None:
 
 
 @compiled
-def prepare_input(
-    table: int, takes: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int
-) -> None:  # fmt: skip
-    """Prepare some rows of hidden states, normed."""
-    width, padded = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH)
-    prepare_rows(
-        takes, entry(table, t.HIDDEN) + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
-        entry(table, t.CENTRES), padded // GROUP, real_entry(table, t.EPS), numbers, scales, sums, 0,
-    )  # fmt: skip
-
-
-@compiled
 def begin_layer(
     table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
 ) -> int:  # fmt: skip
@@ -246,34 +167,45 @@ def begin_layer(
 
 
 @compiled
-def end_layer(
+def run_mlp(
     table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
 ) -> int:  # fmt: skip
-    """Compute a part of what follows attention, of some rows, and return the next turn."""
-    of = layer_entry(table, layer)
-    row_bytes, mlp_groups = attended_bytes(of), entry(of, t.MLP) // GROUP
-    groups = row_bytes // (4 * GROUP)
-    scales = scales_behind(own, num_rows, groups)
-    sums = sums_behind(scales, num_rows, groups)
-    out = of + 8 * t.ATTENTION_OUT
-    prepare_rows(
-        entry(out, t.TAKES), entry(table, t.ATTENDED) + row_bytes * first_row, row_bytes, num_rows, 0, 0, 0, groups,
-        real_entry(table, t.EPS), own, scales, sums, 0,
-    )  # fmt: skip
-    norm = entry(of, t.ATTENTION_OUT_NORM)
-    turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, part, parts, turn)
+    """Compute a part of the MLP of some rows, or of what it adds if its gate is done; return the next turn."""
+    of, groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
     if not entry(table, t.IS_PARALLEL):
-        groups = entry(table, t.PADDED_WIDTH) // GROUP
         scales = scales_behind(own, num_rows, groups)
         sums = sums_behind(scales, num_rows, groups)
         takes = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
         prepare_input(table, takes, entry(of, t.MLP_NORM), first_row, num_rows, own, scales, sums)
         gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
         turn = wait(entry(table, t.BARRIER), parts, turn)
-    turn = add_output(
+    return add_output(
         table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first_row, num_rows, gated_bytes(table, of, first_row),
-        gated_scales(table, of, first_row), gated_sums(table, of, first_row), mlp_groups, part, parts, turn,
+        gated_scales(table, of, first_row), gated_sums(table, of, first_row), entry(of, t.MLP) // GROUP, part, parts,
+        turn,
     )  # fmt: skip
+
+
+@compiled
+def end_layer(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of what follows attention, of some rows, and return the next turn."""
+    of = layer_entry(table, layer)
+    row_bytes = attended_bytes(of)
+    groups, out = row_bytes // (4 * GROUP), of + 8 * t.ATTENTION_OUT
+    scales = scales_behind(own, num_rows, groups)
+    sums = sums_behind(scales, num_rows, groups)
+    prepare_rows(
+        entry(out, t.TAKES), entry(table, t.ATTENDED) + row_bytes * first_row, row_bytes, num_rows, 0, 0, 0, groups,
+        real_entry(table, t.EPS), own, scales, sums, 0,
+    )  # fmt: skip
+    norm = entry(of, t.ATTENTION_OUT_NORM)
+    turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, part, parts, turn)
+    if entry(of, t.EXPERTS):
+        turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
+    else:
+        turn = run_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
     copy_to, padded = entry(of, t.COPY_TO), entry(table, t.PADDED_WIDTH)
     if (
         copy_to and part == 0
@@ -298,7 +230,7 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     else:
         attend_part(table, layer, thread, own)
     turn = wait(barrier, threads, turn)
-    return end_layer(table, layer, first_row, num_rows, part, parts, turn, own)
+    return end_layer(table, layer, first_row, num_rows, part, parts, thread, turn, own)
 
 
 @entered

@@ -13,8 +13,8 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, ACTIVATION,
     CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
     GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, INPUTS, INPUT_SIZE,
-    OUTPUT,
-) = range(34)  # fmt: skip
+    ROUTED, EXPERTS_AT, EXPERTS_READ, OUTPUT,
+) = range(37)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
 SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # Places in the table of a layer: its linear layers one after the other, then single entries. SINKS is where a float for
@@ -22,12 +22,25 @@ SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # shape: heads of queries, of keys, channels of each and with its padding, the scale of scores, channels of the MLP
 # with their padding. Then where its keys lie, as bytes of a row of the cache that lie before them, and its number among
 # the layers that keep keys. A layer with a convolution has PANEL channels in each of as many heads of B, C and u; then
-# come its weights, one row for each tap, how many taps, and the bytes of a record that lie before its own.
+# come its weights, one row for each tap, how many taps, and the bytes of a record that lie before its own. Last the
+# address of the table of its experts; 0 for a plain MLP.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
-    SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 24)  # fmt: skip
+    SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, EXPERTS,
+    LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 25)  # fmt: skip
+# Places in the table of a layer's experts: how many a row chooses from and how many of them it takes, whether weights
+# are over the sum of the chosen ones', what they are times, NO_SHARED, PLAIN_SHARED or GATED_SHARED, and which
+# activations the experts take. Then the router, whose last channel is the gate of a shared expert, and the experts, the
+# shared one last: three linear layers each, and groups of channels of the first two.
+(
+    NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER,
+) = range(7)  # fmt: skip
+NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)
+EXPERT_LIST = ROUTER + LINEAR_SIZE
+EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, EXPERT_GROUPS = range(0, 4 * LINEAR_SIZE, LINEAR_SIZE)
+EXPERT_SIZE = EXPERT_GROUPS + 1
 # Places in the table of a row: where its sequence's part of the cache is, and for how many rows it has room; its own
 # row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
 # of its other ancestors. Then the rows that layers without a window read, for each layer and KV head (0: all), how

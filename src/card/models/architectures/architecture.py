@@ -6,7 +6,7 @@ embeddings, and a head that may be tied. An entry states what differs.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,12 +15,30 @@ from card.kernels.number_types import Dtype
 from card.models.decoder_config import DecoderConfig
 
 Mixer = Literal["attention", "short_conv"]
-Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps"]
+Size = Literal[
+    "hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps", "experts", "expert", "shared",
+    "one"
+]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
 # Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
 NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key"]
+# The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
+ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The experts of a layer: MLPs of which each row takes some, by the softmax of a router's scores."""
+
+    count: int
+    chosen: int  # by each row
+    width: int  # of each
+    is_normed: bool  # the weights of those that a row chooses are over their sum
+    scale: float = 1.0  # what weights are times
+    shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
+    has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,7 @@ class LayerShape:
     mlp_width: int
     mixer: Mixer = "attention"  # what its rows learn of each other by
     num_taps: int = 0  # of a convolution: rows that one sums up, itself included
+    experts: Experts | None = None  # in the place of the MLP
 
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
@@ -47,6 +66,12 @@ class Part:
     shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
     bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
     mixer: Mixer | None = None  # of the layers that have it; None: all
+
+    def of_each(self, count: int) -> "list[Part]":
+        """Return the parts of so many experts, whose number stands in the name; this one if there is none in it."""
+        if "{}" not in self.name:
+            return [self]
+        return [replace(self, name=self.name.format(expert)) for expert in range(count)]
 
 
 LINEARS = (
@@ -82,6 +107,32 @@ WIDE_NORMS: Mapping[NormPlace, Part] = {
 }
 
 
+def expert_parts(block: str = "mlp", router: str = "gate") -> dict[ExpertPlace, Part]:
+    """Return the parts of experts; the file that transformers reads names them so, or `Architecture.file_names` does.
+
+    Args:
+        block: transformers' name of what holds them.
+        router: that of the router in it.
+    """
+    return {
+        "router": Part(f"{block}.{router}", "ffn_gate_inp", ("experts", "hidden")),
+        "gate": Part(f"{block}.experts.{{}}.gate_proj", "ffn_gate_exps", ("expert", "hidden")),
+        "up": Part(f"{block}.experts.{{}}.up_proj", "ffn_up_exps", ("expert", "hidden")),
+        "down": Part(f"{block}.experts.{{}}.down_proj", "ffn_down_exps", ("hidden", "expert")),
+    }
+
+
+SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
+    "shared_gate": Part("mlp.shared_expert.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),
+    "shared_up": Part("mlp.shared_expert.up_proj", "ffn_up_shexp", ("shared", "hidden")),
+    "shared_down": Part("mlp.shared_expert.down_proj", "ffn_down_shexp", ("hidden", "shared")),
+    "shared_score": Part("mlp.shared_expert_gate", "ffn_gate_inp_shexp", ("one", "hidden")),
+}
+
+
+_OF_MLP = frozenset(("inner", "gate_up"))
+
+
 def stated_shape(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer as a config states it, once for all layers or as a list of each one's."""
     heads, kv_heads, inner = (
@@ -103,6 +154,8 @@ class Architecture:
     multiplies_logits: bool = False  # by their factor, instead
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
     linears: tuple[Part, ...] = LINEARS
+    expert_parts: Mapping[ExpertPlace, Part] = field(default_factory=dict)  # in layers whose shape has experts
+    file_names: Mapping[str, str] = field(default_factory=dict)  # what stands in files for parts of names, by these
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
     filters: tuple[Part, ...] = ()  # weights [channels, taps] of convolutions
     mixers: Mapping[str, Mixer] = field(default_factory=dict)  # by the kinds of layers that do not attend
@@ -121,15 +174,26 @@ class Architecture:
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
+    gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
+    why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all layers."""
-        return self.linears + tuple(self.norms.values()) + self.filters
+        """All parts that layers have; those of experts once for all of them."""
+        return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters)
+
+    def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return the linear layers of a layer, but for those of its experts."""
+        found = (part for part in self.linears if part.mixer in (None, shape.mixer))
+        return tuple(part for part in found if shape.experts is None or not _OF_MLP.intersection(part.shape))
 
     def parts_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the parts of a layer."""
-        return tuple(part for part in self.parts if part.mixer in (None, shape.mixer))
+        experts = shape.experts
+        of_experts = () if experts is None else self.expert_parts.values()
+        each = (one for part in of_experts for one in part.of_each(0 if experts is None else experts.count))
+        others = (part for part in (*self.norms.values(), *self.filters) if part.mixer in (None, shape.mixer))
+        return (*self.linears_of(shape), *each, *others)
 
     @property
     def has_wide_norms(self) -> bool:
@@ -209,8 +273,8 @@ def head_dim(config: Any, layer: int = 0) -> int:
 
 def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
     """Return the sizes that the shapes of a layer's weights are made of."""
-    size, inner = shape.head_size, shape.mlp_width
-    return {
+    size, inner, experts = shape.head_size, shape.mlp_width, shape.experts
+    sizes: dict[Size, int] = {
         "hidden": config.hidden_size,
         "inner": inner,
         "queries": shape.num_heads * size,
@@ -220,4 +284,8 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "gate_up": 2 * inner,
         "conv_in": 3 * config.hidden_size,
         "taps": shape.num_taps,
+        "one": 1,
     }
+    if experts is not None:
+        sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}
+    return sizes

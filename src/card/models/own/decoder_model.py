@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -16,13 +16,22 @@ import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, SPLITS, LayerShape, Part, rotary_parameters, sizes_of
+from card.models.architectures.architecture import (
+    ACTIVATIONS,
+    SPLITS,
+    Experts,
+    LayerShape,
+    Part,
+    rotary_parameters,
+    sizes_of,
+)
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
+from card.models.own.expert_weights import split_experts
 from card.models.own.layers import BlockWeight, Linear, Weight
 
 _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each needs
@@ -196,26 +205,54 @@ class _FileWeights:
             raise ValueError(f"the config asks for no {next(iter(self._weights))}")
 
 
+class Mlp(NamedTuple):
+    """The linear layers of an MLP, or of an expert."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class ExpertLinears(NamedTuple):
+    """The linear layers of a layer's experts."""
+
+    router: Linear
+    each: Sequence[Mlp]  # one that all rows take last
+    shared_score: Linear | None  # [1, D]: how much of it
+
+
 class Linears(NamedTuple):
-    """The linear layers of a decoder layer; of one with a convolution the first three give B, C and u."""
+    """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u."""
 
     query: Linear
     key: Linear
     value: Linear
     out: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    mlp: Mlp | None
+    experts: ExpertLinears | None
 
 
 def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
     sizes = sizes_of(config, layer.shape)
     found: list[Linear] = []
-    for part in architecture.parts_of(layer.shape):
-        if part in architecture.linears:
-            found += _split(layer.linears[part.name], part, sizes)
-    return Linears(*found)
+    for part in architecture.linears_of(layer.shape):
+        found += _split(layer.linears[part.name], part, sizes)
+    query, key, value, out, *mlp = found
+    return Linears(query, key, value, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
+
+
+def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLinears | None:
+    experts, its = layer.shape.experts, layer.linears
+    if experts is None:
+        return None
+    names = {place: part.name for place, part in architecture.expert_parts.items()}
+    each = [
+        Mlp(*(its[names[place].format(expert)] for place in ("gate", "up", "down"))) for expert in range(experts.count)
+    ]
+    if experts.shared_width:
+        each.append(Mlp(*(its[names[place]] for place in ("shared_gate", "shared_up", "shared_down"))))
+    return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
 
 
 def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
@@ -295,10 +332,12 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
         weights = {
             name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
         }
+        is_mapped = any(array is stored[name] for name, array in weights.items())
+        weights = split_experts(weights, architecture.file_names)
         model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
-        elif any(array is stored[name] for name, array in weights.items()):
+        elif is_mapped:
             model.pages = tuple(files)
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong
         return None
@@ -316,6 +355,7 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and architecture.gate_activation(config) in ACTIVATIONS
         and config.dtype in STORED_DTYPES
         and _has_known_layers(config, architecture)
+        and architecture.why_not(config) is None
         and isinstance(config.rope_parameters, dict)
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
         and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())
@@ -330,9 +370,18 @@ def _is_whole(stated: object, num_layers: object) -> bool:
 
 
 def _is_plain_layer(shape: LayerShape) -> bool:
-    sizes = [shape.num_heads, shape.num_kv_heads, shape.head_size, shape.mlp_width]
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.head_size]
     sizes += [shape.num_taps] if shape.mixer == "short_conv" else []
-    return min(sizes) > 0 and shape.num_heads % shape.num_kv_heads == 0 and shape.head_size % 2 == 0
+    return (
+        min(sizes) > 0
+        and shape.num_heads % shape.num_kv_heads == 0
+        and shape.head_size % 2 == 0
+        and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts))
+    )
+
+
+def _are_plain(experts: Experts) -> bool:
+    return 0 < experts.chosen <= experts.count and experts.width > 0 and experts.shared_width >= 0
 
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
@@ -342,7 +391,7 @@ def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool
     if stated is not None and len(stated) != config.num_hidden_layers:
         return False
     if not architecture.has_windows:
-        return config.sliding_window is None and kinds <= {"full_attention"}
+        return not config.sliding_window and kinds <= {"full_attention"}
     window = config.sliding_window
     return (
         kinds <= {"full_attention"} | WITH_WINDOW

@@ -90,6 +90,7 @@ class ExactDecoder:
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self._pages = model.pages
         self._check_pages()
+        self.experts_read = 0  # by the last pass, all layers together
         self._buffers = _Buffers()
         self._score_room: Floats = np.empty(0, np.float32)  # for scores of rows, as large as a pass has needed it
 
@@ -144,10 +145,12 @@ class ExactDecoder:
         table[code.INPUTS], table[code.INPUT_SIZE] = inputs.ctypes.data, inputs.shape[1]
         table[code.LOGITS] = logits.ctypes.data
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
+        table[code.EXPERTS_READ] = 0
         if states:
             self._run_and_take(states, hidden)
         else:
             self._team.run(table)
+        self.experts_read = int(table[code.EXPERTS_READ])
         self._check_pages()
         for step in scored:
             step.scores = self._scores(step)
@@ -233,11 +236,21 @@ class ExactDecoder:
         )
         return padded(own, 4 * GROUP)
 
+    def _expert_bytes(self) -> int:
+        """Return what a thread needs besides, if there are experts."""
+        rooms, width = self._layers.expert_rooms, padded(self._width, GROUP)
+        room_for = machine_code("experts").room_for_experts
+        needed = (room_for(self._buffers.num_rows, room.listed, room.taken, width) for room in rooms)
+        return padded(max(needed, default=0), 4 * GROUP)
+
     def _make_room(self) -> None:
         """Make buffers of the sizes now needed, and the table of a pass with their addresses."""
-        code, buffers, own_bytes, layers = self._code, self._buffers, self._own_bytes(), self._layers
-        width, num_rows, mlp_width = padded(self._width, GROUP), buffers.num_rows, max(layers.mlp_widths)
+        code, buffers, layers = self._code, self._buffers, self._layers
+        width, num_rows, experts_at = padded(self._width, GROUP), buffers.num_rows, self._own_bytes()
+        own_bytes = experts_at + self._expert_bytes()
         buffers.hidden = zeros((num_rows, width), np.float32)
+        mlp_width = max([*layers.mlp_widths, *(room.gated for room in layers.expert_rooms)])
+        scores = max((room.scores for room in layers.expert_rooms), default=0)
         mlp_groups, gated_bytes = mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
         parts: dict[int, Array] = {
             code.PROJECTED: empty((num_rows, layers.projected)),
@@ -248,6 +261,7 @@ class ExactDecoder:
             code.OWN: empty((buffers.num_threads, own_bytes), np.int8),
             code.HIDDEN: buffers.hidden,
             code.ADDED: empty(buffers.hidden.shape),
+            code.ROUTED: empty((num_rows, scores)),
             code.NORM: self._norm,
             code.ROW_TABLE: empty((num_rows, code.ROW_SIZE), np.int64),
         }
@@ -260,6 +274,7 @@ class ExactDecoder:
         table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self._output.entry
         table[code.LAYER_TABLE], table[code.OWN_BYTES] = layers.tables.ctypes.data, own_bytes
         numbers = {
+            code.EXPERTS_AT: experts_at,
             code.LAYERS: len(layers),
             code.WIDTH: self._width,
             code.PADDED_WIDTH: width,

@@ -8,7 +8,7 @@ import numpy as np
 
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import quantize_linear
-from card.kernels.number_types import Array, Floats
+from card.kernels.number_types import FLOAT32, Array, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
@@ -54,6 +54,8 @@ def products_of(model: DecoderModel) -> list[str]:
         weight = linear.weight
         product = weight.form.product if isinstance(weight, BlockWeight) else numbers or FLOAT_PRODUCTS[weight.dtype]
         formats[product] = None
+    if any(layer.shape.experts is not None for layer in model.layers):
+        formats[FLOAT_PRODUCTS[FLOAT32]] = None  # of routers
     return list(formats)
 
 

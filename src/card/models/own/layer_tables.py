@@ -13,7 +13,7 @@ from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.models.architectures.architecture import LayerShape, NormPlace, neighbours_first, rotary_size
 from card.models.layer_kinds import layer_windows
-from card.models.own.decoder_model import DecoderLayer, DecoderModel, linears_of, release_pages
+from card.models.own.decoder_model import DecoderLayer, DecoderModel, Linears, linears_of, release_pages
 from card.models.own.exact_layers import (
     Pack,
     angles_of_axes,
@@ -23,6 +23,7 @@ from card.models.own.exact_layers import (
     with_padded_heads,
 )
 from card.models.own.exact_rows import IntArray
+from card.models.own.expert_tables import ExpertRoom, expert_table
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.kv_cache import KVLayout, KVShape
 
@@ -51,6 +52,7 @@ class LayerTables:
         self._rotations = {kind: turning_tables(model, max_model_len, *kind) for kind in turning}
         self._turned_by: Mapping[Rotation, tuple[Floats, Floats]] = {}
         self.mlp_widths: list[int] = []  # with their padding
+        self.expert_rooms: list[ExpertRoom] = []  # of the layers that have experts
         tables = []
         for idx, layer in enumerate(model.layers):
             tables.append(self._table(idx, layer))
@@ -141,14 +143,15 @@ class LayerTables:
     def _table(self, idx: int, layer: DecoderLayer) -> list[int]:
         """Pack a layer and return its table."""
         code, shape = self._code, layer.shape
-        linears = self._linears(layer, self._order(idx))
+        its = linears_of(layer, self._model.architecture, self._model.config)
+        linears = self._linears(its, shape, self._order(idx))
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
             table[place : place + code.LINEAR_SIZE] = linear.entry
         arrays = {**self._norms(layer), **self._filter(layer)}
         for place, array in arrays.items():
             table[place] = array.ctypes.data
-        self.mlp_widths.append(linears[code.GATE].scales.shape[0])
+        self.mlp_widths.append(0 if its.mlp is None else linears[code.GATE].scales.shape[0])
         kind, (num_heads, num_kv_heads, size) = self._kinds[idx], self._heads(shape)
         numbers = {
             code.WINDOW: self._windows[idx] or 0,
@@ -159,6 +162,7 @@ class LayerTables:
             code.PADDED_HEAD: size,
             code.MLP: self.mlp_widths[-1],
             **self._place(idx),
+            code.EXPERTS: self._experts(its, shape),
         }
         for place, number in numbers.items():
             table[place] = number
@@ -190,28 +194,37 @@ class LayerTables:
             return None
         return neighbours_first(rotary_size(self._model.config, *kind), kind[1])
 
-    def _linears(self, layer: DecoderLayer, order: list[int] | None) -> dict[int, PackedLinear]:
-        """Return the packed linear layers by their places."""
-        code, shape, pack = self._code, layer.shape, self._pack
-        its = linears_of(layer, self._model.architecture, self._model.config)
+    def _linears(self, its: Linears, shape: LayerShape, order: list[int] | None) -> dict[int, PackedLinear]:
+        """Return the packed linear layers by their places, but for those of experts."""
+        code, pack = self._code, self._pack
         if shape.mixer == "short_conv":
-            mixing = {code.QUERY: packed(pack, its.query), code.KEY: packed(pack, its.key)}
-            mixing[code.VALUE] = packed(pack, its.value)
-            mixing[code.ATTENTION_OUT] = packed(pack, its.out, factor=self._residual_scale, out_multiple=GROUP)
+            found = {code.QUERY: packed(pack, its.query), code.KEY: packed(pack, its.key)}
+            found[code.VALUE] = packed(pack, its.value)
+            found[code.ATTENTION_OUT] = packed(pack, its.out, factor=self._residual_scale, out_multiple=GROUP)
         else:
             heads, kv_heads, size = self._heads(shape)
-            mixing = {
+            found = {
                 code.QUERY: packed_heads(pack, its.query, order, heads, size),
                 code.KEY: packed_heads(pack, its.key, order, kv_heads, size),
                 code.VALUE: packed_heads(pack, its.value, None, kv_heads, size),
                 code.ATTENTION_OUT: self._attention_out(its.out, shape),
             }
-        return {
-            **mixing,
-            code.GATE: packed(pack, its.gate, out_multiple=GROUP),
-            code.UP: packed(pack, its.up, out_multiple=GROUP),
-            code.DOWN: packed(pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
-        }
+        if its.mlp is not None:
+            found |= {
+                code.GATE: packed(pack, its.mlp.gate, out_multiple=GROUP),
+                code.UP: packed(pack, its.mlp.up, out_multiple=GROUP),
+                code.DOWN: packed(pack, its.mlp.down, factor=self._residual_scale, out_multiple=GROUP),
+            }
+        return found
+
+    def _experts(self, its: Linears, shape: LayerShape) -> int:
+        """Pack the experts of a layer and return the address of their table; 0 if it has none."""
+        if its.experts is None or shape.experts is None:
+            return 0
+        made = expert_table(self._pack, its.experts, shape.experts, self._residual_scale)
+        self.expert_rooms.append(made.room)
+        self._held.append(made)
+        return int(made.entries.ctypes.data)
 
     def _attention_out(self, linear: Linear, shape: LayerShape) -> PackedLinear:
         """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""

@@ -13,12 +13,11 @@ from card.errors import ModelError
 from card.models.names import model_name
 from card.models.protocol import Extension
 from card.models.rows.row_tree import BoolArray, FloatArray, IntArray
-from card.theirs.cuda.fused import FusedDecoder, TensorStates
+from card.theirs.cuda.fused import FusedDecoder, TensorStates, why_not_fused
 from card.theirs.cuda.graphs import StagedTensor, bucket_of
 from card.theirs.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 from card.theirs.transformers.arrays import as_array, as_logits
 from card.theirs.transformers.runner import TorchRunner
-from card.theirs.transformers.walking import why_not_walked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +53,7 @@ class BucketedRunner(TorchRunner):
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
 
     def _make_decoder(self, model: PreTrainedModel, max_model_len: int) -> Any:
-        reason = "not asked for" if self._walks is False else why_not_walked(model, max_model_len)
+        reason = "not asked for" if self._walks is False else why_not_fused(model, max_model_len)
         if self._walks and reason is not None:
             raise ModelError(f"{model_name(model)} has no own pass: {reason}; leave own_pass at None")
         return FusedDecoder(model, max_model_len) if reason is None else super()._make_decoder(model, max_model_len)

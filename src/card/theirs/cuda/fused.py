@@ -24,7 +24,7 @@ from card.models.rows.row_tree import IntArray
 from card.theirs.cuda.joined import Linear, joined, linear_of, linears_of, share
 from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor
 from card.theirs.transformers.attention import Scoring, SequencePass, attend, sequence_pass
-from card.theirs.transformers.walking import architecture_of, rotary_table
+from card.theirs.transformers.walking import architecture_of, rotary_table, why_not_walked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,8 +66,16 @@ class TensorStates:
             self.kept[layer] = hidden
 
 
+def why_not_fused(model: PreTrainedModel, max_model_len: int) -> str | None:
+    """Return why the weights of a model cannot be walked by torch, or None if they can."""
+    if (reason := why_not_walked(model, max_model_len)) is not None:
+        return reason
+    architecture = architecture_of(model)
+    return "it has experts" if architecture is not None and architecture.expert_parts else None
+
+
 class FusedDecoder:
-    """Runs decoders of the architectures that have an entry; `why_not_walked` must have returned None."""
+    """Runs decoders of the architectures that have an entry; `why_not_fused` must have returned None."""
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         inner: Any = model.model

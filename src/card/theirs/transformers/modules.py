@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
 
 from card.errors import ModelError
-from card.kernels.number_types import Floats
+from card.kernels.number_types import Array, Floats
 from card.models.names import model_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.expert_weights import join_experts
 from card.models.own.layers import BlockWeight
 from card.theirs.transformers.arrays import as_array, as_tensor, torch_dtype
 from card.theirs.transformers.walking import decoder_of, why_not_walked
@@ -37,7 +38,8 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         made = kind(config)
-    made.load_state_dict({name: as_tensor(weight) for name, weight in weights.items()}, strict=False, assign=True)
+    arrays = join_experts(cast(dict[str, Array], weights).items())
+    made.load_state_dict({name: as_tensor(weight) for name, weight in arrays.items()}, strict=False, assign=True)
     made.tie_weights()
     made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are in no state dict
     make: Any = transformers.GenerationConfig

@@ -17,6 +17,7 @@ from card.models.architectures import Architecture, all_architectures, find_arch
 from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
 from card.models.layer_kinds import WITH_CHUNKS, WITH_STATE, has_state, layer_kinds
 from card.models.own.decoder_model import DecoderModel, is_int8
+from card.models.own.expert_weights import split_experts
 from card.theirs.transformers.arrays import as_array
 from card.theirs.transformers.generic import require_causal
 from card.theirs.transformers.long_rope import switch_len
@@ -45,6 +46,8 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
         return "its attention is chunked"
     if (activation := architecture.gate_activation(config)) not in ACTIVATIONS:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
+    if (reason := architecture.why_not(config)) is not None:
+        return reason
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
     kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
@@ -62,8 +65,8 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
     for idx, layer in enumerate(inner.layers[: config.num_hidden_layers]):
-        for part in architecture.parts_of(architecture.layer_shape(config, idx)):
-            if part in architecture.linears and (kind := type(layer.get_submodule(part.name))) is not nn.Linear:
+        for part in architecture.linears_of(architecture.layer_shape(config, idx)):
+            if (kind := type(layer.get_submodule(part.name))) is not nn.Linear:
                 return f"its {part.name} is a {kind.__name__}, not a plain linear layer"
     return None
 
@@ -105,12 +108,13 @@ def decoder_of(model: PreTrainedModel) -> DecoderModel:
     """
     architecture = architecture_of(model)
     assert architecture is not None
-    weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model, architecture)}
+    weights = {name: as_array(tensor, keeps_bits=True) for name, tensor in _weights(model)}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     generation: Any = model.generation_config
     try:
-        decoder = DecoderModel(architecture, model.config, generation, weights, angles=_angles_of(model))
+        single = split_experts(weights, architecture.file_names)
+        decoder = DecoderModel(architecture, model.config, generation, single, angles=_angles_of(model))
     except (KeyError, ValueError) as error:
         raise ModelError(
             f"this {model.config.model_type} model does not have the weights of its config: {error}"
@@ -119,7 +123,7 @@ def decoder_of(model: PreTrainedModel) -> DecoderModel:
     return decoder
 
 
-def _weights(model: PreTrainedModel, architecture: Architecture) -> list[tuple[str, Tensor]]:
+def _weights(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
     num_layers = int(model.config.num_hidden_layers)
     found = []
     for name, tensor in model.state_dict().items():

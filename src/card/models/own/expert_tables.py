@@ -1,0 +1,93 @@
+"""Tables of a layer's experts, as the machine code reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from card.kernels.float_linear import float_linear
+from card.kernels.machine_code import machine_code
+from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, padded
+from card.models.architectures.architecture import Experts
+from card.models.own.decoder_model import ExpertLinears, Mlp
+from card.models.own.exact_layers import Pack, packed
+from card.models.own.exact_rows import IntArray
+from card.models.own.layers import BlockWeight, Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRoom:
+    """What a pass needs room for, of a layer with experts."""
+
+    gated: int  # channels of all experts that a row takes, with their padding
+    scores: int  # of a row, with their padding
+    listed: int  # experts
+    taken: int  # of a row
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTable:
+    """The packed experts of a layer."""
+
+    entries: IntArray
+    room: ExpertRoom
+    held: Any  # what the entries hold addresses of
+
+
+def expert_table(pack: Pack, its: ExpertLinears, experts: Experts, factor: float) -> ExpertTable:
+    """Pack the experts of a layer, whose results are times a factor; the router stays in floats."""
+    code, router = machine_code("tables"), _router(its)
+    each = _packed(pack, its.each, factor)
+    listed = [(*gate.entry, *up.entry, *down.entry, len(gate.panels) * PANEL // GROUP) for gate, up, down in each]
+    entries = np.zeros(code.EXPERT_LIST + code.EXPERT_SIZE * len(each), np.int64)
+    shared = code.NO_SHARED
+    if experts.shared_width:
+        shared = code.GATED_SHARED if experts.has_shared_gate else code.PLAIN_SHARED
+    takes = 0
+    for gate, up, _ in each:
+        takes |= gate.entry[-1] | up.entry[-1]
+    numbers = {
+        code.NUM_EXPERTS: experts.count,
+        code.CHOSEN_EXPERTS: experts.chosen,
+        code.IS_NORMED: experts.is_normed,
+        code.SHARED: shared,
+        code.EXPERT_TAKES: takes,
+    }
+    for place, number in numbers.items():
+        entries[place] = number
+    entries.view(np.float32)[2 * code.WEIGHT_SCALE] = experts.scale
+    entries[code.ROUTER : code.ROUTER + code.LINEAR_SIZE] = router.entry
+    entries[code.EXPERT_LIST :] = np.array(listed, np.int64).ravel()
+    num_shared = int(experts.shared_width > 0)
+    room = ExpertRoom(
+        gated=experts.chosen * padded(experts.width, GROUP) + padded(experts.shared_width, GROUP),
+        scores=PANEL * len(router.panels),
+        listed=experts.count + num_shared,
+        taken=experts.chosen + num_shared,
+    )
+    return ExpertTable(entries, room, (router, each))
+
+
+def _router(its: ExpertLinears) -> PackedLinear:
+    """Return the router in 32 bits; behind its experts comes the score of a shared one."""
+    scores = [its.router] if its.shared_score is None else [its.router, its.shared_score]
+    weights = [one.weight for one in scores]
+    assert not any(isinstance(weight, BlockWeight) for weight in weights), "readers keep routers in floats"
+    return float_linear(np.concatenate([np.asarray(weight, np.float32) for weight in weights]), None)
+
+
+def _packed(pack: Pack, each: Sequence[Mlp], factor: float) -> list[tuple[PackedLinear, PackedLinear, PackedLinear]]:
+    """Pack all experts; those of blocks share what they have no numbers of their own for."""
+    made: dict[tuple[float, int], PackedLinear] = {}
+
+    def one(linear: Linear, factor: float = 1.0) -> PackedLinear:
+        found = packed(pack, linear, factor=factor, out_multiple=GROUP)
+        if not linear.has_blocks or linear.bias is not None:
+            return found
+        alike = made.setdefault((factor, len(found.scales)), found)
+        return replace(found, scales=alike.scales, bias=alike.bias)
+
+    return [(one(gate), one(up), one(down, factor)) for gate, up, down in each]
