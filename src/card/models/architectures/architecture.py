@@ -15,7 +15,7 @@ from card.kernels.number_types import Dtype
 from card.models.decoder_config import DecoderConfig
 
 Mixer = Literal["attention", "short_conv"]
-Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps"]
+Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "one", "taps"]
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
@@ -104,8 +104,9 @@ class Architecture:
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
     linears: tuple[Part, ...] = LINEARS
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
-    filters: tuple[Part, ...] = ()  # weights [channels, taps] of convolutions
-    mixers: Mapping[str, Mixer] = field(default_factory=dict)  # by the kinds of layers that do not attend
+    filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)
+    """What layers without attention have instead, by their kind in the config; a GGUF file gives these no KV heads."""
     last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
     norm_offset: float = 0.0  # added to the weights of all norms
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
@@ -119,6 +120,7 @@ class Architecture:
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
+    gguf_sizes: Mapping[str, str] = field(default_factory=dict)  # whole numbers that files state, by the config's field
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
 
@@ -219,5 +221,6 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * size,
         "gate_up": 2 * inner,
         "conv_in": 3 * config.hidden_size,
+        "one": 1,
         "taps": shape.num_taps,
     }
