@@ -106,7 +106,7 @@ class Architecture:
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
     filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
     mixers: Mapping[str, Mixer] = field(default_factory=dict)
-    """What layers without attention have instead, by their kind in the config; a GGUF file gives these no KV heads."""
+    """Mixers of layers without attention, by their kind in the config; a GGUF file gives these no KV heads."""
     last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
     norm_offset: float = 0.0  # added to the weights of all norms
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
