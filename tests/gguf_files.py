@@ -25,6 +25,8 @@ from transformers import (
     Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Olmo2Config,
@@ -100,6 +102,11 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "cohere2": (Cohere2ForCausalLM, Cohere2Config, {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 0.5}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+    "lfm2": (
+        Lfm2ForCausalLM,
+        Lfm2Config,
+        {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
+    ),
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -122,6 +129,18 @@ _NAMES = {
     "post_mlp_layernorm": "post_ffw_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "conv.conv": "shortconv.conv",
 }
 _POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
 _FACTORS = {
@@ -184,7 +203,7 @@ def round_to(folder: Path, kind: Kind) -> None:
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.dim() > 1:
+            if weight.dim() == 2:
                 weight.copy_(torch.from_numpy(dequantize(quantize(weight.numpy(), kind), kind).copy()))
     model.save_pretrained(folder)
 
@@ -240,7 +259,9 @@ def write_gguf(
         if num_pads and own in ("token_embd.weight", "output.weight"):
             values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
         values = np.ascontiguousarray(values)
-        of = kind if values.ndim > 1 else Kind.F32
+        if inside == "conv.conv":
+            values = values[:, 0]
+        of = kind if values.ndim > 1 and inside != "conv.conv" else Kind.F32
         of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
         writer.add_tensor(own, stored, raw_dtype=of)
     if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
@@ -255,13 +276,19 @@ def write_gguf(
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
+    taps = config.get("conv_L_cache")
     return {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": _mlp_width(config),
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": (
+            kv_heads if taps is None else [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
+        ),
+        **({} if taps is None else {"shortconv.l_cache": taps}),
+        **({"attention.layer_norm_rms_epsilon": config["norm_eps"]} if "norm_eps" in config else {}),
         **({"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]} if "rms_norm_eps" in config else {}),
         **({"attention.layer_norm_epsilon": config["layer_norm_eps"]} if "layer_norm_eps" in config else {}),
         "attention.key_length": size,
@@ -271,6 +298,15 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
     }
+
+
+def _mlp_width(config: Mapping[str, Any]) -> int:
+    """Return the width of the MLP; LFM2 states what it was made from."""
+    if not config.get("block_auto_adjust_ff_dim"):
+        return int(config["intermediate_size"])
+    multiple = config["block_multiple_of"]
+    width = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
+    return -(-width // multiple) * multiple
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int, merges: Sequence[str] | None) -> None:

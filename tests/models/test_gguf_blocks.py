@@ -45,6 +45,7 @@ KINDS = {
     "granite": Kind.Q8_0,
     "qwen3": Kind.Q4_1,
     "gemma3": Kind.Q8_0,
+    "lfm2": Kind.Q8_0,
 }
 KINDS |= {"phi3": Kind.Q8_0, "glm4": Kind.Q5_1, "cohere2": Kind.Q8_0}
 
@@ -75,7 +76,8 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     own = load_decoder(file, cache_dir=str(tmp_path))
     assert own.has_blocks
     assert is_int8(own)
-    assert how_it_runs(make_runner(own, max_model_len=64)) == "own pass in the blocks of the file; trees of candidates"
+    path = "own pass in the blocks of the file; trees of candidates"
+    assert how_it_runs(make_runner(own, max_model_len=64)).startswith(path)
     unpacked = load_decoder(file, dtype="float32", cache_dir=str(tmp_path))
     assert parameter_count(own) == parameter_count(unpacked)
     ours, theirs = logits(own), logits(unpacked)

@@ -21,6 +21,7 @@ class DecoderConfig:
 
     model_type: ClassVar[str] = ""
     default_theta: ClassVar[Any] = 10_000.0
+    older_names: ClassVar[Mapping[str, str]] = {}  # of fields that published files state under them
 
     vocab_size: int = 32000
     hidden_size: int = 4096

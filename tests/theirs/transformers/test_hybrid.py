@@ -136,7 +136,8 @@ def model_of(name: str, noise: float = 0.0) -> PreTrainedModel:
 
 @functools.cache
 def runner_of(name: str, noise: float = 0.0) -> RowRunner:
-    return plain_runner(copy.deepcopy(model_of(name, noise)), max_model_len=160, max_tree_rows=40)
+    model = copy.deepcopy(model_of(name, noise))
+    return plain_runner(model, max_model_len=160, max_tree_rows=40, own_pass=False)  # LFM2 has one
 
 
 def prompt_of(length: int) -> tuple[int, ...]:
@@ -475,7 +476,7 @@ def test_a_prompt_is_reused_up_to_a_place_where_its_state_was_kept() -> None:
 class ChainTable(TableModel):
     """A table model that takes chains only, as a model with a state does."""
 
-    state_bytes = 100
+    state_bytes, runs_row_by_row = 100, False
 
     def lendable_rows(self, slot: int, num_rows: int) -> int:
         return num_rows
@@ -608,7 +609,7 @@ def test_a_family_that_cannot_be_taken_over_is_refused_in_one_line(
 @pytest.mark.parametrize("name", [DEEP, "lfm2", "zamba2"])
 def test_two_runners_may_share_a_model(name: str) -> None:
     model, ids = copy.deepcopy(model_of(name)), prompt_of(12)
-    first, second = (plain_runner(model, max_model_len=64) for _ in range(2))
+    first, second = (plain_runner(model, max_model_len=64, own_pass=False) for _ in range(2))
     for runner in (first, second, first):
         assert differing_rows(runner) == ""
         slot = runner.open()

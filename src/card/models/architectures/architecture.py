@@ -157,8 +157,9 @@ class Architecture:
     expert_parts: Mapping[ExpertPlace, Part] = field(default_factory=dict)  # in layers whose shape has experts
     file_names: Mapping[str, str] = field(default_factory=dict)  # what stands in files for parts of names, by these
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
-    filters: tuple[Part, ...] = ()  # weights [channels, taps] of convolutions
-    mixers: Mapping[str, Mixer] = field(default_factory=dict)  # by the kinds of layers that do not attend
+    filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)
+    """Mixers of layers without attention, by their kind in the config; a GGUF file gives these no KV heads."""
     last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
     norm_offset: float = 0.0  # added to the weights of all norms
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
@@ -172,6 +173,7 @@ class Architecture:
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
+    gguf_sizes: Mapping[str, str] = field(default_factory=dict)  # whole numbers that files state, by the config's field
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
@@ -283,8 +285,8 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * size,
         "gate_up": 2 * inner,
         "conv_in": 3 * config.hidden_size,
-        "taps": shape.num_taps,
         "one": 1,
+        "taps": shape.num_taps,
     }
     if experts is not None:
         sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from card.models.architectures.architecture import Architecture, LayerShape, Part, stated_shape
 from card.models.decoder_config import DecoderConfig
@@ -13,6 +13,7 @@ class Lfm2Fields(DecoderConfig):
 
     model_type = "lfm2"
     default_theta = 1_000_000.0
+    older_names: ClassVar[Mapping[str, str]] = {"intermediate_size": "block_ff_dim"}
     vocab_size: int = 65536
     hidden_size: int = 2560
     intermediate_size: int = 12288
@@ -35,7 +36,7 @@ class Lfm2Fields(DecoderConfig):
             self.full_attn_idxs = list(layers) if self.full_attn_idxs is None else self.full_attn_idxs
             self.layer_types = ["full_attention" if idx in self.full_attn_idxs else "conv" for idx in layers]
         self.tie_word_embeddings = others.pop("tie_embedding", self.tie_word_embeddings)
-        self.intermediate_size = others.pop("block_ff_dim", self.intermediate_size)
+        self.intermediate_size = others.pop(self.older_names["intermediate_size"], self.intermediate_size)
         super().__post_init__(**others)
 
 
@@ -76,7 +77,7 @@ ARCHITECTURE = Architecture(
         "query": Part("self_attn.q_layernorm", "attn_q_norm", ("head",), mixer="attention"),
         "key": Part("self_attn.k_layernorm", "attn_k_norm", ("head",), mixer="attention"),
     },
-    filters=(Part("conv.conv", "shortconv.conv", ("hidden", "taps"), mixer="short_conv"),),
+    filters=(Part("conv.conv", "shortconv.conv", ("hidden", "one", "taps"), mixer="short_conv"),),
     mixers={"conv": "short_conv"},
     last_norm=("embedding_norm", "token_embd_norm"),
     norm_eps="norm_eps",
@@ -84,5 +85,6 @@ ARCHITECTURE = Architecture(
     shapes=_shape,
     turns=lambda config, layer: config.layer_types[layer] != "conv",
     gguf_name="lfm2",
+    gguf_sizes={"conv_L_cache": "shortconv.l_cache"},
     gguf_fields=_gguf_fields,
 )

@@ -75,7 +75,7 @@ class DecoderLayer:
     shape: LayerShape
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
-    filters: Mapping[str, Array]  # [channels, taps], as the file has them
+    filters: Mapping[str, Array]  # [channels, 1, taps]
 
 
 class DecoderModel:
@@ -176,12 +176,6 @@ class _FileWeights:
     def array(self, name: str, *shape: int) -> Array:
         return cast(Array, self.take(name, *shape))  # no file has norms in blocks
 
-    def filter(self, name: str, num_channels: int, num_taps: int) -> Array:
-        """Return the weights of a convolution whose channels are apart: [channels, 1, taps] in a folder."""
-        weight = self._weights[name]
-        is_apart = tuple(weight.shape) == (num_channels, 1, num_taps)
-        return self.array(name, *((num_channels, 1, num_taps) if is_apart else (num_channels, num_taps)))
-
     def layer(self, idx: int, architecture: Architecture, config: Any) -> DecoderLayer:
         """Return the parts of a layer under their names."""
         shape = architecture.layer_shape(config, idx)
@@ -194,7 +188,7 @@ class _FileWeights:
             if len(its) == 1:
                 norms[part.name] = self.array(f"{name}.weight", *its)
             elif part in architecture.filters:
-                filters[part.name] = self.filter(f"{name}.weight", *its)
+                filters[part.name] = self.array(f"{name}.weight", *its)
             else:
                 weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
                 linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
@@ -296,7 +290,8 @@ def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
         return None
     if _PARTIAL in raw and not architecture.turns_parts:
         return None
-    if not all(_is_whole(raw.get(size), raw.get("num_hidden_layers")) for size in _STATED):
+    older, num_layers = architecture.config_class.older_names, raw.get("num_hidden_layers")
+    if not all(_is_whole(raw.get(older.get(size, size), raw.get(size)), num_layers) for size in _STATED):
         return None
     fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
     del fields["model_type"]

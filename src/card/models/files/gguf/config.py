@@ -62,7 +62,8 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "max_position_embeddings": facts.whole("context_length"),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
-        "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
+        **_kv_heads(facts, architecture, heads, num_layers),
+        **{of: facts.whole(key) for of, key in architecture.gguf_sizes.items()},
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(path, header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
@@ -89,6 +90,17 @@ def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architect
                 "transformers"
             )
     return head_dim
+
+
+def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int, num_layers: int) -> dict[str, Any]:
+    """Return the KV heads, and the kinds of layers where some have none. Raises: GgufError if others differ."""
+    if not architecture.mixers:
+        return {"num_key_value_heads": facts.whole("attention.head_count_kv", heads)}
+    (without,), stated = architecture.mixers, facts.wholes("attention.head_count_kv", num_layers)
+    if len(kinds := set(stated) - {0}) != 1:
+        raise GgufError(f"has layers of {sorted(kinds)} KV heads, which is not known here; use the model's folder")
+    kinds_of_layers = ["full_attention" if one else without for one in stated]
+    return {"num_key_value_heads": kinds.pop(), "layer_types": kinds_of_layers}
 
 
 def _activation(architecture: Architecture) -> dict[str, str]:

@@ -107,6 +107,17 @@ class GgufFacts:
             raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
         return value
 
+    def wholes(self, key: str, num_layers: int) -> list[int]:
+        """Return a whole number of each layer, 0 or more. Raises: GgufError if they are none."""
+        value = self.optional(key, None)
+        values = value if isinstance(value, list) else [value] * num_layers
+        if len(values) != num_layers or not all(isinstance(one, int) and one >= 0 for one in values):
+            raise GgufError(
+                f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}, it must be a whole number for"
+                f" each of {num_layers} layers"
+            )
+        return values
+
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0. Raises: GgufError if it is none."""
         value = self.optional(key, default)
@@ -126,7 +137,7 @@ class GgufFacts:
     def check(self, path: Path, architecture: Architecture) -> None:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
-        known |= {_CAPS[cap] for cap in architecture.caps}
+        known |= {_CAPS[cap] for cap in architecture.caps} | {*architecture.gguf_sizes.values()}
         begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."
         unknown = [
             key for key in self._metadata if key.startswith(tokenizer) and key[len(tokenizer) :] not in _TOKENIZER

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from card.models.files.gguf.weights import Weight, are_equal, check_tensors, rea
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
 
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ def _architecture(header: Header) -> Architecture:
 def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:
     """Return what a tensor of the file becomes."""
     stem, _, kind = place.name.rpartition(".")
-    outside = _OUTSIDE.get(stem)
+    own_norm, gguf_norm = architecture.last_norm
+    outside = {**_OUTSIDE, gguf_norm: f"model.{own_norm}"}.get(stem)
     is_norm = len(place.shape) == 1 and kind == "weight"
     offset = architecture.norm_offset if is_norm else 0.0
     if outside is not None:
@@ -94,6 +95,8 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     part = next((one for one in architecture.parts if one.gguf_name == name), None)
     if not stem.startswith("blk.") or part is None:
         raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
+    if part in architecture.filters:
+        place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
     order = _row_order(place.shape[0], head_dim) if is_paired else None
     return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset)

@@ -165,7 +165,7 @@ class GgufSource:
             array = empty(tuple(weight.place.shape), stored)
             first = 0
             for part in self._model.read(weight, stored):
-                array[first : first + len(part)] = part
+                array[first : first + len(part)] = part.reshape(-1, *array.shape[1:])
                 first += len(part)
             weights[weight.name] = array
         self._check_unchanged()
