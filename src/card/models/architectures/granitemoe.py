@@ -30,9 +30,10 @@ ARCHITECTURE = replace(
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     expert_parts=expert_parts("block_sparse_moe", "router"),
     file_names={
-        ".input_linear.weight": ".experts.gate_up_proj", ".output_linear.weight": ".experts.down_proj",
+        ".input_linear.weight": ".experts.gate_up_proj",
+        ".output_linear.weight": ".experts.down_proj",
         ".router.layer.weight": ".router.weight",
-    },  # fmt: skip
+    },
     shapes=shape_of,
     gguf_name="granitemoe",
     gguf_experts=GGUF_EXPERTS,

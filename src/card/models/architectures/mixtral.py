@@ -42,9 +42,11 @@ ARCHITECTURE = Architecture(
     config_class=MixtralFields,
     expert_parts=expert_parts(),
     file_names={
-        ".block_sparse_moe.": ".mlp.", ".w1.weight": ".gate_proj.weight", ".w2.weight": ".down_proj.weight",
+        ".block_sparse_moe.": ".mlp.",
+        ".w1.weight": ".gate_proj.weight",
+        ".w2.weight": ".down_proj.weight",
         ".w3.weight": ".up_proj.weight",
-    },  # fmt: skip
+    },
     has_windows=True,
     shapes=shape_of,
     gguf_name="llama",

@@ -16,7 +16,15 @@ import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Experts, LayerShape, Part, rotary_parameters, sizes_of
+from card.models.architectures.architecture import (
+    ACTIVATIONS,
+    SPLITS,
+    Experts,
+    LayerShape,
+    Part,
+    rotary_parameters,
+    sizes_of,
+)
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
@@ -233,9 +241,7 @@ def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLi
     ]
     if experts.shared_width:
         each.append(Mlp(*(its[names[place]] for place in ("shared_gate", "shared_up", "shared_down"))))
-    return ExpertLinears(
-        its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None
-    )
+    return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
 
 
 def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:

@@ -74,6 +74,8 @@ def join_experts(weights: Iterable[tuple[str, Array]]) -> dict[str, Array]:
     """Return weights by the names of transformers' modules; those of experts are copies."""
     joined = grouped(weights).items()
     return {
-        name: parts[0] if len(parts) == 1 else np.concatenate(parts).reshape(joined_shape(name, [p.shape for p in parts]))
+        name: parts[0]
+        if len(parts) == 1
+        else np.concatenate(parts).reshape(joined_shape(name, [p.shape for p in parts]))
         for name, parts in joined
     }
