@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,16 @@ from transformers import (
     GraniteForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -38,8 +44,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -107,6 +117,41 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2Config,
         {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
     ),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3}),
+    "granitemoe": (
+        GraniteMoeForCausalLM,
+        GraniteMoeConfig,
+        {
+            "num_local_experts": 6,
+            "attention_multiplier": 0.125,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.25,
+            "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -141,7 +186,14 @@ _NAMES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
     "conv.conv": "shortconv.conv",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
 _POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -151,6 +203,13 @@ _FACTORS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
+}
+_OF_EXPERTS = {
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -220,6 +279,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     general: Mapping[str, Any] | None = None,
     blocks: Mapping[str, tuple[Kind, np.ndarray]] | None = None,
+    joins_experts: bool | None = False,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file.
 
@@ -232,9 +292,11 @@ def write_gguf(
         metadata: entries of the architecture that take the place of others, or stand beside them.
         general: further entries, by their whole names.
         blocks: types and rows of blocks [out, bytes] of tensors, in place of their weights.
+        joins_experts: gate and up of experts are one tensor; None: each expert has its own, as in the first files.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
+    arch = _ARCHITECTURES.get(arch, arch)
     names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
     writer = gguf.GGUFWriter(file, arch)
     writer.add_string("general.name", "tiny")
@@ -244,6 +306,11 @@ def write_gguf(
     _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     for name, weight in model.named_parameters():
+        if weight.ndim == 3:
+            for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
+                if own not in without:
+                    writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
+            continue
         stem, _, part = name.rpartition(".")
         _, _, rest = stem.partition("model.layers.")
         layer, _, inside = rest.partition(".")
@@ -253,15 +320,17 @@ def write_gguf(
         values = weight.detach().numpy()
         if arch.startswith("gemma") and values.ndim == 1:
             values = values + np.float32(1.0)
-        if arch in ("llama", "granite", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
+        if arch in ("llama", "granite", "granitemoe", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if num_pads and own in ("token_embd.weight", "output.weight"):
             values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
+        if own.endswith("ffn_gate_inp_shexp.weight"):
+            values = values[0]
         values = np.ascontiguousarray(values)
         if inside == "conv.conv":
             values = values[:, 0]
-        of = kind if values.ndim > 1 and inside != "conv.conv" else Kind.F32
+        of = Kind.F32 if values.ndim == 1 or inside == "conv.conv" or "ffn_gate_inp" in own else kind
         of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
         writer.add_tensor(own, stored, raw_dtype=of)
     if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
@@ -271,6 +340,25 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _expert_tensors(
+    name: str, weight: np.ndarray[Any, Any], *, joins_experts: bool | None
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield the tensors of a layer's experts, of transformers' one for gate and up, or of that for down."""
+    layer, half = name.split(".")[2], weight.shape[1] // 2
+    if name.endswith("down_proj"):
+        parts = {"down": weight}
+    elif joins_experts:
+        parts = {"gate_up": weight}
+    else:
+        parts = {"gate": weight[:, :half], "up": weight[:, half:]}
+    for part, values in parts.items():
+        if joins_experts is not None:
+            yield f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(values)
+            continue
+        for expert, its in enumerate(values):
+            yield f"blk.{layer}.ffn_{part}.{expert}.weight", np.ascontiguousarray(its)
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,6 +385,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
+        **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
     }
 
 

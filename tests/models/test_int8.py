@@ -30,23 +30,33 @@ from transformers import (
     GraniteForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -119,12 +129,34 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Lfm2ForCausalLM,
         Lfm2Config(**{**SIZES, "num_hidden_layers": 4}, full_attn_idxs=[1, 3], block_multiple_of=16),
     ),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, head_dim=24, num_experts=24, num_experts_per_tok=3, moe_intermediate_size=40),
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(
+            **SIZES,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            shared_expert_intermediate_size=72,
+            norm_topk_prob=True,
+        ),
+    ),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=4)),
+    "olmoe": (
+        OlmoeForCausalLM,
+        OlmoeConfig(**SIZES, pad_token_id=0, eos_token_id=2, num_experts=16, num_experts_per_tok=4),
+    ),
+    "granitemoe": (GraniteMoeForCausalLM, GraniteMoeConfig(**SIZES, residual_multiplier=0.4, logits_scaling=2.0)),
 }
 STORED = (  # kinds with weights as they are
     "llama float32",
     "gemma2 bfloat16",
     "qwen3 bfloat16",
     "granite float16",
+    "qwen2_moe float32",
     "lfm2 float32",
     "lfm2 bfloat16",
 )
@@ -299,7 +331,13 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("llama float32", 2e-6), ("lfm2 float32", 2e-6), ("gemma2 bfloat16", 4e-2), ("granite float16", 4e-3)],
+    [
+        ("llama float32", 2e-6),
+        ("qwen2_moe float32", 2e-6),
+        ("lfm2 float32", 2e-6),
+        ("gemma2 bfloat16", 4e-2),
+        ("granite float16", 4e-3),
+    ],
 )
 def test_stored_weights_give_the_logits_of_torch_but_for_rounding(kind: str, error: float) -> None:
     found, expected = logits_of(RUNNERS[kind], TEXT), logits_of(make_runner(kind, in_integers=False), TEXT)

@@ -18,6 +18,7 @@ from card.models.names import model_name
 from card.models.own.decoder import Decoder
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.exact_decoder import ExactDecoder
+from card.models.own.expert_tables import ExpertFacts
 from card.models.own.layers import embedded
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
@@ -51,6 +52,7 @@ class RowRunner(ABC):
     device: Any  # of the computation
     dtype: Any
     switch_len: int | None = None  # longest text that has the rows of a short one; None: no text has others
+    experts: ExpertFacts | None = None  # None: it has none, or their passes do not count them
 
     def __init__(self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int) -> None:
         """Take over a model.
@@ -77,6 +79,11 @@ class RowRunner(ABC):
         records = self._record_layout(max_tree_rows)
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows, records=records)
         self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
+
+    @property
+    def experts_read(self) -> int:
+        """Different experts that the rows of the last pass have chosen, all layers together; 0 if none are counted."""
+        return 0
 
     @abstractmethod
     def _make_decoder(self, model: Any, max_model_len: int) -> Decoder:
@@ -263,6 +270,12 @@ class ExactRunner(RowRunner):
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
         self.dtype = self._decoder.layout.dtype
+        self.experts = self._decoder.experts
+
+    @property
+    def experts_read(self) -> int:
+        """Different experts that the rows of the last pass have chosen, all layers together; 0 without experts."""
+        return self._decoder.experts_read
 
     def _make_decoder(self, model: DecoderModel, max_model_len: int) -> ExactDecoder:
         return ExactDecoder(model, max_model_len)

@@ -171,6 +171,15 @@ def gathered(slots: int, count: int, takes: int, num_groups: int, tile: int) -> 
 
 
 @compiled
+def sum_of(values: int, count: int) -> float:
+    """Return the sum of floats, one after the other."""
+    result = load_float(values)
+    for i in range(1, count):
+        result += load_float(values + 4 * i)
+    return result
+
+
+@compiled
 def choose(of: int, scores: int, choice: int, room: int) -> None:
     """Write which experts a row takes and their weights, best first, the shared one last."""
     count, chosen = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS)
@@ -181,12 +190,7 @@ def choose(of: int, scores: int, choice: int, room: int) -> None:
     top = load_float(best)
     for at in range(best, best + 4 * chosen, 4 * LANES):
         store(at, exponential(add(load(at), fill(-top))))
-    together = ZERO
-    if entry(of, t.IS_NORMED):
-        for i in range(chosen):
-            together += load_float(best + 4 * i)
-    else:
-        together = sum_of_exponentials(scores, count, top, ONE)
+    together = sum_of(best, chosen) if entry(of, t.IS_NORMED) else sum_of_exponentials(scores, count, top, 1.0)
     for i in range(chosen):
         store_int(choice + _CHOICE * i, load_int(room + 8 * i))
         weight = load_float(best + 4 * i) / together * real_entry(of, t.WEIGHT_SCALE)

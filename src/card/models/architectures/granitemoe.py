@@ -33,7 +33,7 @@ ARCHITECTURE = replace(
         ".input_linear.weight": ".experts.gate_up_proj",
         ".output_linear.weight": ".experts.down_proj",
         ".router.layer.weight": ".router.weight",
-    },  # fmt: skip
+    },
     shapes=shape_of,
     gguf_name="granitemoe",
     gguf_experts=GGUF_EXPERTS,

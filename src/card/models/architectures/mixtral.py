@@ -46,7 +46,7 @@ ARCHITECTURE = Architecture(
         ".w1.weight": ".gate_proj.weight",
         ".w2.weight": ".down_proj.weight",
         ".w3.weight": ".up_proj.weight",
-    },  # fmt: skip
+    },
     has_windows=True,
     shapes=shape_of,
     gguf_name="llama",

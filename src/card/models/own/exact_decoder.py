@@ -37,6 +37,7 @@ from card.models.own.exact_layers import (
     rms_norm,
 )
 from card.models.own.exact_rows import IntArray, NewRows, input_tables, row_tables
+from card.models.own.expert_tables import expert_facts
 from card.models.own.layer_tables import LayerTables, norm_weight
 from card.models.own.layers import EmbeddedRows
 from card.models.protocol import Extension
@@ -90,7 +91,8 @@ class ExactDecoder:
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self._pages = model.pages
         self._check_pages()
-        self.experts_read = 0  # by the last pass, all layers together
+        self.experts = expert_facts(self._layers.shapes)  # None: there are none
+        self.experts_read = 0  # different ones that rows have chosen, by the last pass, all layers together
         self._buffers = _Buffers()
         self._score_room: Floats = np.empty(0, np.float32)  # for scores of rows, as large as a pass has needed it
 

@@ -11,7 +11,7 @@ import numpy as np
 from card.kernels.float_linear import float_linear
 from card.kernels.machine_code import machine_code
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, padded
-from card.models.architectures.architecture import Experts
+from card.models.architectures.architecture import Experts, LayerShape
 from card.models.own.decoder_model import ExpertLinears, Mlp
 from card.models.own.exact_layers import Pack, packed
 from card.models.own.exact_rows import IntArray
@@ -26,6 +26,27 @@ class ExpertRoom:
     scores: int  # of a row, with their padding
     listed: int  # experts
     taken: int  # of a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFacts:
+    """Facts of a model's experts, as what its rows cost depends on them."""
+
+    num_expert_layers: int
+    num_experts: int  # of each such layer, but for one that all rows take
+    experts_per_token: int  # that a row chooses in each such layer
+
+
+def expert_facts(shapes: Sequence[LayerShape]) -> ExpertFacts | None:
+    """Return the facts of the layers of these shapes that have experts; None if none has any."""
+    found = [shape.experts for shape in shapes if shape.experts is not None]
+    if not found:
+        return None
+    return ExpertFacts(
+        num_expert_layers=len(found),
+        num_experts=max(one.count for one in found),
+        experts_per_token=max(one.chosen for one in found),
+    )
 
 
 @dataclass(frozen=True, slots=True)

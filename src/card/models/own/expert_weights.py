@@ -16,14 +16,14 @@ _JOINED = re.compile(r"(?P<block>.*\.experts)\.(?P<kind>gate_up|down)_proj")
 _SINGLE = re.compile(r"(?P<block>.*\.experts)\.(?P<expert>\d+)\.(?P<kind>gate|up|down)_proj\.weight")
 
 
-def split_experts(weights: Mapping[str, Any], file_names: Mapping[str, str]) -> dict[str, Any]:
+def split_experts(weights: Mapping[str, Any], file_names: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return weights by our names, those of experts one by one, as views of what holds them all.
 
     Args:
         weights: by the names that files or modules have.
         file_names: what is replaced in these names; see `Architecture.file_names`.
     """
-    return dict(_split(weights.items(), file_names))
+    return dict(_split(weights.items(), file_names or {}))
 
 
 def _split(weights: Iterable[tuple[str, Any]], file_names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

@@ -42,11 +42,7 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
         return f"{type(model).__name__} is none of {', '.join(one.model_class for one in all_architectures())}"
     config = model.config
     inner: Any = model.model
-    if not WITH_CHUNKS.isdisjoint(layer_kinds(config)):
-        return "its attention is chunked"
-    if (activation := architecture.gate_activation(config)) not in ACTIVATIONS:
-        return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
-    if (reason := architecture.why_not(config)) is not None:
+    if (reason := _why_not_of(architecture, config)) is not None:
         return reason
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
@@ -76,6 +72,15 @@ def _has_known_mixers(model: PreTrainedModel) -> bool:
     architecture = architecture_of(model)
     with_state = WITH_STATE.intersection(layer_kinds(model.config))
     return architecture is not None and with_state <= architecture.mixers.keys()
+
+
+def _why_not_of(architecture: Architecture, config: Any) -> str | None:
+    """Return why models of a config cannot be walked, whatever weights they have."""
+    if not WITH_CHUNKS.isdisjoint(layer_kinds(config)):
+        return "its attention is chunked"
+    if (activation := architecture.gate_activation(config)) not in ACTIVATIONS:
+        return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
+    return architecture.why_not(config)
 
 
 def why_not_exact(model: PreTrainedModel, max_model_len: int) -> str | None:

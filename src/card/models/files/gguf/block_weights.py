@@ -94,9 +94,9 @@ def _parts(model: GgufModel) -> Sequence[_Part]:
     parts = []
     for weight in model.weights:
         shape, type_id = weight.place.shape, weight.place.type_id
-        form = BLOCK_FORMATS.get(type_id)
-        if form is None or len(shape) == 1:
-            dtype = FLOAT32 if len(shape) == 1 else PLAIN_DTYPES[type_id]
+        form, stays_float = BLOCK_FORMATS.get(type_id), len(shape) == 1 or weight.stays_float
+        if form is None or stays_float:
+            dtype = FLOAT32 if stays_float else PLAIN_DTYPES[type_id]
             parts.append(_Part(weight.name, weight, "plain", shape, dtype))
             continue
         num_out, num_in = shape

@@ -11,6 +11,7 @@ import numpy as np
 
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.models.architectures import Architecture
+from card.models.files.gguf.experts import check_router, stated_experts
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
@@ -58,7 +59,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "head_dim": head_dim,
         **_activation(architecture),
         "hidden_size": hidden,
-        "intermediate_size": facts.whole("feed_forward_length"),
+        "intermediate_size": facts.whole("feed_forward_length", facts.optional("expert_feed_forward_length", None)),
         "max_position_embeddings": facts.whole("context_length"),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
@@ -72,7 +73,10 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": special_id(metadata, "padding"),
     }
-    return {**stated, **architecture.gguf_fields(stated)}
+    config = {**stated, **architecture.gguf_fields(stated), **stated_experts(facts, architecture)}
+    if architecture.gguf_experts:
+        check_router(facts, config)
+    return config
 
 
 def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,10 +34,22 @@ _HARMLESS = _names(
     "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.yarn_log_multiplier "
     "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast "
     "rope.scaling.yarn_beta_slow leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
-    "expert_used_count expert_shared_count expert_group_count expert_group_used_count expert_feed_forward_length "
-    "expert_shared_feed_forward_length expert_chunk_feed_forward_length expert_weights_scale expert_weights_norm "
-    "expert_gating_func expert_group_scale experts_per_group"
+    "expert_shared_count expert_chunk_feed_forward_length expert_group_scale experts_per_group"
 )
+# Settings of experts: without any they change nothing. With some the first ones are followed, and the others must have
+# a value under which they change nothing.
+_OF_EXPERTS = _names(
+    "expert_count expert_used_count expert_feed_forward_length expert_shared_feed_forward_length expert_weights_norm "
+    "expert_gating_func"
+)
+_IDLE_WITH_EXPERTS: Mapping[str, tuple[object, ...]] = {
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "leading_dense_block_count": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "moe_every_n_layers": (0, 1),
+}
 # The values under which an entry changes nothing; with any other the file asks for what is not built here.
 _IDLE: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
@@ -138,6 +150,11 @@ class GgufFacts:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
         known |= {_CAPS[cap] for cap in architecture.caps} | {*architecture.gguf_sizes.values()}
+        idle = _IDLE
+        if architecture.gguf_experts:
+            known, idle = (known | _OF_EXPERTS) - _IDLE_WITH_EXPERTS.keys(), {**_IDLE, **_IDLE_WITH_EXPERTS}
+        else:
+            known |= (_OF_EXPERTS - {"expert_count"}) | _IDLE_WITH_EXPERTS.keys()
         begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."
         unknown = [
             key for key in self._metadata if key.startswith(tokenizer) and key[len(tokenizer) :] not in _TOKENIZER
@@ -146,9 +163,9 @@ class GgufFacts:
             name = key.removeprefix(begin)
             if name == key or name in known:
                 continue
-            if name not in _IDLE:
+            if name not in idle:
                 unknown.append(key)
-            elif not all(one in _IDLE[name] for one in (value if isinstance(value, list) else [value])):
+            elif not all(one in idle[name] for one in (value if isinstance(value, list) else [value])):
                 raise GgufError(f"asks for {name} {str(value)[:40]}, which is not known here; {_INSTEAD}")
         if unknown:
             warn_once(f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out")

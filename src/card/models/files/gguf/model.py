@@ -17,6 +17,7 @@ from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
@@ -61,7 +62,11 @@ def open_gguf(path: Path) -> GgufModel:
     architecture = _architecture(header)
     config = read_config(path, header, architecture)
     places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
-    weights = [_weight(place, architecture, config["head_dim"]) for place in places]
+    weights = [
+        weight
+        for place in places
+        for weight in expert_weights(place, architecture, config) or [_weight(place, architecture, config["head_dim"])]
+    ]
     _check_weights(weights, architecture, config)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
@@ -73,13 +78,16 @@ def open_gguf(path: Path) -> GgufModel:
 
 def _architecture(header: Header) -> Architecture:
     """Return what the model is made of. Raises: GgufError if that is not known here."""
-    known = {one.gguf_name: one for one in all_architectures() if one.gguf_name}
-    if header.architecture not in known:
+    known = [one for one in all_architectures() if one.gguf_name]
+    found = [one for one in known if one.gguf_name == header.architecture]
+    if not found:
+        names = dict.fromkeys(str(one.gguf_name) for one in known)
         raise GgufError(
             f"holds a model of the architecture {header.architecture[:40] or 'unknown'}; of GGUF files those of "
-            f"{', '.join(known)} can be read, others from a folder saved by transformers"
+            f"{', '.join(names)} can be read, others from a folder saved by transformers"
         )
-    return known[header.architecture]
+    has_experts = bool(header.metadata.get(f"{header.architecture}.expert_count"))
+    return next((one for one in found if bool(one.gguf_experts) == has_experts), found[0])
 
 
 def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:

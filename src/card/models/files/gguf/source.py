@@ -33,6 +33,7 @@ from card.models.files.gguf.weights import PLAIN_DTYPES
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.expert_weights import grouped, joined_shape, split_experts
 from card.models.own.layers import BlockWeight
 from card.text.tokenizer import Tokenizer
 
@@ -100,7 +101,8 @@ class GgufSource:
         kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
         pages = None if kept is None else self._mapped(kept)
         arrays = self.weights(dtype) if pages is None else pages.arrays
-        return self._decoder({name: array.astype(wanted, copy=False) for name, array in arrays.items()}, pages, wanted)
+        single = split_experts({name: array.astype(wanted, copy=False) for name, array in arrays.items()})
+        return self._decoder(single, pages, wanted)
 
     @property
     def can_run_blocks(self) -> bool:
@@ -159,15 +161,15 @@ class GgufSource:
             raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 
     def weights(self, dtype: str) -> dict[str, Array]:
-        """Return all weights by transformers' names, read into memory."""
+        """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for weight in self._model.weights:
-            array = empty(tuple(weight.place.shape), stored)
-            first = 0
-            for part in self._model.read(weight, stored):
-                array[first : first + len(part)] = part.reshape(-1, *array.shape[1:])
+        for name, parts in grouped((weight.name, weight) for weight in self._model.weights).items():
+            array = empty(joined_shape(name, [one.place.shape for one in parts]), stored)
+            rows, first = array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, 0
+            for part in (part for weight in parts for part in self._model.read(weight, stored)):
+                rows[first : first + len(part)] = part
                 first += len(part)
-            weights[weight.name] = array
+            weights[name] = array
         self._check_unchanged()
         return weights
 
@@ -243,8 +245,9 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    kinds = {weight.name: (dtype, weight.place.shape) for weight in model.weights}
+    stored = grouped((weight.name, weight) for weight in model.weights)
+    kinds = {name: (dtype, joined_shape(name, [one.place.shape for one in parts])) for name, parts in stored.items()}
     with tensors_written(file, kinds) as (stream, _):
-        for weight in model.weights:
+        for weight in (one for parts in stored.values() for one in parts):
             for part in model.read(weight, dtype):
                 stream.write(bytes_of(part))
