@@ -1,0 +1,119 @@
+"""Cost of passes of a model with experts: seconds = a + b * distinct experts read + c * rows.
+
+Rows of a pass that choose the same expert read its weights once. So seconds rise steeply with the first rows and
+slowly later, where a dense model's do the reverse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from card.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCounts:
+    """Distinct experts that measured passes of a model read; all numbers are sums over its layers.
+
+    Raises: SettingsError unless a row reads one expert or more of as many, and all counts are of one row or more.
+    """
+
+    num_experts: int
+    per_row: int  # that a pass of one row reads
+    counted: tuple[tuple[int, int], ...] = ()  # (rows, experts read) of measured passes
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_row <= self.num_experts:
+            raise SettingsError(
+                f"a row must read 1 to {self.num_experts} of {self.num_experts} experts, got {self.per_row}"
+            )
+        for num_rows, num_read in self.counted:
+            if num_rows < 1 or not 0 <= num_read <= self.num_experts:
+                raise SettingsError(
+                    f"a pass must have 1 row or more and read 0 to {self.num_experts} experts, got {num_rows} rows and "
+                    f"{num_read} experts"
+                )
+
+
+class ExpertUse:
+    """Predicts the distinct experts of a pass from those of passes so far.
+
+    The first row of a pass reads ``per_row``. Each further one reads a share p of those that are still unread:
+    ``per_row / num_experts`` where rows choose evenly and independently, less where they choose alike. Then n rows
+    leave (1 - p) ** (n - 1) of what the first one left. A pass has the more weight in p, the more it left unread.
+    """
+
+    def __init__(self, counts: ExpertCounts, kept: float = 1.0) -> None:
+        """Begin with the measured passes; each further pass leaves the share ``kept`` of the weight of earlier ones."""
+        self._num_experts, self._left_by_first = counts.num_experts, counts.num_experts - counts.per_row
+        self._kept = kept
+        self._decay = self._weight = 0.0  # sums of -log of the share left and of further rows, by weight
+        for num_rows, num_read in counts.counted:
+            self.observe(num_rows, num_read)
+
+    def observe(self, num_rows: int, num_read: int) -> None:
+        """Count a pass; one that left nothing unread says nothing."""
+        num_left = self._num_experts - num_read
+        self._decay *= self._kept
+        self._weight *= self._kept
+        if self._left_by_first and num_left > 0:
+            self._decay += num_left * math.log(self._left_by_first / num_left)
+            self._weight += num_left * (num_rows - 1)
+
+    def expected(self, num_rows: float) -> float:
+        """Return the distinct experts that a pass of so many rows is expected to read; a mean need not be whole."""
+        return self._num_experts - self._left_by_first * math.exp(-self._rate * (num_rows - 1))
+
+    @property
+    def _rate(self) -> float:
+        """-log(1 - p), by which what is left decays with each row."""
+        if self._weight:
+            return max(0.0, self._decay / self._weight)
+        return math.log(self._num_experts / self._left_by_first) if self._left_by_first else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPrice:
+    """Parts of the seconds of a pass."""
+
+    pass_s: float
+    expert_s: float  # of each distinct expert that it reads
+    row_s: float
+
+    def seconds(self, num_rows: float, num_read: float) -> float:
+        """Return the seconds of a pass of so many rows that reads so many distinct experts."""
+        return self.pass_s + self.expert_s * num_read + self.row_s * num_rows
+
+    @classmethod
+    def fitted(cls, points: Sequence[tuple[int, float]], counts: ExpertCounts) -> ExpertPrice:
+        """Return the price that fits measured passes: least squares of relative errors, no part below 0.
+
+        Too few passes to tell the parts apart count as the price of the pass and its experts: so what lies between
+        them is not taken to be cheap.
+
+        Args:
+            points: (rows, seconds) of passes; experts that were not counted are predicted.
+        """
+        use, counted = ExpertUse(counts), dict(counts.counted)
+        parts = np.array([(1.0, counted.get(n) or use.expected(n), n) for n, _ in points])
+        seconds = np.maximum([seconds for _, seconds in points], 1e-9)
+        pass_s, expert_s, row_s = _non_negative(parts / seconds[:, None])
+        return cls(pass_s, expert_s, row_s)
+
+
+def _non_negative(parts: np.ndarray) -> tuple[float, ...]:
+    """Return the factors [P], none below 0, with which the sums of columns of ``parts`` [n, P] come nearest to 1."""
+    num_parts, best, least = parts.shape[1], (0.0,) * parts.shape[1], math.inf
+    for size in range(min(parts.shape), 0, -1):
+        for chosen in combinations(range(num_parts), size):
+            factors = np.linalg.lstsq(parts[:, chosen], np.ones(len(parts)), rcond=None)[0]
+            error = round(float(np.square(parts[:, chosen] @ factors - 1.0).sum()), 12)
+            if (factors >= 0.0).all() and error < least:
+                whole = dict(zip(chosen, factors.tolist(), strict=True))
+                best, least = tuple(whole.get(idx, 0.0) for idx in range(num_parts)), error
+    return best
