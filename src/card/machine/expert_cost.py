@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 
 from card.errors import SettingsError
+
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +105,17 @@ class ExpertPrice:
         use, counted = ExpertUse(counts), dict(counts.counted)
         parts = np.array([(1.0, counted.get(n) or use.expected(n), n) for n, _ in points])
         seconds = np.maximum([seconds for _, seconds in points], 1e-9)
-        pass_s, expert_s, row_s = _non_negative(parts / seconds[:, None])
-        return cls(pass_s, expert_s, row_s)
+        return cls(*_non_negative(parts / seconds[:, None]).tolist())
 
 
-def _non_negative(parts: np.ndarray) -> tuple[float, ...]:
+def _non_negative(parts: Array) -> Array:
     """Return the factors [P], none below 0, with which the sums of columns of ``parts`` [n, P] come nearest to 1."""
-    num_parts, best, least = parts.shape[1], (0.0,) * parts.shape[1], math.inf
+    best, least = np.zeros(parts.shape[1]), math.inf
     for size in range(min(parts.shape), 0, -1):
-        for chosen in combinations(range(num_parts), size):
-            factors = np.linalg.lstsq(parts[:, chosen], np.ones(len(parts)), rcond=None)[0]
-            error = round(float(np.square(parts[:, chosen] @ factors - 1.0).sum()), 12)
+        for chosen in combinations(range(parts.shape[1]), size):
+            factors = np.zeros(parts.shape[1])
+            factors[list(chosen)] = np.linalg.lstsq(parts[:, chosen], np.ones(len(parts)), rcond=None)[0]
+            error = round(float(np.square(parts @ factors - 1.0).sum()), 12)  # the first of equals wins
             if (factors >= 0.0).all() and error < least:
-                whole = dict(zip(chosen, factors.tolist(), strict=True))
-                best, least = tuple(whole.get(idx, 0.0) for idx in range(num_parts)), error
+                best, least = factors, error
     return best

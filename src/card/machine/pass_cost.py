@@ -16,8 +16,8 @@ class PassCost:
     """Seconds of one forward pass of one model on a given number of threads.
 
     Linear between the measured points and, beyond the last, along the line through the last two; never falling with
-    more tokens: a point below an earlier one is noise and is raised to it. With experts it is what `ExpertPrice` makes of
-    the points instead.
+    more tokens: a point below an earlier one is noise and is raised to it. With experts, the price that `ExpertPrice`
+    fits to the points.
 
     Raises: SettingsError unless there are two points or more with rising token counts, and all seconds are 0 or more.
     """
@@ -63,7 +63,7 @@ class PassCost:
             num_tokens: new tokens of all sequences together; a mean need not be whole.
             num_sequences: sequences that share them; the same.
             num_context_rows: rows that these sequences hold already, all together.
-            num_experts: distinct experts that it reads, summed over the layers; None: as the measured passes let expect.
+            num_experts: distinct experts that it reads, summed over the layers; None: by the measured passes.
         """
         if num_tokens < 1:
             return 0.0
