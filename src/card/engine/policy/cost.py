@@ -61,7 +61,7 @@ class Costs:
 
     @property
     def has_experts(self) -> bool:
-        """Whether rows cost what the experts cost that they bring: the first ones more than later ones."""
+        """True if rows cost what their experts cost: the first rows of a pass more than later ones."""
         return self._use is not None
 
     def drafts(self, schedule: Schedule) -> bool:
