@@ -60,13 +60,11 @@ class ExpertUse:
             self.observe(num_rows, num_read)
 
     def observe(self, num_rows: int, num_read: int) -> None:
-        """Count a pass; one that left nothing unread says nothing."""
+        """Count a pass; one of a single row says nothing, nor does one that left nothing unread."""
         num_left = self._num_experts - num_read
-        self._decay *= self._kept
-        self._weight *= self._kept
-        if self._left_by_first and num_left > 0:
-            self._decay += num_left * math.log(self._left_by_first / num_left)
-            self._weight += num_left * (num_rows - 1)
+        if num_rows > 1 and num_left > 0 and self._left_by_first:
+            self._decay = self._kept * self._decay + num_left * math.log(self._left_by_first / num_left)
+            self._weight = self._kept * self._weight + num_left * (num_rows - 1)
 
     def expected(self, num_rows: float) -> float:
         """Return the distinct experts that a pass of so many rows is expected to read; a mean need not be whole."""
