@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,25 @@ def test_the_overlap_of_some_passes_tells_that_of_others(alike: float) -> None:
         seen = sum(read_by_rows(num_rows, alike, seed) for seed in range(1, 9)) / 8
         assert use.expected(num_rows) == pytest.approx(seen, rel=0.08)
         assert use.expected(num_rows) < independent(num_rows) * 1.04
+
+
+def test_where_some_experts_are_popular_later_rows_bring_fewer_than_even_choices_would() -> None:
+    draw, weights = np.random.default_rng(0), 1.0 / np.arange(1, EXPERTS + 1)
+
+    def read(num_rows: int) -> int:
+        rows = (
+            (layer, draw.choice(EXPERTS, CHOSEN, replace=False, p=weights / weights.sum()))
+            for layer in range(LAYERS)
+            for _ in range(num_rows)
+        )
+        return len({(layer, int(expert)) for layer, row in rows for expert in row})
+
+    use = ExpertUse(counts(tuple((size, read(size)) for size in SIZES)))
+    for num_rows in (2, 3, 5, 12, 24):
+        seen = sum(read(num_rows) for _ in range(8)) / 8
+        assert use.expected(num_rows) == pytest.approx(seen, rel=0.06)
+    alike = ExpertUse(counts(((2, round(use.expected(2))),)))
+    assert use.expected(32) < 0.9 * alike.expected(32)
 
 
 def test_a_pass_that_read_all_experts_says_nothing() -> None:

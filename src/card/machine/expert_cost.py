@@ -18,6 +18,8 @@ from card.errors import SettingsError
 
 Array = npt.NDArray[np.float64]
 
+_EVEN_WEIGHT = 1.0  # of the guess that no expert is popular, in passes of e times as many rows as others
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCounts:
@@ -46,36 +48,46 @@ class ExpertCounts:
 class ExpertUse:
     """Predicts the distinct experts of a pass from those of passes so far.
 
-    The first row of a pass reads ``per_row``. Each further one reads a share p of those that are still unread:
-    ``per_row / num_experts`` where rows choose evenly and independently, less where they choose alike. Then n rows
-    leave (1 - p) ** (n - 1) of what the first one left. A pass has the more weight in p, the more it left unread.
+    The first row of a pass reads ``per_row``. If rows choose evenly and independently, each further one reads a share
+    p = per_row / num_experts of those that are left, so n rows leave exp(-r * (n - 1)) of what the first one left, with
+    r = -log(1 - p). Where rows choose alike r is lower. Where some experts are popular with all rows, later rows find
+    fewer new ones still: the exponent is r * (n - 1) ** g with g from 0 to 1. Both are read off a line through passes,
+    log(exponent) by log(n - 1).
     """
 
     def __init__(self, counts: ExpertCounts, kept: float = 1.0) -> None:
         """Begin with the measured passes; each further pass leaves the share ``kept`` of the weight of earlier ones."""
         self._num_experts, self._left_by_first = counts.num_experts, counts.num_experts - counts.per_row
         self._kept = kept
-        self._decay = self._weight = 0.0  # sums of -log of the share left and of further rows, by weight
+        self._sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, x * x and x * y over the passes
         for num_rows, num_read in counts.counted:
             self.observe(num_rows, num_read)
 
     def observe(self, num_rows: int, num_read: int) -> None:
         """Count a pass; one of a single row says nothing, nor does one that left nothing unread."""
         num_left = self._num_experts - num_read
-        if num_rows > 1 and num_left > 0 and self._left_by_first:
-            self._decay = self._kept * self._decay + num_left * math.log(self._left_by_first / num_left)
-            self._weight = self._kept * self._weight + num_left * (num_rows - 1)
+        if num_rows < 2 or num_left < 1 or not self._left_by_first:
+            return
+        exponent = math.log(self._left_by_first / min(num_left, self._left_by_first - 0.5))  # half an expert is none
+        x, y = math.log(num_rows - 1), math.log(exponent)
+        terms = (1.0, x, y, x * x, x * y)
+        self._sums = tuple(self._kept * old + new for old, new in zip(self._sums, terms, strict=True))
 
     def expected(self, num_rows: float) -> float:
         """Return the distinct experts that a pass of so many rows is expected to read; a mean need not be whole."""
-        return self._num_experts - self._left_by_first * math.exp(-self._rate * (num_rows - 1))
+        if num_rows <= 1 or not self._left_by_first:
+            return self._num_experts - self._left_by_first
+        start, growth = self._line()
+        return self._num_experts - self._left_by_first * math.exp(-math.exp(start) * (num_rows - 1) ** growth)
 
-    @property
-    def _rate(self) -> float:
-        """-log(1 - p), by which what is left decays with each row."""
-        if self._weight:
-            return max(0.0, self._decay / self._weight)
-        return math.log(self._num_experts / self._left_by_first) if self._left_by_first else 0.0
+    def _line(self) -> tuple[float, float]:
+        """Return log r and g."""
+        weight, x, y, xx, xy = self._sums
+        if not weight:
+            return math.log(math.log(self._num_experts / self._left_by_first)), 1.0
+        growth = (xy - x * y / weight + _EVEN_WEIGHT) / (xx - x * x / weight + _EVEN_WEIGHT)
+        growth = min(max(growth, 0.0), 1.0)
+        return (y - growth * x) / weight, growth
 
 
 @dataclass(frozen=True, slots=True)
