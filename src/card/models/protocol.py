@@ -132,6 +132,35 @@ class Stateful(LanguageModel, Protocol):
         """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
 
 
+class Experts(Protocol):
+    """Facts of a model's expert layers."""
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Number of layers with experts."""
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts of such a layer."""
+
+    @property
+    def experts_per_token(self) -> int:
+        """Number of experts of such a layer that one row chooses."""
+
+
+@runtime_checkable
+class Routed(LanguageModel, Protocol):
+    """A model that may have experts, of which each row chooses a few in each layer that has any."""
+
+    @property
+    def experts(self) -> Experts | None:
+        """Facts of its expert layers; None if it has none."""
+
+    @property
+    def experts_read(self) -> int:
+        """Distinct experts that the last pass read, summed over the layers; 0 if they are not counted."""
+
+
 @runtime_checkable
 class Recurrent(Stateful, Protocol):
     """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""

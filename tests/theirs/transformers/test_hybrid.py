@@ -220,7 +220,7 @@ def test_only_scans_that_start_without_the_state_run_row_by_row(name: str) -> No
     ],
 )
 def test_users_are_told_the_path_and_the_limits_of_a_model_with_a_state(name: str, limits: str) -> None:
-    assert how_it_runs(runner_of(name)).startswith(f"transformers' modules with a state; {limits}")
+    assert how_it_runs(runner_of(name)).startswith(f"transformers' modules in float32 with a state; {limits}")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

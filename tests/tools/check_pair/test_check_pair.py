@@ -18,6 +18,7 @@ from card.api.llm import LLM
 from card.config import DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.errors import PromptError
+from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.loading import load_tokenizer
@@ -321,6 +322,21 @@ def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, ag
     assert reason.startswith("0.97x: ")
     assert said in reason
     assert ("would be expected" in reason) == ("no single" not in said)
+
+
+def test_rows_that_are_dear_for_their_experts_are_said_to_be():
+    counts, (drafter, two) = (
+        ExpertCounts(num_experts=64, per_row=8),
+        (PassCost(((1, 5e-4), (16, 6e-4))), CoreSet((), 2)),
+    )
+    target = PassCost(((1, 0.01), (8, 0.045)), experts=counts)
+    dear: dict[Schedule, ScheduleCost] = {
+        "turns": ScheduleCost(two, target, drafter),
+        "off": ScheduleCost(two, target),
+    }
+    is_worth_it, reason = verdict(dear, 0.4, 0.97, DraftSettings())
+    assert not is_worth_it
+    assert "8 takes 4.5 times as long as one of 1, as each token brings experts of its own; at the same time" in reason
 
 
 def test_where_no_speed_was_measured_the_prediction_decides_and_says_so():

@@ -158,6 +158,7 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
     fastest = min((one for one in costs.values() if one.drafter is not None), key=_drafter_share)
     share, target = _drafter_share(fastest), fastest.target
     dearness = target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
+    cause = "" if target.experts is None else ", as each token brings experts of its own"
     cheap_drafter = {schedule: _with_good_drafter(one) for schedule, one in costs.items()}
     cheap_tokens = {schedule: _with_flat_target(one) for schedule, one in costs.items()}
     rates = {
@@ -168,7 +169,7 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
             _predicted_speed_up(cheap_drafter, agreement, draft)
         ),
         f"tokens of verification are too dear: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as long "
-        "as one of 1; at the same time": _predicted_speed_up(cheap_tokens, agreement, draft),
+        f"as one of 1{cause}; at the same time": _predicted_speed_up(cheap_tokens, agreement, draft),
     }
     words, best = max(rates.items(), key=lambda pair: pair[1])
     if best >= LEAST_SPEED_UP:

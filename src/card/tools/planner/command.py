@@ -17,6 +17,7 @@ from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
 from card.labs.edge.command import plan_edge, print_edge
+from card.machine.expert_cost import ExpertCounts
 from card.models.loading import load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
 from card.tools.planner.measuring import measure_profile
@@ -40,6 +41,8 @@ def profile(out: Path, model: str, threads: tuple[int, ...] | None, wide: bool, 
         measured = measure_profile(model, threads=threads or (), tell=say, **options)
     save_profile(measured, out)
     show(Console(), _profile_table(measured), is_wide=wide)
+    if (counts := measured.setups[0].cost.experts) is not None:
+        click.echo(_experts_line(counts))
     click.echo(f"written to {out}")
 
 
@@ -156,6 +159,11 @@ def _profile_table(measured: Profile) -> Table:
     shown.add_row("each further sequence", *(f"{1e3 * cost.per_sequence_s:.2f}" for cost in costs.values()))
     shown.add_row("1,000 rows of context", *(f"{1e6 * cost.per_context_row_s:.2f}" for cost in costs.values()))
     return shown
+
+
+def _experts_line(counts: ExpertCounts) -> str:
+    read = ", ".join(f"{num_read:,} by {num_rows}" for num_rows, num_read in counts.counted)
+    return f"experts read, of {counts.num_experts:,} in all layers, by tokens of a pass: {read or 'not counted'}"
 
 
 def _print_plan(console: Console, report: PlanReport, *, is_wide: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from card.errors import PlanError
+from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
 from card.tools.planner.files import read_file, write_bytes
 
@@ -21,15 +22,17 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
     per_sequence_s: float = 0.0
     per_context_row_s: float = 0.0
+    experts: ExpertCounts | None = None  # that the passes read; None: the model has none
 
     @classmethod
     def of(cls, cost: PassCost) -> PassTable:
         """Return what the engine measured."""
-        return cls(points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s)
+        shared = {"per_sequence_s": cost.per_sequence_s, "per_context_row_s": cost.per_context_row_s}
+        return cls(points=cost.points, experts=cost.experts, **shared)
 
     def pass_cost(self) -> PassCost:
-        """Return what the engine knows of passes. Raises: SettingsError for seconds that cannot be."""
-        return PassCost(self.points, self.per_sequence_s, self.per_context_row_s)
+        """Return what the engine knows of passes. Raises: SettingsError for seconds or counts that cannot be."""
+        return PassCost(self.points, self.per_sequence_s, self.per_context_row_s, self.experts)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

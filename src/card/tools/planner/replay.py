@@ -20,6 +20,7 @@ from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import CapacityError, ModelError
 from card.kernels.number_types import Floats
+from card.machine.expert_cost import ExpertCounts, ExpertUse
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.selection import AttentionScores, ChosenRows
 from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
@@ -58,12 +59,14 @@ class ReplayedModel:
         on_pass: Callable[[PassSize], None],
         on_keep: Callable[[int], None],
         row_bytes: int = 1,
+        experts: ExpertCounts | None = None,
     ) -> None:
         """Make the model.
 
         Args:
             max_model_len: most positions of a sequence; num_tree_rows: rows beyond them.
             row_bytes: memory of a KV row.
+            experts: that its passes read.
             on_pass: called in each pass, before its rows are there.
             on_keep: called when rows are kept or dropped, but for masks, with the number of those behind the prefix.
         """
@@ -74,6 +77,8 @@ class ReplayedModel:
         self.row_bytes = row_bytes
         self.mask_id = texts.mask_id
         self.attention_scores = AttentionScores()
+        self.experts, self.experts_read = None, 0  # nobody measures it; distinct experts that the last pass read
+        self._use = None if experts is None else ExpertUse(experts)
         self._on_pass, self._on_keep = on_pass, on_keep
         self._states: dict[int, list[int]] = {}  # of each row of each sequence
         self._capacity: dict[int, int] = {}
@@ -121,6 +126,7 @@ class ReplayedModel:
             if held + new > self._capacity[extension.slot]:
                 raise CapacityError(f"{held} rows and {new} new ones are more than {self._capacity[extension.slot]}")
         self._on_pass(_size(extensions, num_held))
+        self.experts_read = 0 if self._use is None else round(self._use.expected(sum(num_new)))
         self.attention_scores.leave(
             {
                 extension.slot: np.zeros((1, 1, held), np.float32)  # how many rows are chosen counts, not which

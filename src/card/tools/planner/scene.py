@@ -336,6 +336,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         on_pass=on_pass,
         on_keep=on_keep,
         row_bytes=scene.target.kv_row_bytes or 1,
+        experts=costs[False].experts,
     )
 
 
