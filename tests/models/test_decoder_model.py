@@ -51,7 +51,7 @@ from card.models.runners import plain_runner
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.loading import load_model
 from card.theirs.transformers.walking import why_not_walked
-from tests.tiny import LLAMA3, tiny
+from tests.tiny import LLAMA3, YARN, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
@@ -60,6 +60,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama, yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SIZES, head_dim=16, sliding_window=9)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2)),
@@ -75,6 +76,12 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
+    "qwen3, yarn": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8, rope_parameters=YARN | {"truncate": False})),
+    "olmo3, yarn": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS, rope_scaling=YARN | {"truncate": False})),
+    "glm4, yarn": (
+        Glm4ForCausalLM,
+        Glm4Config(**SIZES, pad_token_id=0, head_dim=16, rope_parameters=YARN | {"attention_factor": 1.4}),
+    ),
 }
 
 
@@ -117,6 +124,18 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     assert parameter_count(own) == parameter_count(theirs)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "yarn" in kind])
+def test_texts_beyond_the_first_context_of_yarn_have_the_logits_of_transformers(tmp_path: Path, kind: str):
+    save(tmp_path, kind)
+    own, theirs = load_decoder(tmp_path), load_model(tmp_path)
+    assert type(own) is DecoderModel
+    runner, ids = plain_runner(own, max_model_len=128), [(7 * idx * idx + 3 * idx) % 64 for idx in range(120)]
+    (found,) = runner.forward([Extension(runner.open(), ids, range(-1, 119))])
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0]
+    assert np.linalg.norm(found - expected.numpy()) < 1e-5 * float(expected.norm())
+
+
 def test_weights_in_several_files_are_read(tmp_path: Path):
     save(tmp_path, "llama", max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
@@ -137,6 +156,12 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"rope_parameters": {name: value for name, value in LLAMA3.items() if name != "factor"}},
         {"rope_parameters": LLAMA3 | {"low_freq_factor": "one"}},
         {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}},
+        {"rope_parameters": YARN | {"factor": 0}},
+        {"rope_parameters": YARN | {"factor": "4"}},
+        {"rope_parameters": YARN | {"beta_fast": -1.0}},
+        {"rope_parameters": YARN | {"mscale": "one"}},
+        {"rope_parameters": YARN | {"truncate": "no"}},
+        {"rope_parameters": YARN | {"rope_theta": 1.0}},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
         {"model_type": "gemma"},

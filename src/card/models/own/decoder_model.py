@@ -29,7 +29,9 @@ _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each need
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
 }
+_MAY_STATE = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # yarn's other numbers
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -344,9 +346,18 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
         rope["rope_type"] in _ROPE_TYPES
         and all(_is_above_zero(rope.get(name)) for name in ("rope_theta", *_ROPE_TYPES[rope["rope_type"]]))
         and (rope["rope_type"] != "llama3" or rope["low_freq_factor"] < rope["high_freq_factor"])
+        and (rope["rope_type"] != "yarn" or _is_known_yarn(rope))
         and (_PARTIAL not in rope or architecture.turns_parts)
         and isinstance(part, int | float)
         and 0 < part <= 1
+    )
+
+
+def _is_known_yarn(rope: Mapping[str, Any]) -> bool:
+    return (
+        all(rope.get(name) is None or _is_above_zero(rope[name]) for name in _MAY_STATE)
+        and isinstance(rope.get("truncate", True), bool)
+        and rope["rope_theta"] != 1  # of which all powers are alike: no channel turns slower than another
     )
 
 

@@ -10,7 +10,7 @@ from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import quantize_linear
 from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear
-from card.kernels.rotation import inverse_frequencies, rotation_tables
+from card.kernels.rotation import attention_factor, inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, Linear
@@ -84,11 +84,14 @@ def turning_tables(model: DecoderModel, num_positions: int, kind: str, head_size
 
     They have the same bits on every computer if the type of the angles is known.
     """
-    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind, head_size))
+    config = model.config
+    rope, longest = rotary_parameters(config)[kind], config.max_position_embeddings
+    frequencies = inverse_frequencies(rope, rotary_size(config, kind, head_size), longest)
     if frequencies is None:
         assert model.angles is not None, "of a model whose angles transformers computes"
         return model.angles(num_positions, kind)
-    cos, sin = (np.tile(table, (1, 2)) for table in rotation_tables(frequencies, num_positions))
+    tables = rotation_tables(frequencies, num_positions, attention_factor(rope, longest))
+    cos, sin = (np.tile(table, (1, 2)) for table in tables)
     return cos, sin
 
 
