@@ -32,6 +32,13 @@ def test_angles_far_out_have_the_cosines_and_sines_of_exact_arithmetic() -> None
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.01 * idx for idx in range(64)],
+    "long_factor": [1.0 + 0.7 * idx for idx in range(64)],
+    "original_max_position_embeddings": 1024,
+}
 LONGEST = 4096  # positions of the model
 
 
@@ -61,6 +68,18 @@ def test_angles_are_those_of_transformers_but_for_rounding(rope: dict[str, Any],
     config = LlamaConfig(**sizes, rope_parameters=dict(rope))
     theirs, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     np.testing.assert_allclose(inverse_frequencies(rope, size, LONGEST), theirs.numpy(), rtol=1e-6)
+    assert attention_factor(rope, LONGEST) == pytest.approx(factor, rel=1e-14)
+
+
+@pytest.mark.parametrize("changes", [{}, {"factor": 32.0}, {"factor": 0.5}, {"attention_factor": 1.19}], ids=str)
+@pytest.mark.parametrize("is_long", [False, True])
+def test_texts_of_both_lengths_have_the_angles_of_transformers(changes: dict[str, Any], is_long: bool) -> None:
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": LONGEST}
+    rope = LONG_ROPE | changes
+    config = LlamaConfig(**sizes, rope_parameters=dict(rope))
+    theirs, factor = ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"), seq_len=1024 + is_long)
+    found = inverse_frequencies(rope, 128, LONGEST, is_long=is_long)
+    np.testing.assert_allclose(found, theirs.numpy(), rtol=1e-6)
     assert attention_factor(rope, LONGEST) == pytest.approx(factor, rel=1e-14)
 
 

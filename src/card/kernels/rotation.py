@@ -36,27 +36,36 @@ _COSINE = (
 )  # fmt: skip
 
 
-def inverse_frequencies(rope: Mapping[str, Any], size: int, num_positions: int) -> Floats | None:
+def inverse_frequencies(
+    rope: Mapping[str, Any], size: int, num_positions: int, *, is_long: bool = False
+) -> Floats | None:
     """Return by how much each pair of a head turns from one position to the next, [size / 2].
 
     Args:
-        rope: a config's ``rope_parameters``, of the type default, linear, llama3 or yarn.
+        rope: a config's ``rope_parameters``, of the type default, linear, llama3, yarn or longrope.
         size: number of a head's channels that turn.
         num_positions: the most that the model has.
+        is_long: of texts beyond the context of the first training, where longrope has other factors.
     Returns: None for another type.
     """
-    if rope["rope_type"] not in _SCALED:
+    kind = rope["rope_type"]
+    if kind not in (*_SCALED, "longrope"):
         return None
     plain = _plain_frequencies(rope["rope_theta"], size)
-    return _SCALED[rope["rope_type"]](plain, rope, num_positions).astype(np.float32)
+    if kind == "longrope":
+        factors = np.array(rope["long_factor" if is_long else "short_factor"], np.float32)
+        return (plain / factors).astype(np.float32)
+    return _SCALED[kind](plain, rope, num_positions).astype(np.float32)
 
 
 def attention_factor(rope: Mapping[str, Any], num_positions: int) -> float:
     """Return what cosines and sines are multiplied by. Arguments as of `inverse_frequencies`."""
-    if rope["rope_type"] != "yarn":
+    if rope["rope_type"] not in ("yarn", "longrope"):
         return 1.0
     if (stated := rope.get("attention_factor")) is not None:
         return float(stated)
+    if rope["rope_type"] == "longrope":
+        return _long_growth(_factor(rope, num_positions), rope["original_max_position_embeddings"])
     factor, scale, divisor = _factor(rope, num_positions), rope.get("mscale"), rope.get("mscale_all_dim")
     return _growth(factor, scale) / _growth(factor, divisor) if scale and divisor else _growth(factor, 1.0)
 
@@ -66,8 +75,17 @@ def _growth(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * float(_logarithm(factor)) + 1.0
 
 
+def _long_growth(factor: float, context: int) -> float:
+    """Return the same of longrope (Ding et al. 2024, arXiv:2402.13753), with the length of the first context."""
+    if factor <= 1:
+        return 1.0
+    with localcontext() as of:
+        of.prec = _DIGITS
+        return float((1 + _logarithm(factor) / _logarithm(context)).sqrt())
+
+
 def _factor(rope: Mapping[str, Any], num_positions: int) -> float:
-    """Return how many times as long the context is; DeepSeek's configs state both lengths instead."""
+    """Return how many times as long the context is; some configs state both lengths instead."""
     stated = rope.get("factor")
     return float(num_positions / rope["original_max_position_embeddings"] if stated is None else stated)
 

@@ -10,7 +10,7 @@ from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVLayout, SequenceRows
-from card.models.rows.row_tree import IntArray, Window
+from card.models.rows.row_tree import BoolArray, IntArray, Window
 
 
 class Decoder(Protocol):
@@ -18,6 +18,9 @@ class Decoder(Protocol):
 
     vocab_size: int  # V of the logits
     layout: KVLayout  # of the rows that it reads and writes
+    long_rows: (
+        BoolArray | None
+    )  # [sum T] of the next pass: which are of texts beyond a `switch_len`; None: there is none
 
     @property
     def windows(self) -> Sequence[Window]:

@@ -19,7 +19,6 @@ from card.models.layer_kinds import WITH_CHUNKS, has_state, layer_kinds
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.theirs.transformers.arrays import as_array
 from card.theirs.transformers.generic import require_causal
-from card.theirs.transformers.long_rope import switch_len
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +33,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture | None:
     return entry if is_it and kind.__module__.startswith("transformers.models.") else None
 
 
-def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
+def why_not_walked(model: PreTrainedModel) -> str | None:
     """Return why the weights of a model cannot be walked directly on any device, or None if they can."""
     architecture = architecture_of(model)
     if architecture is None:
@@ -45,8 +44,6 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
         return "its attention is chunked"
     if (activation := getattr(config, architecture.activation)) not in ACTIVATIONS:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
-    if switch_len(model, max_model_len) is not None:
-        return "its rotary embedding (longrope) changes with the length of the text"
     kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
     if not kinds <= rotary_parameters(config).keys():
         return "its config does not say which rotary embedding each layer has"
@@ -68,12 +65,12 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     return None
 
 
-def why_not_exact(model: PreTrainedModel, max_model_len: int) -> str | None:
+def why_not_exact(model: PreTrainedModel) -> str | None:
     """Return why the machine code cannot run a model, or None if it can."""
     require_causal(model)
     if has_state(model):
         return "it keeps a recurrent state"
-    if (reason := why_not_walked(model, max_model_len)) is not None:
+    if (reason := why_not_walked(model)) is not None:
         return reason
     if model.device.type != "cpu":
         return f"it is on {model.device}, and machine code runs on a CPU only"
@@ -83,12 +80,12 @@ def why_not_exact(model: PreTrainedModel, max_model_len: int) -> str | None:
     return why_not_int8()
 
 
-def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
+def walked(model: PreTrainedModel) -> DecoderModel | None:
     """Return a model for our own pass that has the weights of ``model``, without copies; None if it cannot run it.
 
     Raises: ModelError if the model continues no text.
     """
-    return None if why_not_exact(model, max_model_len) is not None else decoder_of(model)
+    return None if why_not_exact(model) is not None else decoder_of(model)
 
 
 def decoder_of(model: PreTrainedModel) -> DecoderModel:
