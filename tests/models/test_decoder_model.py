@@ -51,7 +51,7 @@ from card.models.runners import plain_runner
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.loading import load_model
 from card.theirs.transformers.walking import why_not_walked
-from tests.tiny import LLAMA3, tiny
+from tests.tiny import LLAMA3, LONG_ROPE, YARN, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
@@ -60,6 +60,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama, yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SIZES, head_dim=16, sliding_window=9)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2)),
@@ -67,6 +68,21 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
     "mistral, with a window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
     "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.5)),
+    "phi3, longrope": (
+        Phi3ForCausalLM,
+        Phi3Config(**SIZES, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE),
+    ),
+    "phi3, longrope in part": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **SIZES,
+            pad_token_id=0,
+            original_max_position_embeddings=32,
+            rope_parameters=LONG_ROPE
+            | {"short_factor": [1.0, 1.5], "long_factor": [1.5, 6.0], "partial_rotary_factor": 0.5},
+        ),
+    ),
+    "llama, longrope": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LONG_ROPE | {"factor": 4.0})),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1])),
     "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=16)),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
@@ -75,6 +91,12 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
+    "qwen3, yarn": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8, rope_parameters=YARN | {"truncate": False})),
+    "olmo3, yarn": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS, rope_scaling=YARN | {"truncate": False})),
+    "glm4, yarn": (
+        Glm4ForCausalLM,
+        Glm4Config(**SIZES, pad_token_id=0, head_dim=16, rope_parameters=YARN | {"attention_factor": 1.4}),
+    ),
 }
 
 
@@ -117,6 +139,22 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     assert parameter_count(own) == parameter_count(theirs)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "yarn" in kind or "longrope" in kind])
+def test_texts_beyond_the_first_context_have_the_logits_of_transformers(tmp_path: Path, kind: str):
+    save(tmp_path, kind)
+    own, theirs = load_decoder(tmp_path), load_model(tmp_path)
+    assert type(own) is DecoderModel
+    runner, ids = plain_runner(own, max_model_len=128), [(7 * idx * idx + 3 * idx) % 64 for idx in range(120)]
+    slot = runner.open()
+    if "longrope" in kind:
+        assert runner.switch_len == 32
+        runner.make_long(slot)
+    (found,) = runner.forward([Extension(slot, ids, range(-1, 119))])
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0]
+    assert np.linalg.norm(found - expected.numpy()) < 1e-5 * float(expected.norm())
+
+
 def test_weights_in_several_files_are_read(tmp_path: Path):
     save(tmp_path, "llama", max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
@@ -137,6 +175,18 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"rope_parameters": {name: value for name, value in LLAMA3.items() if name != "factor"}},
         {"rope_parameters": LLAMA3 | {"low_freq_factor": "one"}},
         {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}},
+        {"rope_parameters": YARN | {"factor": 0}},
+        {"rope_parameters": YARN | {"factor": "4"}},
+        {"rope_parameters": YARN | {"beta_fast": -1.0}},
+        {"rope_parameters": YARN | {"mscale": "one"}},
+        {"rope_parameters": YARN | {"truncate": "no"}},
+        {"rope_parameters": YARN | {"rope_theta": 1.0}},
+        {"rope_parameters": LONG_ROPE | {"long_factor": [1.0, 2.0]}},
+        {"rope_parameters": LONG_ROPE | {"long_factor": 2.0}},
+        {"rope_parameters": LONG_ROPE | {"short_factor": [1.0, 1.0, 1.0, 0.0]}},
+        {"rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 1}},
+        {"rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 16.5}},
+        {"rope_parameters": LONG_ROPE | {"attention_factor": "one"}},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
         {"model_type": "gemma"},
@@ -158,7 +208,7 @@ def test_an_unusual_model_is_left_to_transformers(tmp_path: Path, changes: dict[
 def test_rotations_by_kinds_that_no_layer_has_are_left_to_transformers_modules(tmp_path: Path):
     save(tmp_path, "mistral")
     change_config(tmp_path, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}})
-    reason = why_not_walked(load_decoder(tmp_path), 64)
+    reason = why_not_walked(load_decoder(tmp_path))
     assert reason == "its config does not say which rotary embedding each layer has"
 
 

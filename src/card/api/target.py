@@ -9,7 +9,6 @@ from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
 from card.errors import SettingsError
 from card.models.draft_vocab import check_draft_vocab
-from card.models.facts import context_limit
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import (
@@ -73,7 +72,7 @@ def _given(model: LoadedModel) -> LoadedModel:
     if isinstance(model, DecoderModel) or str(model.device) != "cpu":
         return model
     walking = others("transformers.walking", "a model of transformers")
-    return walking.walked(model, context_limit(model)) or model
+    return walking.walked(model) or model
 
 
 def _check_states_fit(target: str, kv_cache_memory: str, weights_dir: str | None) -> None:

@@ -249,7 +249,13 @@ class Architecture:
 def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each kind of rotary embedding, by the kind of layer; one under "" serves all layers."""
     stated: Mapping[str, Any] = config.rope_parameters
-    return {kind: one for kind, one in stated.items() if isinstance(one, Mapping)} or {"": stated}
+    # transformers reads yarn's "truncate" where it is stated for all layers, and only there
+    nested = {
+        kind: {name: value for name, value in one.items() if name != "truncate"}
+        for kind, one in stated.items()
+        if isinstance(one, Mapping)
+    }
+    return {**nested} or {"": stated}
 
 
 def rotary_size(config: Any, kind: str, head_size: int) -> int:

@@ -23,6 +23,7 @@ from card.models.architectures.architecture import (
     LayerShape,
     Part,
     rotary_parameters,
+    rotary_size,
     sizes_of,
 )
 from card.models.decoder_config import DecoderConfig
@@ -31,6 +32,7 @@ from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
+from card.models.long_texts import LONG_ROPE
 from card.models.own.expert_weights import split_experts
 from card.models.own.layers import BlockWeight, Linear, Weight
 
@@ -38,7 +40,10 @@ _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each need
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    LONG_ROPE: ("original_max_position_embeddings",),
 }
+_MAY_STATE = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # numbers, or None
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -354,6 +359,7 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and isinstance(config.rope_parameters, dict)
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
         and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())
+        and _has_fitting_lists(config, architecture)
     )
 
 
@@ -401,10 +407,41 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
         rope["rope_type"] in _ROPE_TYPES
         and all(_is_above_zero(rope.get(name)) for name in ("rope_theta", *_ROPE_TYPES[rope["rope_type"]]))
         and (rope["rope_type"] != "llama3" or rope["low_freq_factor"] < rope["high_freq_factor"])
+        and all(rope.get(name) is None or _is_above_zero(rope[name]) for name in _MAY_STATE)
+        and (rope["rope_type"] != "yarn" or _is_known_yarn(rope))
+        and (rope["rope_type"] != LONG_ROPE or _has_lists(rope))
         and (_PARTIAL not in rope or architecture.turns_parts)
         and isinstance(part, int | float)
         and 0 < part <= 1
     )
+
+
+def _is_known_yarn(rope: Mapping[str, Any]) -> bool:
+    """Return whether channels turn ever slower, as they do unless all powers of the base are alike."""
+    return isinstance(rope.get("truncate", True), bool) and rope["rope_theta"] != 1
+
+
+def _has_lists(rope: Mapping[str, Any]) -> bool:
+    """Return whether longrope's factors are numbers, and the length where the others set in can have a logarithm."""
+    lists = rope.get("short_factor"), rope.get("long_factor")
+    length = rope["original_max_position_embeddings"]
+    return (
+        all(isinstance(one, list) and all(map(_is_above_zero, one)) for one in lists)
+        and isinstance(length, int)
+        and length > 1
+    )
+
+
+def _has_fitting_lists(config: DecoderConfig, architecture: Architecture) -> bool:
+    """Return whether longrope has a factor for each pair of channels that turn together, in all layers."""
+    ropes = rotary_parameters(config)
+    for layer, kind in enumerate(architecture.rotary_kinds(config)):
+        if kind is None or ropes[kind]["rope_type"] != LONG_ROPE:
+            continue
+        pairs = rotary_size(config, kind, architecture.layer_shape(config, layer).head_size) // 2
+        if {len(ropes[kind][name]) for name in ("short_factor", "long_factor")} != {pairs}:
+            return False
+    return True
 
 
 def _is_above_zero(value: object) -> bool:

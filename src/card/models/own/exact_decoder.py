@@ -42,6 +42,7 @@ from card.models.own.layer_tables import LayerTables, norm_weight
 from card.models.own.layers import EmbeddedRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.row_tree import BoolArray
 from card.models.rows.selection import bound_scores
 
 _NO_INPUTS: IntArray = np.zeros((0, 0), np.int64)
@@ -89,6 +90,7 @@ class ExactDecoder:
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
+        self.long_rows: BoolArray | None = None
         self._pages = model.pages
         self._check_pages()
         self.experts = expert_facts(self._layers.shapes)  # None: there are none
@@ -129,6 +131,8 @@ class ExactDecoder:
             buffers.rows[:num_rows, code.ANGLE] = buffers.numbers[:num_rows]
         else:
             self._layers.turn()
+            if self.long_rows is not None:
+                buffers.rows[:num_rows, code.ANGLE] += self.long_rows * self._layers.first_long
         hidden = buffers.hidden[:num_rows]
         hidden[:, : self._width] = self._embedded.of([one for step in steps for one in step.extension.token_ids])
         if images is not None and len(images.rows):

@@ -10,7 +10,7 @@ from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import quantize_linear
 from card.kernels.number_types import FLOAT32, Array, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear
-from card.kernels.rotation import inverse_frequencies, rotation_tables
+from card.kernels.rotation import attention_factor, inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, Linear
@@ -81,16 +81,35 @@ def packed_heads(pack: Pack, linear: Linear, order: list[int] | None, num_heads:
     return pack(weight, bias, 1.0, PANEL)
 
 
-def turning_tables(model: DecoderModel, num_positions: int, kind: str, head_size: int) -> tuple[Floats, Floats]:
+def turning_tables(
+    model: DecoderModel, num_positions: int, kind: str, head_size: int, switch_len: int | None = None
+) -> tuple[Floats, Floats]:
     """Return cos and sin [num_positions, channels that turn], for halves of a head.
 
     They have the same bits on every computer if the type of the angles is known.
+
+    Args:
+        switch_len: positions of short texts, whose rows come first; None: all texts are short.
     """
-    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind, head_size))
+    tables = _tables(model, num_positions, kind, head_size, is_long=switch_len is not None)
+    if switch_len is None:
+        return tables
+    short = _tables(model, switch_len, kind, head_size, is_long=False)
+    cos, sin = (np.concatenate(pair) for pair in zip(short, tables, strict=True))
+    return cos, sin
+
+
+def _tables(
+    model: DecoderModel, num_positions: int, kind: str, head_size: int, *, is_long: bool
+) -> tuple[Floats, Floats]:
+    config = model.config
+    rope, longest = rotary_parameters(config)[kind], config.max_position_embeddings
+    frequencies = inverse_frequencies(rope, rotary_size(config, kind, head_size), longest, is_long=is_long)
     if frequencies is None:
         assert model.angles is not None, "of a model whose angles transformers computes"
         return model.angles(num_positions, kind)
-    cos, sin = (np.tile(table, (1, 2)) for table in rotation_tables(frequencies, num_positions))
+    tables = rotation_tables(frequencies, num_positions, attention_factor(rope, longest))
+    cos, sin = (np.tile(table, (1, 2)) for table in tables)
     return cos, sin
 
 

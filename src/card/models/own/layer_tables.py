@@ -13,6 +13,7 @@ from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.models.architectures.architecture import LayerShape, NormPlace, neighbours_first, rotary_size
 from card.models.layer_kinds import layer_windows
+from card.models.long_texts import switch_len
 from card.models.own.decoder_model import DecoderLayer, DecoderModel, Linears, linears_of, release_pages
 from card.models.own.exact_layers import (
     Pack,
@@ -49,7 +50,10 @@ class LayerTables:
         kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
         self._kinds: list[Rotation | None] = [None if kind is None else (kind, one.head_size) for kind, one in kinds]
         turning = [kind for kind in dict.fromkeys(self._kinds) if kind is not None]
-        self._rotations = {kind: turning_tables(model, max_model_len, *kind) for kind in turning}
+        length = switch_len(model, max_model_len)
+        # The row of the angles of position 0 in long texts; those of short ones come first.
+        self.first_long = length or 0
+        self._rotations = {kind: turning_tables(model, max_model_len, *kind, length) for kind in turning}
         self._turned_by: Mapping[Rotation, tuple[Floats, Floats]] = {}
         self.mlp_widths: list[int] = []  # with their padding
         self.expert_rooms: list[ExpertRoom] = []  # of the layers that have experts

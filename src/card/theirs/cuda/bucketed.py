@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError
+from card.models.long_texts import CHANGES_WITH_LENGTH
 from card.models.names import model_name
 from card.models.protocol import Extension
 from card.models.rows.row_tree import BoolArray, FloatArray, IntArray
@@ -53,7 +54,9 @@ class BucketedRunner(TorchRunner):
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
 
     def _make_decoder(self, model: PreTrainedModel, max_model_len: int) -> Any:
-        reason = "not asked for" if self._walks is False else why_not_fused(model, max_model_len)
+        reason = "not asked for" if self._walks is False else why_not_fused(model)
+        if reason is None and self.switch_len is not None:
+            reason = CHANGES_WITH_LENGTH
         if self._walks and reason is not None:
             raise ModelError(f"{model_name(model)} has no own pass: {reason}; leave own_pass at None")
         return FusedDecoder(model, max_model_len) if reason is None else super()._make_decoder(model, max_model_len)

@@ -66,9 +66,9 @@ class TensorStates:
             self.kept[layer] = hidden
 
 
-def why_not_fused(model: PreTrainedModel, max_model_len: int) -> str | None:
+def why_not_fused(model: PreTrainedModel) -> str | None:
     """Return why the weights of a model cannot be walked by torch, or None if they can."""
-    if (reason := why_not_walked(model, max_model_len)) is not None:
+    if (reason := why_not_walked(model)) is not None:
         return reason
     architecture = architecture_of(model)
     return "it has experts" if architecture is not None and architecture.expert_parts else None

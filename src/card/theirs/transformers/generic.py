@@ -15,13 +15,14 @@ from card.models.draft_vocab import kept_ids
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.layer_kinds import WITH_CHUNKS, WITHOUT_ATTENTION, layer_kinds, layer_windows
+from card.models.long_texts import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import BoolArray, Chunk, IntArray, Window
 from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor, restricted
 from card.theirs.transformers.attention import SequencePass, sequence_pass
-from card.theirs.transformers.long_rope import LongRope, switch_len
+from card.theirs.transformers.long_rope import LongRope
 from card.theirs.transformers.query_scales import QueryScales
 from card.theirs.transformers.shared_attention import SharedAttention
 from card.theirs.transformers.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention

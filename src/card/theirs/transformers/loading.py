@@ -10,7 +10,7 @@ import torch
 from card.config import INT8
 from card.errors import ModelError
 from card.models.dtypes import parse_device, parse_dtype
-from card.models.facts import check_facts, context_limit
+from card.models.facts import check_facts
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.own.decoder_model import LoadedModel
 from card.models.parallel_draft import read_parallel_draft
@@ -61,7 +61,7 @@ def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedM
 
 def _widen(model: PreTrainedModel) -> None:
     """Make float32 of the weights of a model, unless our own pass runs it."""
-    if why_not_exact(model, context_limit(model)) is not None:
+    if why_not_exact(model) is not None:
         warn_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
@@ -73,4 +73,4 @@ def _widen(model: PreTrainedModel) -> None:
 def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
     """Load a model for `card.models.runners`: as a decoder of our own pass if that can run it after all."""
     model = load_source(source, dtype=dtype, device=device)
-    return walked(model, context_limit(model)) or model
+    return walked(model) or model

@@ -15,34 +15,12 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError
+from card.models.long_texts import LONG_ROPE
 from card.models.names import model_name
 from card.models.rows.row_tree import BoolArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_TYPE = "longrope"
-
-
-def switch_len(model: PreTrainedModel, max_model_len: int) -> int | None:
-    """Return the longest text that has the short frequencies; None if no text up to ``max_model_len`` has others.
-
-    Raises: ModelError if the layers of the model differ in it.
-    """
-    stated = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    by_layer_type = [one for one in stated.values() if isinstance(one, Mapping)]
-    stated_lengths = {
-        int(one["original_max_position_embeddings"])
-        for one in by_layer_type or [stated]
-        if one.get("rope_type") == _TYPE
-    }
-    lengths = sorted(length for length in stated_lengths if length < max_model_len)
-    if len(lengths) > 1:
-        raise ModelError(
-            f"the layers of {model_name(model)} take their rotary factors for long texts from different lengths on:"
-            f" {lengths}; set max_model_len to {lengths[1]} or less"
-        )
-    return lengths[0] if lengths else None
 
 
 class LongRope:
@@ -91,4 +69,4 @@ class LongRope:
 
 def _is_long_rope(rope_type: object) -> bool:
     """Return whether a rotary module's type, or that of one of its kinds of layers, is the one with two factors."""
-    return _TYPE in (rope_type.values() if isinstance(rope_type, Mapping) else (rope_type,))
+    return LONG_ROPE in (rope_type.values() if isinstance(rope_type, Mapping) else (rope_type,))

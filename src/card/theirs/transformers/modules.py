@@ -52,7 +52,7 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
 
 def remade(model: PreTrainedModel, make: Callable[[DecoderModel], DecoderModel]) -> PreTrainedModel:
     """Return what is made of the weights of a model, on its device. Raises: ModelError if they cannot be walked."""
-    if (reason := why_not_walked(model, max_model_len=1)) is not None:
+    if (reason := why_not_walked(model)) is not None:
         raise ModelError(f"another model cannot be made of {model_name(model)}: {reason}")
     return modules_of(make(decoder_of(model)), str(model.device))
 

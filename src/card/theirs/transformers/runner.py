@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from card.errors import CardError, ModelError, in_few_words
@@ -17,11 +16,9 @@ from card.models.layer_kinds import has_state
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.own.decoder_model import is_int8
 from card.models.protocol import Extension
-from card.models.rows.row_tree import BoolArray, IntArray
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_logits, as_tensor
 from card.theirs.transformers.generic import GenericDecoder, require_causal
-from card.theirs.transformers.long_rope import switch_len
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,8 +62,6 @@ class TorchRunner(RowRunner):
         if is_int8(model):
             raise ModelError(f"{model_name(model)} cannot run in int8: it has no pass of our own; use another dtype")
         self._table: Any = model.get_input_embeddings()
-        self._long_slots: set[int] = set()  # see `make_long`
-        self.switch_len = switch_len(model, max_model_len)
         with torch.inference_mode():
             super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
@@ -98,8 +93,6 @@ class TorchRunner(RowRunner):
     def _reason_blind(self, tower: Tower) -> str | None:
         if type(self) is not TorchRunner:
             return "images are read on a CPU, by models without a recurrent state"
-        if self.switch_len is not None:
-            return "its rotary embedding (longrope) changes with the length of the text"
         if tower.sections:
             return "images with positions in height and width need the own pass, and it runs in transformers' modules"
         return super()._reason_blind(tower)
@@ -128,19 +121,8 @@ class TorchRunner(RowRunner):
         with torch.inference_mode():
             return super().open(max_rows)
 
-    def make_long(self, slot: int) -> None:
-        """Let the rows of an empty sequence be those of a text of more than `switch_len` tokens from now on."""
-        assert self.num_rows(slot) == 0, "rows of a short text do not become those of a long one"
-        self._long_slots.add(slot)
-
-    def close(self, slot: int) -> None:
-        """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
-        super().close(slot)
-        self._long_slots.discard(slot)
-
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
-        assert (source in self._long_slots) == (slot in self._long_slots), "rows of a short and of a long text differ"
         with torch.inference_mode():
             super().copy_rows(source, slot, num_rows)
 
@@ -166,21 +148,3 @@ class TorchRunner(RowRunner):
 
     def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
         return [as_logits(one) for one in super()._forward(extensions)]
-
-    def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:
-        if isinstance(self._decoder, GenericDecoder):
-            self._decoder.long_rows = self._long_rows(extensions, positions)
-
-    def _long_rows(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> BoolArray | None:
-        """Return which rows of a pass are those of long texts, [sum T]; None if no text is ever long.
-
-        A row beyond the short context is one of a long text, whatever its sequence was opened for.
-        """
-        length = self.switch_len
-        if length is None:
-            return None
-        rows = [
-            (of >= length) | (extension.slot in self._long_slots)
-            for extension, of in zip(extensions, positions, strict=True)
-        ]
-        return np.concatenate(rows)

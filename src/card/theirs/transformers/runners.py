@@ -30,8 +30,8 @@ def plain_runner(
     """
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if own_pass is not False:
-        reason = why_not_exact(model, max_model_len)
-        decoder = None if reason else walked(model, max_model_len)
+        reason = why_not_exact(model)
+        decoder = None if reason else walked(model)
         if decoder is not None:
             return exact_runner(decoder, **sizes)
         if own_pass or is_int8(model):

@@ -20,7 +20,6 @@ from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.expert_weights import split_experts
 from card.theirs.transformers.arrays import as_array
 from card.theirs.transformers.generic import require_causal
-from card.theirs.transformers.long_rope import switch_len
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +34,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture | None:
     return entry if is_it and kind.__module__.startswith("transformers.models.") else None
 
 
-def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
+def why_not_walked(model: PreTrainedModel) -> str | None:
     """Return why the weights of a model cannot be walked directly on any device, or None if they can."""
     architecture = architecture_of(model)
     if architecture is None:
@@ -44,8 +43,6 @@ def why_not_walked(model: PreTrainedModel, max_model_len: int) -> str | None:
     inner: Any = model.model
     if (reason := _why_not_of(architecture, config)) is not None:
         return reason
-    if switch_len(model, max_model_len) is not None:
-        return "its rotary embedding (longrope) changes with the length of the text"
     kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
     if not kinds <= rotary_parameters(config).keys():
         return "its config does not say which rotary embedding each layer has"
@@ -83,12 +80,12 @@ def _why_not_of(architecture: Architecture, config: Any) -> str | None:
     return architecture.why_not(config)
 
 
-def why_not_exact(model: PreTrainedModel, max_model_len: int) -> str | None:
+def why_not_exact(model: PreTrainedModel) -> str | None:
     """Return why the machine code cannot run a model, or None if it can."""
     require_causal(model)
     if has_state(model) and not _has_known_mixers(model):
         return "it keeps a recurrent state"
-    if (reason := why_not_walked(model, max_model_len)) is not None:
+    if (reason := why_not_walked(model)) is not None:
         return reason
     if model.device.type != "cpu":
         return f"it is on {model.device}, and machine code runs on a CPU only"
@@ -98,12 +95,12 @@ def why_not_exact(model: PreTrainedModel, max_model_len: int) -> str | None:
     return why_not_int8()
 
 
-def walked(model: PreTrainedModel, max_model_len: int) -> DecoderModel | None:
+def walked(model: PreTrainedModel) -> DecoderModel | None:
     """Return a model for our own pass that has the weights of ``model``, without copies; None if it cannot run it.
 
     Raises: ModelError if the model continues no text.
     """
-    return None if why_not_exact(model, max_model_len) is not None else decoder_of(model)
+    return None if why_not_exact(model) is not None else decoder_of(model)
 
 
 def decoder_of(model: PreTrainedModel) -> DecoderModel:
