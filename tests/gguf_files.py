@@ -188,8 +188,10 @@ def write_gguf(
     merges: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     general: Mapping[str, Any] | None = None,
+    part_tensors: int = 0,
+    small_first: bool = False,
 ) -> Path:
-    """Write the model in ``folder`` as a GGUF file.
+    """Write the model in ``folder`` as a GGUF file, or in several parts, of which the first is returned.
 
     Args:
         kind: of all matrices; norms and biases are in float32.
@@ -199,11 +201,13 @@ def write_gguf(
         merges: in place of the tokenizer's own.
         metadata: entries of the architecture that take the place of others, or stand beside them.
         general: further entries, by their whole names.
+        part_tensors: how many tensors a part has; 0: all are in one file.
+        small_first: the first part has no tensors.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
     names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
-    writer = gguf.GGUFWriter(file, arch)
+    writer = gguf.GGUFWriter(file, arch, split_max_tensors=part_tensors, small_first_shard=small_first)
     writer.add_string("general.name", "tiny")
     facts = {f"{arch}.{key}": value for key, value in {**_facts(config), **(metadata or {})}.items()}
     for key, value in {**facts, **(general or {})}.items():
@@ -233,8 +237,9 @@ def write_gguf(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
+    written = writer.format_shard_names(file)
     writer.close()
-    return file
+    return Path(written[0])
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:

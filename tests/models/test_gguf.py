@@ -480,7 +480,6 @@ def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, c
         ({"metadata": {"rope.scale_linear": float("inf")}}, "cannot be used: its llama.rope.scale_linear is inf"),
         ({"metadata": {"rope.dimension_sections": [2, 3, 3]}}, "asks for rope.dimension_sections [2, 3, 3]"),
         ({"general": {"general.type": "adapter"}}, "holds no model but the type adapter"),
-        ({"general": {"split.count": 2}}, "is one part of several; join them with llama-gguf-split --merge"),
     ],
 )
 def test_a_model_that_is_not_whole_or_asks_for_more_is_refused(folders, tmp_path, cache, options, said):

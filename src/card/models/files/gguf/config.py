@@ -31,9 +31,6 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         raise GgufError(
             f"holds no model but the type {str(metadata['general.type'])[:40]}; give the file of the model itself"
         )
-    num_parts = metadata.get("split.count", 0)
-    if not isinstance(num_parts, int) or num_parts > 1:
-        raise GgufError("is one part of several; join them with llama-gguf-split --merge")
     facts = GgufFacts(metadata, header.architecture)
     facts.check(path, architecture)
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
@@ -64,7 +61,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "num_hidden_layers": num_layers,
         "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
-        "rope_parameters": _rotations(path, header, facts, architecture, head_dim),
+        "rope_parameters": _rotations(header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
         "vocab_size": places["token_embd.weight"].shape[0],
         "bos_token_id": special_id(metadata, "bos"),
@@ -128,10 +125,10 @@ def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
 
 
 def _rotations(
-    path: Path, header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
+    header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
-    rope, thetas = _rope(path, header, facts, head_dim), architecture.config_class.default_theta
+    rope, thetas = _rope(header, facts, head_dim), architecture.config_class.default_theta
     if architecture.turns_parts:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:
@@ -144,7 +141,7 @@ def _rotations(
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
+def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if kind not in ("none", "linear"):
@@ -159,7 +156,7 @@ def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[s
     if ROPE_FACTORS not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
     weight = Weight(ROPE_FACTORS, header.tensors[ROPE_FACTORS], None)
-    factors = np.concatenate(list(read_rows(path, weight, FLOAT32)))
+    factors = np.concatenate(list(read_rows(weight, FLOAT32)))
     if (factors == 1).all():
         return {"rope_type": "default", "rope_theta": theta}
     factor = float(factors.max())

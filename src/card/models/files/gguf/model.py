@@ -18,6 +18,7 @@ from card.models.architectures import Architecture, all_architectures
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
+from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
@@ -27,10 +28,9 @@ _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "ou
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A file whose header has been found to be that of a model that can be run."""
+    """A model whose header has been found to be that of one that can be run."""
 
-    path: Path
-    header: Header
+    header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
     weights: Sequence[Weight]
 
@@ -41,34 +41,39 @@ class GgufModel:
 
     def read(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
-        yield from read_rows(self.path, weight, dtype)
+        yield from read_rows(weight, dtype)
 
     def read_raw(self, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
         Raises: GgufError if the file has become shorter.
         """
-        return read_raw(self.path, weight, first, count)
+        return read_raw(weight, first, count)
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Read the header of a file, and check that the model can be run.
+    """Read the header of a file, or of all parts of a model by the first one, and check that the model can be run.
 
-    Raises: GgufError if it cannot; OSError if the file cannot be read.
+    Raises: GgufError if it cannot; OSError if a file cannot be read.
     """
-    header = read_header(path)
-    check_tensors(header)
-    architecture = _architecture(header)
+    first = read_header(path)
+    check_is_first(path, first)
+    architecture = _architecture(first)
+    headers = read_parts(path, first)
+    for file, one in headers.items():
+        with named(file, path):
+            check_tensors(one)
+    header = joined(headers)
     config = read_config(path, header, architecture)
     places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
     weights = [_weight(place, architecture, config["head_dim"]) for place in places]
     _check_weights(weights, architecture, config)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
-    if head is not None and are_equal(path, head, by_name["model.embed_tokens.weight"]):
+    if head is not None and are_equal(head, by_name["model.embed_tokens.weight"]):
         weights.remove(head)
         config["tie_word_embeddings"] = True
-    return GgufModel(path, header, config, weights)
+    return GgufModel(header, config, weights)
 
 
 def _architecture(header: Header) -> Architecture:
