@@ -7,6 +7,7 @@ before it compares them with the weights.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -19,6 +20,10 @@ _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not 
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
+
+# What layers that draft are called, which no pass here runs; others are numbered behind the last layer.
+_DRAFTERS = re.compile(r"(^|\.)(mtp|nextn|eagle|medusa)\w*\.")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -95,6 +100,13 @@ def check_folder(folder: Path) -> Shapes | None:
     shapes = tensor_shapes(folder)
     check_counts(raw_config(folder), shapes)
     return shapes
+
+
+def is_of_drafter(name: str, num_layers: object) -> bool:
+    """Return whether a tensor is of a layer that drafts tokens, in a model of so many others."""
+    layer = _LAYER.search(name)
+    is_behind = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
+    return is_behind or _DRAFTERS.search(name) is not None
 
 
 def _indexed(folder: Path, index: str) -> list[Path]:

@@ -21,7 +21,7 @@ from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
-from card.models.files.weight_files import raw_config, weight_files
+from card.models.files.weight_files import is_of_drafter, raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.own.layers import BlockWeight, Linear, Weight
 
@@ -281,7 +281,9 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             else {name: array for file in files for name, array in file.arrays.items()}
         )
         weights = {
-            name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
+            name: array.astype(wanted, copy=False)
+            for name, array in stored.items()
+            if not name.endswith(_OLD_ANGLES) and not is_of_drafter(name, config.num_hidden_layers)
         }
         model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:

@@ -11,11 +11,14 @@ import numpy as np
 
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.models.architectures import Architecture
+from card.models.architectures.architecture import of_layer
+from card.models.files.gguf.fused import has_bias
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
 
+_KV_HEADS = "attention.head_count_kv"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one
 _TURNED = "rope.dimension_count"  # channels of a head
@@ -27,18 +30,14 @@ _SCALE_TOLERANCE = 1e-5  # relative, of a scale that files store in 32 bits
 def read_config(path: Path, header: Header, architecture: Architecture) -> dict[str, Any]:
     """Return the config. Raises: GgufError if it asks for more than is built here."""
     metadata = header.metadata
-    if metadata.get("general.type", "model") != "model":
-        raise GgufError(
-            f"holds no model but the type {str(metadata['general.type'])[:40]}; give the file of the model itself"
-        )
     facts = GgufFacts(metadata, header.architecture)
     facts.check(path, architecture)
-    hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
-    head_dim = _head_dim(facts, hidden, heads, architecture)
+    hidden, heads = facts.whole("embedding_length"), facts.each_layer("attention.head_count")
+    head_dim = _head_dim(facts, hidden, of_layer(heads, 0), architecture)
     places = header.tensors
     if "token_embd.weight" not in places:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
-    num_layers = facts.whole("block_count")
+    num_layers = facts.num_layers
     if num_layers > len(places):  # before a list of them is made
         raise DamagedError(f"damaged: it has {num_layers} layers, and {len(places)} tensors")
     ends = end_ids(metadata)
@@ -55,11 +54,11 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "head_dim": head_dim,
         architecture.activation: architecture.config_class.defaults()[architecture.activation],
         "hidden_size": hidden,
-        "intermediate_size": facts.whole("feed_forward_length"),
+        "intermediate_size": facts.each_layer("feed_forward_length"),
         "max_position_embeddings": facts.whole("context_length"),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
-        "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": heads if facts.optional(_KV_HEADS, None) is None else facts.each_layer(_KV_HEADS),
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
@@ -90,7 +89,7 @@ def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architect
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
     """Return the fields of the config that say which layers have biases, by what the file holds."""
-    held = {architecture.stated_bias(part) for part in architecture.linears if f"blk.0.{part.gguf_name}.bias" in places}
+    held = {architecture.stated_bias(part) for part in architecture.linears if has_bias(places, part.gguf_name)}
     return {stated: stated in held for stated in architecture.biases.values() if isinstance(stated, str)}
 
 
@@ -116,10 +115,8 @@ def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"sliding_window": facts.whole("attention.sliding_window")} if window else {}
     if pattern is not None:
-        layers = range(1, facts.whole("block_count") + 1)
-        has_window = pattern if isinstance(pattern, list) else [layer % facts.whole(_PATTERN) for layer in layers]
-        if len(has_window) != len(layers):
-            raise DamagedError(f"damaged: it has {len(layers)} layers and tells of the windows of {len(has_window)}")
+        layers, has_window = range(1, facts.num_layers + 1), facts.of_layers(_PATTERN)
+        has_window = has_window or [layer % facts.whole(_PATTERN) for layer in layers]
         found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
     return found
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ import numpy as np
 
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
+from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
+from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
@@ -59,15 +62,19 @@ def open_gguf(path: Path) -> GgufModel:
     first = read_header(path)
     check_is_first(path, first)
     architecture = _architecture(first)
-    headers = read_parts(path, first)
+    facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
+    headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     for file, one in headers.items():
         with named(file, path):
             check_tensors(one)
     header = joined(headers)
     config = read_config(path, header, architecture)
+    plain = config_of(config)
+    if plain is None:
+        raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
     places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
-    weights = [_weight(place, architecture, config["head_dim"]) for place in places]
-    _check_weights(weights, architecture, config)
+    weights = [_weight(place, architecture, config["head_dim"]) for place in cut_fused(places, architecture, plain)]
+    _check_weights(weights, architecture, plain)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
     if head is not None and are_equal(head, by_name["model.embed_tokens.weight"]):
@@ -77,7 +84,9 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def _architecture(header: Header) -> Architecture:
-    """Return what the model is made of. Raises: GgufError if that is not known here."""
+    """Return what the model is made of. Raises: GgufError if it is no model, or of an architecture not known here."""
+    if (kind := header.metadata.get("general.type", "model")) != "model":
+        raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
     known = {one.gguf_name: one for one in all_architectures() if one.gguf_name}
     if header.architecture not in known:
         raise GgufError(
@@ -85,6 +94,12 @@ def _architecture(header: Header) -> Architecture:
             f"{', '.join(known)} can be read, others from a folder saved by transformers"
         )
     return known[header.architecture]
+
+
+def _without_drafter(header: Header, facts: GgufFacts) -> Header:
+    """Return a header without the layers that draft, which no pass here runs."""
+    kept = {name: place for name, place in header.tensors.items() if not facts.is_behind(name)}
+    return replace(header, tensors=kept)
 
 
 def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:
@@ -111,13 +126,11 @@ def _row_order(num_rows: int, head_dim: int) -> IntArray | None:
     return np.arange(num_rows).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)
 
 
-def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: Mapping[str, Any]) -> None:
+def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: DecoderConfig) -> None:
     """Check that there are all weights that the config asks for, in its shapes."""
     empty = {weight.name: np.broadcast_to(np.float32(0), weight.place.shape) for weight in weights}  # without memory
-    plain = config_of(config)
-    assert plain is not None
     try:
-        DecoderModel(architecture, plain, GenerationConfig(), empty)
+        DecoderModel(architecture, config, GenerationConfig(), empty)
     except KeyError as error:
         raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
     except ValueError as error:
