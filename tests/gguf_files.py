@@ -280,8 +280,10 @@ def write_gguf(
     general: Mapping[str, Any] | None = None,
     blocks: Mapping[str, tuple[Kind, np.ndarray]] | None = None,
     joins_experts: bool | None = False,
+    part_tensors: int = 0,
+    small_first: bool = False,
 ) -> Path:
-    """Write the model in ``folder`` as a GGUF file.
+    """Write the model in ``folder`` as a GGUF file, or in several parts, of which the first is returned.
 
     Args:
         kind: of all matrices; norms and biases are in float32.
@@ -293,12 +295,14 @@ def write_gguf(
         general: further entries, by their whole names.
         blocks: types and rows of blocks [out, bytes] of tensors, in place of their weights.
         joins_experts: gate and up of experts are one tensor; None: each expert has its own, as in the first files.
+        part_tensors: how many tensors a part has; 0: all are in one file.
+        small_first: the first part has no tensors.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
     arch = _ARCHITECTURES.get(arch, arch)
     names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
-    writer = gguf.GGUFWriter(file, arch)
+    writer = gguf.GGUFWriter(file, arch, split_max_tensors=part_tensors, small_first_shard=small_first)
     writer.add_string("general.name", "tiny")
     facts = {f"{arch}.{key}": value for key, value in {**_facts(config), **(metadata or {})}.items()}
     for key, value in {**facts, **(general or {})}.items():
@@ -338,8 +342,9 @@ def write_gguf(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
+    written = writer.format_shard_names(file)
     writer.close()
-    return file
+    return Path(written[0])
 
 
 def _expert_tensors(

@@ -68,7 +68,7 @@ LOOKING_UP_WORDS = {"llama-bpe", "llama3", "falcon3", "tekken"}
 def header(**entries: Any) -> Header:
     """Return a header with these entries of the tokenizer."""
     metadata = {f"tokenizer.ggml.{name}": value for name, value in entries.items()}
-    rows = TensorPlace("token_embd.weight", (2048, 8), 0, 0)
+    rows = TensorPlace("token_embd.weight", (2048, 8), 0, 0, Path())
     return Header(metadata, {"token_embd.weight": rows}, 1)
 
 

@@ -23,6 +23,7 @@ from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.files.gguf.parts import part_files
 from card.models.files.places import is_gguf
 
 logger = logging.getLogger(__name__)
@@ -207,14 +208,19 @@ def _identity(model: str) -> str:
     """Return a model's name, and for a folder or a GGUF file a digest that identifies its weights."""
     folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else expanded(model)
     if folder.is_file() and is_gguf(folder):
-        stat = folder.stat()
-        return hashlib.sha256(repr((folder.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()[:32]
+        facts = [fact for part in part_files(folder) for fact in _facts(part)]
+        return hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:32]
     config = folder / "config.json"
     if not config.is_file():
         return model
     files = sorted(one for one in folder.iterdir() if one.suffix in (".safetensors", ".bin"))
-    sizes = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    sizes = [_facts(one) for one in files]
     return hashlib.sha256(config.read_bytes() + repr(sizes).encode()).hexdigest()[:32]
+
+
+def _facts(file: Path) -> tuple[str, int, int]:
+    stat = file.stat()
+    return file.name, stat.st_size, stat.st_mtime_ns
 
 
 @functools.cache

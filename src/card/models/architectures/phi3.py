@@ -15,7 +15,7 @@ class Phi3Fields(DecoderConfig):
     model_type = "phi3"
     vocab_size: int = 32064
     hidden_size: int = 3072
-    intermediate_size: int = 8192
+    intermediate_size: int | list[int] = 8192
     resid_pdrop: float | int = 0.0
     embd_pdrop: float | int = 0.0
     max_position_embeddings: int = 4096

@@ -23,6 +23,10 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts")  # fields that count the e
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")  # names of weights that one expert has
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
 
+# What layers that draft are called, which no pass here runs; others are numbered behind the last layer.
+_DRAFTERS = re.compile(r"(^|\.)(mtp|nextn|eagle|medusa)\w*\.")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -110,7 +114,7 @@ def _check_each_expert(config: Mapping[str, Any], shapes: Shapes) -> None:
     for found in filter(None, map(_EXPERT.fullmatch, shapes)):
         held.setdefault((found[1], found[3]), set()).add(int(found[2]))
     for (begin, end), experts in held.items():
-        count = max(stated, max(max(one) + 1 for (block, _), one in held.items() if block == begin))
+        count = max(stated, *(max(one) + 1 for (block, _), one in held.items() if block == begin))
         if missing := sorted(set(range(count)) - experts):
             raise FolderError(f"{begin}{missing[0]}{end} is missing, and there are {count} experts; download it again")
 
@@ -125,6 +129,13 @@ def check_folder(folder: Path) -> Shapes | None:
     if isinstance(config, dict) and shapes is not None:
         _check_each_expert(config, shapes)
     return shapes
+
+
+def is_of_drafter(name: str, num_layers: object) -> bool:
+    """Return whether a tensor is of a layer that drafts tokens, in a model of so many others."""
+    layer = _LAYER.search(name)
+    is_behind = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
+    return is_behind or _DRAFTERS.search(name) is not None
 
 
 def _indexed(folder: Path, index: str) -> list[Path]:

@@ -30,7 +30,7 @@ from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
-from card.models.files.weight_files import raw_config, weight_files
+from card.models.files.weight_files import is_of_drafter, raw_config, weight_files
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.long_texts import LONG_ROPE
 from card.models.own.expert_weights import split_experts
@@ -330,7 +330,9 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             else {name: array for file in files for name, array in file.arrays.items()}
         )
         weights = {
-            name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
+            name: array.astype(wanted, copy=False)
+            for name, array in stored.items()
+            if not name.endswith(_OLD_ANGLES) and not is_of_drafter(name, config.num_hidden_layers)
         }
         is_mapped = any(array is stored[name] for name, array in weights.items())
         weights = split_experts(weights, architecture.file_names)

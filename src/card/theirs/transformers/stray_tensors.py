@@ -12,14 +12,14 @@ from typing import Any
 from card.errors import ModelError
 from card.models.files.scaled_weights import is_left_aside
 from card.models.files.sources import Source
+from card.models.files.weight_files import is_of_drafter
 from card.theirs.transformers.inner_text import inner_name
 
-# Buffers that are computed, and what drafters inside a checkpoint are called, which no pass here runs.
+# Buffers that are computed.
 _HARMLESS = re.compile(
     r"(^|\.)(rotary_emb|rope)\.\w*(inv_freq|cos_cached|sin_cached)$|inv_freq$|(^|\.)position_ids$"
-    r"|(^|\.)attn(ention)?\.(masked_)?bias$|(^|\.)masked_bias$|(^|\.)(mtp|nextn|eagle|medusa)\w*\."
+    r"|(^|\.)attn(ention)?\.(masked_)?bias$|(^|\.)masked_bias$"
 )
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _HEAD = "lm_head.weight"
 
 
@@ -41,7 +41,5 @@ def check_taken(source: Source, model: Any, unexpected: Iterable[str]) -> None:
 
 
 def _is_harmless(name: str, num_layers: object, *, is_tied: bool) -> bool:
-    layer = _LAYER.search(name)
-    is_behind_the_last = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
-    is_other_part = inner_name(name) is None or is_behind_the_last  # a tower for images; a layer that drafts
+    is_other_part = inner_name(name) is None or is_of_drafter(name, num_layers)  # a tower for images; a drafter
     return is_other_part or (is_tied and name.endswith(_HEAD)) or is_left_aside(name) or bool(_HARMLESS.search(name))

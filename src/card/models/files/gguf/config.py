@@ -11,12 +11,15 @@ import numpy as np
 
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.models.architectures import Architecture
+from card.models.architectures.architecture import of_layer
 from card.models.files.gguf.experts import check_router, stated_experts
+from card.models.files.gguf.fused import has_bias
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
 
+_KV_HEADS = "attention.head_count_kv"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one
 _TURNED = "rope.dimension_count"  # channels of a head
@@ -28,21 +31,14 @@ _SCALE_TOLERANCE = 1e-5  # relative, of a scale that files store in 32 bits
 def read_config(path: Path, header: Header, architecture: Architecture) -> dict[str, Any]:
     """Return the config. Raises: GgufError if it asks for more than is built here."""
     metadata = header.metadata
-    if metadata.get("general.type", "model") != "model":
-        raise GgufError(
-            f"holds no model but the type {str(metadata['general.type'])[:40]}; give the file of the model itself"
-        )
-    num_parts = metadata.get("split.count", 0)
-    if not isinstance(num_parts, int) or num_parts > 1:
-        raise GgufError("is one part of several; join them with llama-gguf-split --merge")
     facts = GgufFacts(metadata, header.architecture)
     facts.check(path, architecture)
-    hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
-    head_dim = _head_dim(facts, hidden, heads, architecture)
+    hidden, heads = facts.whole("embedding_length"), facts.each_layer("attention.head_count")
+    head_dim = _head_dim(facts, hidden, of_layer(heads, 0), architecture)
     places = header.tensors
     if "token_embd.weight" not in places:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
-    num_layers = facts.whole("block_count")
+    num_layers = facts.num_layers
     if num_layers > len(places):  # before a list of them is made
         raise DamagedError(f"damaged: it has {num_layers} layers, and {len(places)} tensors")
     ends = end_ids(metadata)
@@ -59,14 +55,14 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "head_dim": head_dim,
         **_activation(architecture),
         "hidden_size": hidden,
-        "intermediate_size": facts.whole("feed_forward_length", facts.optional("expert_feed_forward_length", None)),
+        "intermediate_size": _mlp_width(facts),
         "max_position_embeddings": facts.whole("context_length"),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
-        **_kv_heads(facts, architecture, heads, num_layers),
+        **_kv_heads(facts, architecture, heads),
         **{of: facts.whole(key) for of, key in architecture.gguf_sizes.items()},
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
-        "rope_parameters": _rotations(path, header, facts, architecture, head_dim),
+        "rope_parameters": _rotations(header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
         "vocab_size": places["token_embd.weight"].shape[0],
         "bos_token_id": special_id(metadata, "bos"),
@@ -96,15 +92,24 @@ def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architect
     return head_dim
 
 
-def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int, num_layers: int) -> dict[str, Any]:
+def _mlp_width(facts: GgufFacts) -> int | list[int]:
+    """Return the width of the MLPs; where all layers have experts alone, that of an expert."""
+    key = "feed_forward_length"
+    return facts.each_layer(f"expert_{key}" if facts.optional(key, None) is None else key)
+
+
+def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int | list[int]) -> dict[str, Any]:
     """Return the KV heads, and the kinds of layers where some have none. Raises: GgufError if others differ."""
+    if facts.optional(_KV_HEADS, None) is None:
+        return {"num_key_value_heads": heads}
     if not architecture.mixers:
-        return {"num_key_value_heads": facts.whole("attention.head_count_kv", heads)}
-    (without,), stated = architecture.mixers, facts.wholes("attention.head_count_kv", num_layers)
-    if len(kinds := set(stated) - {0}) != 1:
-        raise GgufError(f"has layers of {sorted(kinds)} KV heads, which is not known here; use the model's folder")
-    kinds_of_layers = ["full_attention" if one else without for one in stated]
-    return {"num_key_value_heads": kinds.pop(), "layer_types": kinds_of_layers}
+        return {"num_key_value_heads": facts.each_layer(_KV_HEADS)}
+    (without,), stated = architecture.mixers, facts.each_layer(_KV_HEADS, least=0)
+    of_layers = stated if isinstance(stated, list) else [stated] * facts.num_layers
+    if len(counts := set(of_layers) - {0}) != 1:
+        raise GgufError(f"has layers of {sorted(counts)} KV heads, which is not known here; use the model's folder")
+    kinds = ["full_attention" if one else without for one in of_layers]
+    return {"num_key_value_heads": counts.pop(), "layer_types": kinds}
 
 
 def _activation(architecture: Architecture) -> dict[str, str]:
@@ -115,7 +120,7 @@ def _activation(architecture: Architecture) -> dict[str, str]:
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
     """Return the fields of the config that say which layers have biases, by what the file holds."""
-    held = {architecture.stated_bias(part) for part in architecture.linears if f"blk.0.{part.gguf_name}.bias" in places}
+    held = {architecture.stated_bias(part) for part in architecture.linears if has_bias(places, part.gguf_name)}
     return {stated: stated in held for stated in architecture.biases.values() if isinstance(stated, str)}
 
 
@@ -141,19 +146,17 @@ def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"sliding_window": facts.whole("attention.sliding_window")} if window else {}
     if pattern is not None:
-        layers = range(1, facts.whole("block_count") + 1)
-        has_window = pattern if isinstance(pattern, list) else [layer % facts.whole(_PATTERN) for layer in layers]
-        if len(has_window) != len(layers):
-            raise DamagedError(f"damaged: it has {len(layers)} layers and tells of the windows of {len(has_window)}")
+        layers, has_window = range(1, facts.num_layers + 1), facts.of_layers(_PATTERN)
+        has_window = has_window or [layer % facts.whole(_PATTERN) for layer in layers]
         found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
     return found
 
 
 def _rotations(
-    path: Path, header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
+    header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
-    rope, thetas = _rope(path, header, facts, head_dim), architecture.config_class.default_theta
+    rope, thetas = _rope(header, facts, head_dim), architecture.config_class.default_theta
     if architecture.turns_parts:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:
@@ -166,7 +169,7 @@ def _rotations(
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
+def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if kind not in ("none", "linear"):
@@ -181,7 +184,7 @@ def _rope(path: Path, header: Header, facts: GgufFacts, head_dim: int) -> dict[s
     if ROPE_FACTORS not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
     weight = Weight(ROPE_FACTORS, header.tensors[ROPE_FACTORS], None)
-    factors = np.concatenate(list(read_rows(path, weight, FLOAT32)))
+    factors = np.concatenate(list(read_rows(weight, FLOAT32)))
     if (factors == 1).all():
         return {"rope_type": "default", "rope_theta": theta}
     factor = float(factors.max())

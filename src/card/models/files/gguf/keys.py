@@ -6,6 +6,7 @@ Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-arch.cpp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from card.models.architectures.architecture import Architecture, Cap, Scale
-from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.header import DamagedError, GgufError
 from card.models.warn_once import warn_once
 
 
@@ -22,7 +23,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 _FOLLOWED = _names(
-    "context_length embedding_length block_count feed_forward_length attention.head_count attention.head_count_kv "
+    "context_length embedding_length block_count nextn_predict_layers feed_forward_length "
+    "attention.head_count attention.head_count_kv "
     "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
     "attention.sliding_window attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa "
     "rope.scaling.type rope.scaling.factor rope.scale_linear"
@@ -53,7 +55,6 @@ _IDLE_WITH_EXPERTS: Mapping[str, tuple[object, ...]] = {
 # The values under which an entry changes nothing; with any other the file asks for what is not built here.
 _IDLE: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
-    "nextn_predict_layers": (0,),
     "logit_scale": (0, 1),
     "embedding_scale": (0, 1),
     "residual_scale": (0, 1),
@@ -93,6 +94,7 @@ _TOKENIZER = _names(
     "fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id prefix_token_id suffix_token_id "
     "middle_token_id normalizer.lowercase normalizer.strip_accents"
 )
+_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _INSTEAD = "use a folder saved by transformers"
 
 
@@ -107,6 +109,40 @@ class GgufFacts:
         """Return an entry as it is."""
         return self._metadata.get(f"{self._architecture}.{key}", default)
 
+    @property
+    def num_layers(self) -> int:
+        """Number of layers, without those behind the last one that draft (MTP). Raises: GgufError if it is none."""
+        stated, drafting = self.whole("block_count"), self.optional("nextn_predict_layers", 0)
+        if isinstance(drafting, bool) or not isinstance(drafting, int) or not 0 <= drafting < stated:
+            key = f"{self._architecture}.nextn_predict_layers"
+            raise GgufError(f"cannot be used: its {key} is {str(drafting)[:40]}, of {stated} layers")
+        return stated - drafting
+
+    def is_behind(self, tensor: str) -> bool:
+        """Return whether a tensor is of a layer that drafts."""
+        layer = _LAYER.match(tensor)
+        return layer is not None and self.num_layers <= int(layer[1]) < self.whole("block_count")
+
+    def of_layers(self, key: str) -> list[Any] | None:
+        """Return what is stated of each layer but those that draft; None if it is stated once, or not at all.
+
+        Raises: DamagedError if it is stated of more or fewer layers than there are.
+        """
+        stated, count = self.optional(key, None), self.whole("block_count")
+        if not isinstance(stated, list):
+            return None
+        if len(stated) != count:
+            raise DamagedError(f"damaged: it has {count} layers and tells {key} of {len(stated)}")
+        return stated[: self.num_layers]
+
+    def each_layer(self, key: str, *, least: int = 1) -> int | list[int]:
+        """Return a whole number of at least ``least``, or a list if layers differ. Raises: GgufError."""
+        stated = self.of_layers(key)
+        if stated is None:
+            return self._whole(key, self.optional(key, None), least)
+        numbers = [self._whole(key, one, least) for one in stated]
+        return numbers if len(set(numbers)) > 1 else numbers[0]
+
     def whole(self, key: str, default: int | None = None) -> int:
         """Return a whole number above 0, which may be stated once for each layer. Raises: GgufError if it is none."""
         value = self.optional(key, default)
@@ -114,21 +150,13 @@ class GgufFacts:
             if any(one != value[0] for one in value):
                 raise GgufError(f"has layers that differ in {key}, which is not known here; {_INSTEAD}")
             value = value[0]
-        if not isinstance(value, int) or value < 1:
+        return self._whole(key, value)
+
+    def _whole(self, key: str, value: object, least: int = 1) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what = "is missing" if value is None else f"is {str(value)[:40]}"
             raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
         return value
-
-    def wholes(self, key: str, num_layers: int) -> list[int]:
-        """Return a whole number of each layer, 0 or more. Raises: GgufError if they are none."""
-        value = self.optional(key, None)
-        values = value if isinstance(value, list) else [value] * num_layers
-        if len(values) != num_layers or not all(isinstance(one, int) and one >= 0 for one in values):
-            raise GgufError(
-                f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}, it must be a whole number for"
-                f" each of {num_layers} layers"
-            )
-        return values
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0. Raises: GgufError if it is none."""

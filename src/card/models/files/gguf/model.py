@@ -15,10 +15,14 @@ import numpy as np
 
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
+from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
 from card.models.files.gguf.experts import expert_weights
+from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
+from card.models.files.gguf.keys import GgufFacts
+from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
@@ -28,10 +32,9 @@ _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A file whose header has been found to be that of a model that can be run."""
+    """A model whose header has been found to be that of one that can be run."""
 
-    path: Path
-    header: Header
+    header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
     weights: Sequence[Weight]
 
@@ -42,42 +45,54 @@ class GgufModel:
 
     def read(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
-        yield from read_rows(self.path, weight, dtype)
+        yield from read_rows(weight, dtype)
 
     def read_raw(self, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
         Raises: GgufError if the file has become shorter.
         """
-        return read_raw(self.path, weight, first, count)
+        return read_raw(weight, first, count)
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Read the header of a file, and check that the model can be run.
+    """Read the header of a file, or of all parts of a model by the first one, and check that the model can be run.
 
-    Raises: GgufError if it cannot; OSError if the file cannot be read.
+    Raises: GgufError if it cannot; OSError if a file cannot be read.
     """
-    header = read_header(path)
-    check_tensors(header)
-    architecture = _architecture(header)
+    first = read_header(path)
+    check_is_first(path, first)
+    architecture = _architecture(first)
+    facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
+    headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
+    for file, one in headers.items():
+        with named(file, path):
+            check_tensors(one)
+    header = joined(headers)
     config = read_config(path, header, architecture)
+    plain = config_of(config)
+    if plain is None:
+        raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
     places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
+    places = cut_fused(places, architecture, plain)
     weights = [
         weight
         for place in places
         for weight in expert_weights(place, architecture, config) or [_weight(place, architecture, config["head_dim"])]
     ]
-    _check_weights(weights, architecture, config)
+    _check_weights(weights, architecture, plain)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
-    if head is not None and are_equal(path, head, by_name["model.embed_tokens.weight"]):
+    if head is not None and are_equal(head, by_name["model.embed_tokens.weight"]):
         weights.remove(head)
         config["tie_word_embeddings"] = True
-    return GgufModel(path, header, config, weights)
+    return GgufModel(header, config, weights)
 
 
 def _architecture(header: Header) -> Architecture:
-    """Return what the model is made of. Raises: GgufError if that is not known here."""
+    """Return what the model is made of. Raises: GgufError if it is no model, or of an architecture not known here."""
+    if (kind := header.metadata.get("general.type", "model")) != "model":
+        raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
     known = [one for one in all_architectures() if one.gguf_name]
     found = [one for one in known if one.gguf_name == header.architecture]
     if not found:
@@ -88,6 +103,12 @@ def _architecture(header: Header) -> Architecture:
         )
     has_experts = bool(header.metadata.get(f"{header.architecture}.expert_count"))
     return next((one for one in found if bool(one.gguf_experts) == has_experts), found[0])
+
+
+def _without_drafter(header: Header, facts: GgufFacts) -> Header:
+    """Return a header without the layers that draft, which no pass here runs."""
+    kept = {name: place for name, place in header.tensors.items() if not facts.is_behind(name)}
+    return replace(header, tensors=kept)
 
 
 def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:
@@ -117,13 +138,11 @@ def _row_order(num_rows: int, head_dim: int) -> IntArray | None:
     return np.arange(num_rows).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)
 
 
-def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: Mapping[str, Any]) -> None:
+def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: DecoderConfig) -> None:
     """Check that there are all weights that the config asks for, in its shapes."""
     empty = {weight.name: np.broadcast_to(np.float32(0), weight.place.shape) for weight in weights}  # without memory
-    plain = config_of(config)
-    assert plain is not None
     try:
-        DecoderModel(architecture, plain, GenerationConfig(), empty)
+        DecoderModel(architecture, config, GenerationConfig(), empty)
     except KeyError as error:
         raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
     except ValueError as error:

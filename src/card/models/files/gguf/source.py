@@ -22,6 +22,7 @@ from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_weights import KeptWeights
 from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
     check_tokenizer,
     load_tokenizer,
@@ -48,10 +49,10 @@ _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 
 
 class GgufSource:
-    """One file. All methods raise GgufError if it cannot be used, and OSError if it cannot be read."""
+    """One file, or one model in several. Methods raise GgufError if it cannot be used, OSError if it cannot be read."""
 
     def __init__(self, path: Path, cache: Path | None) -> None:
-        """Take a file.
+        """Take a file, the first one of a model in several parts.
 
         Args:
             cache: the folder for what is kept between starts; None keeps nothing.
@@ -234,9 +235,9 @@ def _tokenizer_explained() -> Iterator[None]:
 
 
 def _state_of(path: Path) -> str:
-    """Return what tells a file from another one, and from what it was before. Raises: OSError."""
-    stat = path.stat()
-    return f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    """Return what tells a file and its parts from others, and from what they were before. Raises: OSError."""
+    stats = {part: part.stat() for part in part_files(path)}
+    return "\n".join(f"{part.resolve()}|{stat.st_size}|{stat.st_mtime_ns}" for part, stat in stats.items())
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -91,19 +90,19 @@ def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> A
     return form.numbers(raw)
 
 
-def are_equal(path: Path, one: Weight, other: Weight) -> bool:
+def are_equal(one: Weight, other: Weight) -> bool:
     """Return whether two weights of one shape are equal; it ends at the first rows that differ."""
-    both = (read_rows(path, weight, FLOAT32) for weight in (one, other))
+    both = (read_rows(weight, FLOAT32) for weight in (one, other))
     return all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
 
 
-def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def read_raw(weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
     Raises: GgufError if the file has become shorter.
     """
     place, row_bytes = weight.place, row_bytes_of(weight.place)
-    with path.open("rb") as stream:
+    with place.file.open("rb") as stream:
         if weight.order is None:
             stream.seek(place.offset + first * row_bytes)
             return _raw(stream, count, row_bytes)
@@ -113,18 +112,18 @@ def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[A
     return chosen
 
 
-def read_rows(path: Path, weight: Weight, dtype: Dtype) -> Iterator[Array]:
+def read_rows(weight: Weight, dtype: Dtype) -> Iterator[Array]:
     """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
     place = weight.place
     num_rows, row_bytes = place.num_rows, row_bytes_of(place)
-    with path.open("rb") as stream:
+    with place.file.open("rb") as stream:
         stream.seek(place.offset)
         if len(place.shape) == 1:
             values = _unpacked(_raw(stream, 1, row_bytes), place)[0] - np.float32(weight.offset)
             yield (values if weight.order is None else values[weight.order]).astype(dtype, copy=False)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
-        ordered = None if weight.order is None else read_raw(path, weight, 0, num_rows)
+        ordered = None if weight.order is None else read_raw(weight, 0, num_rows)
         step = max(1, _BLOCK_ELEMENTS // place.shape[-1])
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
