@@ -49,7 +49,7 @@ def check_can_write(path: Path) -> None:
         raise SettingsError(f"{path} cannot be written: {reason}; choose another place") from error
 
 
-# ---- prompts --------------------------------------------------------------------------------------------------------
+# ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
 def read_prompts(path: Path, key: str = "question") -> tuple[str, ...]:

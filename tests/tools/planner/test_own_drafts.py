@@ -181,7 +181,7 @@ def test_a_made_up_recording_has_own_drafters_that_are_right_as_often() -> None:
         sum(getattr(one, name) for one in run.stats) for name in ("accepted_tokens", "verified_tokens")
     )
     assert accepted / verified == pytest.approx(0.8, abs=0.03)
-    for name, complaint in (("ctc", "does not say what ctc drafts"), ("hivis", "says nothing of what the head")):
+    for name, complaint in (("ctc", "does not say what ctc drafts"), ("hivis", "cannot hold the candidates")):
         with pytest.raises(PlanError, match=complaint):
             plan_method(scene_of(made_up), name, {})
 

@@ -170,7 +170,7 @@ def _server(module: str, words: str = "") -> Any:
     return load(f"card.server.{module}", words, logger.info)
 
 
-# ---- draft servers --------------------------------------------------------------------------------------------------
+# ---- draft servers ---------------------------------------------------------------------------------------------------
 
 
 @command(short_help="Draft for targets on other machines.")

@@ -200,7 +200,7 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
     return f"{line}\ntarget costs {target_cost}" if target_cost else line
 
 
-# ---- chat and demo -------------------------------------------------------------------------------------------------
+# ---- chat and demo ---------------------------------------------------------------------------------------------------
 
 
 @command(short_help="Talk with the target model.")

@@ -12,7 +12,7 @@ from card.family.learning.heads_command import train_on_own_texts
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: int, seed: int, **options: Any) -> None:
-    """Do what `card train ctc` was asked for. Raises: CardError of any kind."""
+    """Run `card train ctc`. Raises: CardError of any kind."""
     settings = TrainSettings(loss=loss, epochs=epochs, seed=seed)  # type: ignore[arg-type]
     questions = read_prompts(data)[:max_prompts]
 

@@ -25,7 +25,6 @@ def ctc(**options: Any) -> int:
     """Train a head that drafts from the target's hidden states, for --method ctc or --writers ctc.
 
     It learns the target's own greedy answers to the questions; the answers of the file are not read. By CTC a slot may
-    stay blank; by cross-entropy each slot is one token ahead. A training that was cut off goes on if the same command
-    is given again.
+    stay blank; by cross-entropy each slot is one token ahead. The same command resumes a training that was cut off.
     """
     return run("card.family.ctc.command.run", **options)

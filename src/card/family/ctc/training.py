@@ -1,4 +1,4 @@
-"""Train a drafting head on the target's own texts, by CTC or slot by slot, and measure what its candidates earn.
+"""Train a drafting head on the target's own texts, by CTC or slot by slot, and measure its candidates.
 
 Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2006 for CTC.
 """
@@ -28,7 +28,7 @@ from card.family.learning.head_training import (
 from card.family.learning.target_texts import TargetTexts
 from card.models.runner import RowRunner
 
-_MOST_MEASURED = 512  # rows of texts that it does not learn from
+_MOST_MEASURED = 512  # rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,12 @@ class TrainSettings(FitSettings):
 
     @property
     def num_learnt(self) -> int:
-        """Tokens behind a row that its slots learn: without blanks each slot has one of its own."""
+        """Tokens after a row that its slots learn: without blanks, one per slot."""
         return self.num_labels if self.loss == "ctc" else self.num_slots
 
 
 class Examples:
-    """Rows of texts as a head reads them, each with the tokens that follow."""
+    """Rows of texts as a head reads them, each with the next tokens."""
 
     def __init__(
         self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int, label_of: Tensor
@@ -84,13 +84,13 @@ class Examples:
         return len(self.rows)
 
     def inputs(self, some: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head reads behind some examples: [n, W, 2 * D], and [n, W] bool of what is there."""
+        """Return the head's input for some examples: [n, W, 2 * D], and [n, W] bool, True for rows that exist."""
         places = self.rows[some, None] + torch.arange(1 - self._window, 1)
         is_there = places >= self.first[some, None]
         return self._inputs[places.clamp_min(0)], is_there
 
     def labels(self, some: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the next tokens of some examples, [n, count] int64, and how many of them there are, [n]."""
+        """Return the next tokens of some examples, [n, count] int64, and their numbers, [n]."""
         places = self.rows[some, None] + torch.arange(1, count + 1)
         num_labels = (self.end[some] - 1 - self.rows[some]).clamp_max(count)
         return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
@@ -120,7 +120,7 @@ def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSet
     if settings.loss == "cross-entropy":
         labels = labels.where(is_label, torch.tensor(IGNORED))
         return functional.cross_entropy(logits[..., :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-    known = (is_label & (labels != IGNORED)).long().cumprod(1).sum(1)  # a token that it lacks ends what is learnt
+    known = (is_label & (labels != IGNORED)).long().cumprod(1).sum(1)  # learn only up to a token that the head lacks
     num_slots = settings.num_slots
     losses = functional.ctc_loss(
         logits.log_softmax(-1).transpose(0, 1),
@@ -135,7 +135,7 @@ def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSet
 
 
 def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
-    """Return, for 1 to T tokens, the share of rows behind which so many were among the candidates, in [0, 1]."""
+    """Return, for k = 1 to T, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
     stride = max(1, len(examples) // _MOST_MEASURED)
     some = torch.arange(0, len(examples), stride)
     depths = torch.zeros(head.facts.num_slots, dtype=torch.float64)

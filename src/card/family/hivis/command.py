@@ -19,7 +19,7 @@ _Messages = list[dict[str, Any]]
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: int, **options: Any) -> None:
-    """Do what `card train hivis` was asked for. Raises: CardError of any kind."""
+    """Run `card train hivis`. Raises: CardError of any kind."""
     settings = TrainSettings(epochs=epochs, seed=seed)
     conversations = read_conversations(data)[:max_prompts]
 
@@ -30,7 +30,7 @@ def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: in
 
 
 def read_conversations(path: Path) -> list[tuple[int, _Messages]]:
-    """Return the conversations of a file and their lines. Raises: PromptError if there are none, or one is no such."""
+    """Return the conversations of a file with their line numbers. Raises: PromptError for none, or an invalid one."""
     return [(number, _messages(path, number, line)) for number, line in numbered_lines(path, "conversations")]
 
 

@@ -21,6 +21,6 @@ def hivis(**options: Any) -> int:
     """Train a drafter that reads text alone and the target's hidden states, for --method hivis or --writers hivis.
 
     The target answers the conversations greedily; they hold messages as of chat completions. Images are data URLs, or
-    files below the folder of the data. A training that was cut off goes on if the same command is given again.
+    files below the folder of the data. The same command resumes a training that was cut off.
     """
     return run("card.family.hivis.command.run", **options)

@@ -30,7 +30,7 @@ from card.text.kept_lines import KeptLines, key_of
 
 
 def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | None, out: Path, **options: Any) -> None:
-    """Do what `card train judge` was asked for. Raises: CardError of any kind."""
+    """Run `card train judge`. Raises: CardError of any kind."""
     JUDGE.check_file(out)
     check_out(out)
     questions = questions_in(prompts, max_prompts)
@@ -65,7 +65,7 @@ def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | Non
 def _mine(
     progress: Progress, miner: Miner, prompt_ids: Sequence[Sequence[int]], kept: KeptLines, is_over: Callable[[], bool]
 ) -> list[Mined]:
-    """Return the mismatches of all prompts for which there is time; those that are kept are not looked for again."""
+    """Return the mismatches of all prompts for which there is time; stored ones are not mined again."""
     keys = [key_of(list(ids)) for ids in prompt_ids]
     found = {idx: _read(idx, kept, key) for idx, key in enumerate(keys) if key in kept.found}
     advance = advancing(progress, "trying mismatches", len(prompt_ids), len(found))

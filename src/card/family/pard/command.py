@@ -27,7 +27,7 @@ _SETTINGS = ("num_tokens", "retention", "least_retention", "learning_rate", "epo
 
 
 def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_features: bool, **options: Any) -> None:
-    """Do what `card train pard` was asked for. Raises: CardError of any kind."""
+    """Run `card train pard`. Raises: CardError of any kind."""
     if draft is None:
         raise SettingsError("give --draft, the model to adapt")
     if target_features and target is None:
@@ -60,7 +60,7 @@ def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_
 
 
 def _teacher(target: str, draft: str, begun: Adaptable, state_seed: int | None, device: str) -> Teacher:
-    """Return the target as it teaches; with a seed, of the layer that reads its states."""
+    """Return the target as a teacher; ``state_seed``, if any, is that of the layer that reads its states."""
     check_pair(load_tokenizer(target), target, draft)
     model: Any = load_model(target, device=device)
     model.to(dtype=begun.model.dtype)

@@ -54,7 +54,7 @@ def pard(**options: Any) -> int:
     """Adapt a draft model to draft several tokens a pass (PARD).
 
     With a target it learns the target's distributions, weighted by their chance to matter (PARD-2).
-    The answers are learnt. Lines may also be JSON with "text", or plain text. A training that was cut off goes on if
-    the same command is given again.
+    The answers are learnt. Lines may also be JSON with "text", or plain text. The same command resumes a training that
+    was cut off.
     """
     return run("card.family.pard.command.run", **options)

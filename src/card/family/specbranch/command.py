@@ -18,7 +18,7 @@ _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
 
 def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
-    """Do what `card train hrad` was asked for. Raises: CardError of any kind."""
+    """Run `card train hrad`. Raises: CardError of any kind."""
     check_out(out)
     settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
     questions = questions_in(prompts, max_prompts)

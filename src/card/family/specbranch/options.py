@@ -45,7 +45,7 @@ from card.family.learning.options import dtype_option, training_options
 def hrad(**options: Any) -> int:
     """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.
 
-    The pair answers the prompts greedily by sequential speculation; every round is an example. The rounds of a tenth of
-    the prompts say when to stop.
+    The pair answers the prompts greedily by sequential speculation; every round is an example. Training stops by the
+    loss on a tenth of the prompts.
     """
     return run("card.family.specbranch.command.run", **options)

@@ -19,7 +19,7 @@ from card.text.answers import final_number
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, seed: int, max_tokens: int, **options: Any) -> None:
-    """Do what `card train router` was asked for. Raises: CardError of any kind."""
+    """Run `card train router`. Raises: CardError of any kind."""
     ROUTER.check_file(out)
     check_out(out)
     records = list(read_records(data, "question", "answer"))

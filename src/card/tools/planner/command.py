@@ -1,4 +1,4 @@
-"""`card profile` and `card record`, which measure, and `card plan`, which predicts from that without any model."""
+"""`card profile` and `card record` measure; `card plan` predicts from their files without a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
 def profile(out: Path, model: str, threads: tuple[int, ...] | None, wide: bool, **options: Any) -> None:
-    """Do what `card profile` was asked for: what the passes of a model cost on this machine."""
+    """Run `card profile`: measure the cost of a model's passes on this machine."""
     with spinner(f"loading {model}") as say:
         measured = measure_profile(model, threads=threads or (), tell=say, **options)
     save_profile(measured, out)
@@ -53,7 +53,7 @@ def record(
     methods: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
-    """Do what `card record` was asked for: what a pair of models writes and thinks likely on some prompts."""
+    """Run `card record`: record the texts and likely tokens of a pair of models on some prompts."""
     params = take_sampling_params(options).resolved()
     target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
     assert draft_name is not None
@@ -89,7 +89,7 @@ def plan(
     wide: bool,
     **options: Any,
 ) -> None:
-    """Do what `card plan` was asked for."""
+    """Run `card plan`."""
     if edge is not None or edge_devices is not None:
         if pool:
             raise PlanError("give either --pool, or --edge and --edge-devices")
@@ -144,7 +144,7 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
     return make_synthetic(agreement)
 
 
-# ---- how it reads ---------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _profile_table(measured: Profile) -> Table:
@@ -208,7 +208,7 @@ def _time_table(report: PlanReport) -> Table:
 
 
 def _drafter(plan: MethodPlan) -> str:
-    """Return where the drafter is, and for one that can be switched the schedule that most texts ended with."""
+    """Return where the drafter runs; of one that can be switched, the most frequent schedule at the end of texts."""
     if plan.where != "switch":
         return plan.where
     return max(plan.schedules, key=lambda name: plan.schedules[name])

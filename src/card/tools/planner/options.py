@@ -42,7 +42,7 @@ from card.tools.planner.requests import PoolRequest
 @own_option("ctc")
 @wide_option
 def profile(**options: Any) -> int:
-    """Measure what passes of MODEL cost, and what goes on around them.
+    """Measure what passes of MODEL cost, and the overheads around them.
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
@@ -74,7 +74,7 @@ def profile(**options: Any) -> int:
 @option_of(SamplingParams, "stop", multiple=True)
 @option_of(SamplingParams, "ignore_eos", is_filled=True)
 def record(**options: Any) -> int:
-    """Let the target answer prompts, and write down what target and draft model held likely at each position."""
+    """Let the target answer prompts, and record the likely tokens of target and draft model at each position."""
     return run("card.tools.planner.command.record", **options)
 
 
