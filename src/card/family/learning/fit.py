@@ -34,7 +34,7 @@ def constant_rate(step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRule:
-    """How a step updates the weights (AdamW), and how often they are stored."""
+    """Update of the weights in a step (AdamW), and the period of checkpoints."""
 
     learning_rate: float  # at its peak
     weight_decay: float

@@ -1,4 +1,4 @@
-"""Decoders of our own pass as models of transformers: to be saved, exported, or run beside other engines."""
+"""Convert decoders of our own pass to models of transformers, to save, export, or run them in other engines."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
-    """Return a model of transformers with the same weights; on the CPU they are shared.
+    """Return a model of transformers with the same weights, shared on the CPU.
 
-    Raises: ModelError if they are blocks, which torch does not multiply by.
+    Raises: ModelError for block formats, which torch cannot multiply.
     """
     if not isinstance(model, DecoderModel):
         theirs: Any = model
@@ -39,7 +39,7 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
         made = kind(config)
     made.load_state_dict({name: as_tensor(weight) for name, weight in weights.items()}, strict=False, assign=True)
     made.tie_weights()
-    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are in no state dict
+    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are not in the state dict
     make: Any = transformers.GenerationConfig
     made.generation_config = make(**model.generation_config.to_diff_dict())
     found: PreTrainedModel = made.to(device=device, dtype=torch_dtype(model.dtype)).requires_grad_(False).train(False)
@@ -49,14 +49,14 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
 
 
 def remade(model: PreTrainedModel, make: Callable[[DecoderModel], DecoderModel]) -> PreTrainedModel:
-    """Return what is made of the weights of a model, on its device. Raises: ModelError if they cannot be walked."""
+    """Return ``make`` of a model's weights, on its device. Raises: ModelError if our own pass cannot run them."""
     if (reason := why_not_walked(model, max_model_len=1)) is not None:
         raise ModelError(f"another model cannot be made of {model_name(model)}: {reason}")
     return modules_of(make(decoder_of(model)), str(model.device))
 
 
 def own_logits(model: PreTrainedModel, text_ids: Sequence[int]) -> Floats:
-    """Return the logits [V] behind a text by the model's own modules."""
+    """Return the logits [V] after a text by the model's own modules."""
     any_model: Any = model
     with torch.inference_mode():
         logits = any_model(input_ids=torch.tensor([list(text_ids)], device=model.device)).logits
