@@ -46,7 +46,7 @@ def main() -> None:
     """Run the command line and exit; if the reader of the output has gone, click exits quietly with status 1."""
     handler = StderrHandler()
     logging.basicConfig(level=logging.ERROR, format="card: %(message)s", handlers=[handler])
-    logging.getLogger("card.models").setLevel(logging.WARNING)  # a model that runs in an unexpected way
+    logging.getLogger("card.models").setLevel(logging.WARNING)  # such as a model that runs in an unexpected way
     try:
         with raising():
             status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)

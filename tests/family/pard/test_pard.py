@@ -19,7 +19,7 @@ from card.family.pard.folders import clipped, load_adaptable, read_documents
 from card.family.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
 from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
-from card.family.pard.training import Trained, TrainSettings, added_to, loss_of, shown_in_step, train_pard
+from card.family.pard.train_pard import PardTrainSettings, TrainedDrafter, added_to, loss_of, shown_in_step, train_pard
 from card.models.loading import load_decoder
 from card.models.parallel_draft import FILE, STATES_FILE, ParallelDraft, parallel_draft_of, wants_states
 from tests.pair import Pair
@@ -45,9 +45,9 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def settings_of(**changes: Any) -> TrainSettings:
+def settings_of(**changes: Any) -> PardTrainSettings:
     values = {"num_tokens": 3, "epochs": 4, "tokens_per_step": 48, "learning_rate": 1e-2, "checkpoint_steps": 2}
-    return TrainSettings(**values | changes)
+    return PardTrainSettings(**values | changes)
 
 
 def reading_teacher() -> Teacher:
@@ -57,7 +57,7 @@ def reading_teacher() -> Teacher:
 
 def trained(
     folder: Path, *, stop_after: int | None = None, teacher: Teacher | None = None, **changes: Any
-) -> tuple[dict[str, Tensor], Trained]:
+) -> tuple[dict[str, Tensor], TrainedDrafter]:
     model = tiny_llama(MASK + 1)
     checkpoint = Checkpoint(folder / "training.pt", {"draft": changes.pop("draft", "tiny")})
     found = train_pard(
@@ -113,8 +113,8 @@ def test_a_packed_row_gives_each_mask_the_logits_that_it_has_alone(document: Doc
 def test_conditional_drop_runs_less_than_half_of_the_positions_that_none_does() -> None:
     text = Document(range(200))
     counts = []
-    for retention in (TrainSettings().retention, 1.0):
-        drop = TrainSettings(retention=retention).drop
+    for retention in (PardTrainSettings().retention, 1.0):
+        drop = PardTrainSettings(retention=retention).drop
         counts.append(packed_row(text, kept_origins(text, drop, seeded(0)), MASK).num_trained)
     assert counts[1] > 2.0 * counts[0]
 
@@ -286,8 +286,8 @@ def test_a_training_with_states_that_goes_on_from_a_checkpoint_ends_with_the_wei
 
 
 def test_conditional_drop_keeps_the_published_shares_of_masks_unless_others_are_asked_for() -> None:
-    assert [round(TrainSettings().drop.share(i), 4) for i in range(1, 6)] == [0.7, 0.49, 0.343, 0.2401, 0.2]
-    assert TrainSettings(retention=0.5, least_retention=0.3).drop.share(2) == 0.3
+    assert [round(PardTrainSettings().drop.share(i), 4) for i in range(1, 6)] == [0.7, 0.49, 0.343, 0.2401, 0.2]
+    assert PardTrainSettings(retention=0.5, least_retention=0.3).drop.share(2) == 0.3
 
 
 def test_the_learning_rate_is_what_was_set_and_else_the_published_one_for_all_but_tiny_models(

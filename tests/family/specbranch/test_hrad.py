@@ -41,7 +41,7 @@ from card.family.specbranch.network import (
 )
 from card.family.specbranch.record import HRadSettings
 from card.family.specbranch.rounds import RoundCollector, Rounds
-from card.family.specbranch.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
+from card.family.specbranch.train_hrad import HRadTrainSettings, TokenOutcomes, calibrated, evidence_of, train_hrad
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
@@ -354,7 +354,7 @@ def separable_rounds(num_prompts: int, seed: int) -> Rounds:
 
 def test_it_learns_a_separable_problem_better_than_always_naming_the_commonest_class() -> None:
     epochs: list[int] = []
-    settings = TrainSettings(epochs=20, batch_size=32)
+    settings = HRadTrainSettings(epochs=20, batch_size=32)
     trained = train_hrad(separable_rounds(60, 0), TOY_FACTS, settings, on_epoch=lambda: epochs.append(1))
     assert trained.num_test_rounds == 120
     assert trained.num_train_rounds == 960
@@ -375,7 +375,7 @@ def test_training_is_a_function_of_its_seed_and_leaves_the_global_one_alone() ->
     rounds = separable_rounds(20, 0)
     before = torch.get_rng_state()
     inputs = torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2))
-    results = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
+    results = [train_hrad(rounds, TOY_FACTS, HRadTrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
     weights = [one.hrad.layers[0][0] for one in results]
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
@@ -387,7 +387,7 @@ def test_noise_is_given_up_on_early() -> None:
     rounds = separable_rounds(30, 0)
     shuffled = rounds.num_accepted[torch.randperm(len(rounds), generator=torch.Generator().manual_seed(0))]
     epochs: list[int] = []
-    settings = TrainSettings(epochs=50, patience=3, batch_size=32)
+    settings = HRadTrainSettings(epochs=50, patience=3, batch_size=32)
     trained = train_hrad(replace(rounds, num_accepted=shuffled), TOY_FACTS, settings, on_epoch=lambda: epochs.append(1))
     assert len(epochs) == trained.num_epochs + 3 < 50
     assert trained.hrad.evidence.weight < 0.2
@@ -404,7 +404,9 @@ def hardly_separable_rounds(count: int, seed: int) -> Rounds:
 @pytest.mark.parametrize("balance", [0.0, 1.0])
 def test_chances_are_true_however_the_classes_were_weighed(balance: float) -> None:
     rounds, fresh = hardly_separable_rounds(4000, 0), hardly_separable_rounds(4000, 1)
-    trained = train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=4, batch_size=32, balance=balance), test_rounds=fresh)
+    trained = train_hrad(
+        rounds, TOY_FACTS, HRadTrainSettings(epochs=4, batch_size=32, balance=balance), test_rounds=fresh
+    )
     chances = chances_of(trained.hrad, fresh.inputs)[:, ALL_REJECTED]
     was = (fresh.labels == ALL_REJECTED).float()
     assert float(chances.mean()) == pytest.approx(float(was.mean()), abs=0.05)
@@ -462,15 +464,15 @@ def test_no_token_behind_a_rejected_one_counts() -> None:
 
 def test_rounds_to_judge_by_may_be_given_and_too_few_prompts_are_refused() -> None:
     rounds, test_rounds = separable_rounds(10, 0), separable_rounds(3, 1)
-    trained = train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=1), test_rounds=test_rounds)
+    trained = train_hrad(rounds, TOY_FACTS, HRadTrainSettings(epochs=1), test_rounds=test_rounds)
     assert (trained.num_test_rounds, trained.num_train_rounds) == (60, 180)
     two = rounds.of_prompts(torch.tensor([0, 1]))
-    train_hrad(two, TOY_FACTS, TrainSettings(epochs=1), test_rounds=test_rounds)
+    train_hrad(two, TOY_FACTS, HRadTrainSettings(epochs=1), test_rounds=test_rounds)
     with pytest.raises(PromptError, match="2 prompts have answers long enough to learn from; give at least 3"):
-        train_hrad(two, TOY_FACTS, TrainSettings(epochs=1))
+        train_hrad(two, TOY_FACTS, HRadTrainSettings(epochs=1))
     empty = test_rounds.of_prompts(torch.tensor([99]))
     with pytest.raises(PromptError, match="and 0 rounds to judge by"):
-        train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=1), test_rounds=empty)
+        train_hrad(rounds, TOY_FACTS, HRadTrainSettings(epochs=1), test_rounds=empty)
 
 
 # ---- the one that is shipped ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from card.cli.main import cli
 from card.config.registry import methods
 from card.errors import CardError, PlanError, SettingsError
-from card.tools.planner.plan import KNOBS, make_plan
+from card.tools.planner.method_plans import KNOBS, make_plan
 from card.tools.planner.profile import load_profile, save_profile
 from card.tools.planner.recording import load_recording, save_recording
 from card.tools.planner.simulate import Simulator

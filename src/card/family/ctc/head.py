@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.ctc.names import LOSSES, Loss
+from card.family.ctc.losses import LOSSES, Loss
 from card.family.learning.bound_module import EPS, DraftingHead
 from card.family.learning.head_layer import DraftLayer
 from card.models.files.trained_file import TrainedFile

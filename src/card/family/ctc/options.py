@@ -12,7 +12,7 @@ from card.cli.options import (
     file_option,
 )
 from card.cli.starting import run
-from card.family.ctc.names import LOSSES
+from card.family.ctc.losses import LOSSES
 from card.family.learning.options import head_options
 
 

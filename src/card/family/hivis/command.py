@@ -10,7 +10,7 @@ from typing import Any
 from card.api.prompts import PromptReader
 from card.config import EngineSettings
 from card.errors import PromptError
-from card.family.hivis.training import TrainSettings, train_fused
+from card.family.hivis.train_hivis import HivisTrainSettings, train_fused
 from card.family.learning.driver import TrainingTarget
 from card.family.learning.heads_command import train_on_own_texts
 from card.text.lines import numbered_lines
@@ -20,7 +20,7 @@ _Messages = list[dict[str, Any]]
 
 def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: int, **options: Any) -> None:
     """Run `card train hivis`. Raises: CardError of any kind."""
-    settings = TrainSettings(epochs=epochs, seed=seed)
+    settings = HivisTrainSettings(epochs=epochs, seed=seed)
     conversations = read_conversations(data)[:max_prompts]
 
     def prompts_for(target: TrainingTarget) -> list[Sequence[int]]:

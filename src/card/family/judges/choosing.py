@@ -9,7 +9,7 @@ from card.config import EngineSettings
 from card.errors import SettingsError
 from card.family.judges.auto import AUTO_WISH, AutoJudge
 from card.family.judges.judge import Judge, JudgingVerifier
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 from card.family.judges.record import JudgeSettings
 from card.family.judges.training_free import Fly, KullbackLeibler, Partial, Relaxed, Typical
 from card.models.features import FeatureWish

@@ -14,9 +14,9 @@ from rich.progress import Progress
 
 from card.cli.tables import progress_bar
 from card.family.judges.auto import PairFacts
+from card.family.judges.knobs import JUDGE
 from card.family.judges.mining import Mined, Miner, Mismatches
-from card.family.judges.names import JUDGE
-from card.family.judges.training import RECALL, train_judge
+from card.family.judges.train_judge import RECALL, train_judge
 from card.family.learning.driver import (
     advancing,
     check_out,

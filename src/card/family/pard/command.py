@@ -16,7 +16,7 @@ from card.family.learning.driver import say, stepping
 from card.family.pard.folders import Adaptable, clipped, load_adaptable, read_texts
 from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
-from card.family.pard.training import Trained, TrainSettings, train_pard
+from card.family.pard.train_pard import PardTrainSettings, TrainedDrafter, train_pard
 from card.models.files.places import local_model
 from card.models.loading import check_pair, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
@@ -34,7 +34,7 @@ def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_
         raise SettingsError("--target-features are those of a target; give --target too")
     if is_parallel_draft(out) and not (out / CHECKPOINT).exists():
         raise SettingsError(f"{out} holds a finished drafter already; choose another folder, or delete that one")
-    settings = TrainSettings(**{name: options[name] for name in _SETTINGS})
+    settings = PardTrainSettings(**{name: options[name] for name in _SETTINGS})
     check_can_write(out / CHECKPOINT)
     for name in (draft, target):
         if name is not None:
@@ -77,7 +77,7 @@ def _make_folder(out: Path) -> None:
         raise SettingsError(f"{out} cannot be made: {error.strerror}; choose another place") from None
 
 
-def _print(trained: Trained, out: Path) -> None:
+def _print(trained: TrainedDrafter, out: Path) -> None:
     shown = table("guess", numbers=("right, and all before it", "log loss"))
     for idx, (rate, loss) in enumerate(zip(trained.hit_rates, trained.losses, strict=True), 1):
         shown.add_row(str(idx), f"{rate:.1%}", f"{loss:.3f}")

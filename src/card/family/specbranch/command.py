@@ -12,7 +12,7 @@ from card.cli.tables import progress_bar, table
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.family.specbranch.network import target_facts
 from card.family.specbranch.rounds import RoundCollector, Rounds
-from card.family.specbranch.training import Trained, TrainSettings, train_hrad
+from card.family.specbranch.train_hrad import HRadTrainSettings, TrainedHRad, train_hrad
 
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
@@ -20,7 +20,7 @@ _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
     """Run `card train hrad`. Raises: CardError of any kind."""
     check_out(out)
-    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
+    settings = HRadTrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
     questions = questions_in(prompts, max_prompts)
     test_questions = () if test_prompts is None else questions_in(test_prompts, None)
     pair = load_training_pair(options)
@@ -43,7 +43,7 @@ def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | N
     _print(Console(), trained, out)
 
 
-def _print(console: Console, trained: Trained, out: Path) -> None:
+def _print(console: Console, trained: TrainedHRad, out: Path) -> None:
     shown = table("rounds, by what was foreseen", numbers=(*_CLASS_NAMES, "foreseen"))
     for name, row, recall in zip(_CLASS_NAMES, trained.confusion, trained.recalls, strict=True):
         shown.add_row(name, *(f"{count:,}" for count in row), f"{recall:.0%}")

@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 logger = logging.getLogger(__name__)
 
 
-class Batch:
+class GenerateBatch:
     """Rows as in transformers: all of one length, growing by one column at a time.
 
     Each row gets its tokens from the engine at its own pace; a column is added once every row has a token for it. So

@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from card.config import DraftSettings
 from card.engine.metrics import RequestStats
 from card.errors import VocabularyError
-from card.inside.hf.batch import Batch
+from card.inside.hf.batch import GenerateBatch
 from card.inside.hf.inputs import arguments_of_generate, prompts_of, refuse, requests_of, sampling_of
 from card.inside.hf.session import borrowed_session, evaluating
 from card.models.facts import context_limit, vocab_size
@@ -79,7 +79,7 @@ def generate(
         draft=settings,
         uses_drafter=draft is not None,
     )
-    batch = Batch(input_ids, generation_config, stopping_criteria, streamer)
+    batch = GenerateBatch(input_ids, generation_config, stopping_criteria, streamer)
     with evaluating(model, draft), borrowed_session(model, draft, settings, requests) as session:
         stats = session.run(requests, batch)
     if streamer is not None:

@@ -19,7 +19,7 @@ from card.config import DraftSettings
 from card.drafting.draft_writers import make_writer
 from card.engine.metrics import RequestStats
 from card.engine.request import Request
-from card.inside.hf.batch import Batch
+from card.inside.hf.batch import GenerateBatch
 from card.links.link import DrafterLink
 from card.machine.memory import whole_memory
 from card.models.facts import context_limit
@@ -98,7 +98,7 @@ class Session:
             and self.fingerprints == self._fingerprints(model, draft)
         )
 
-    def run(self, requests: Sequence[Request], batch: Batch) -> list[RequestStats]:
+    def run(self, requests: Sequence[Request], batch: GenerateBatch) -> list[RequestStats]:
         """Run the requests, one for each row, until the batch is complete; return their counters."""
         stats = [RequestStats() for _ in requests]
         row_of: dict[int, int] = {}

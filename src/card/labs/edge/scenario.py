@@ -36,7 +36,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     battery: float = 1.0  # charge, above 0 to 1: the lower, the more a joule costs
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class EdgeServer(msgspec.Struct, frozen=True, kw_only=True):
     """A server with a target."""
 
     x_m: float
@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = KIND
     version: int = VERSION
     devices: tuple[Device, ...]
-    servers: tuple[Server, ...]
+    servers: tuple[EdgeServer, ...]
     acceptance: float = 0.8  # how often the drafter's first choice is the target's token
     hit_rate: float = 0.6  # how often another candidate of the tree is right if the first choice is wrong
     kept_share: float = 0.5  # CARD: share of the layers ahead that are kept below such a candidate
@@ -68,7 +68,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class ServerSpread:
     """Differences between the servers of a place: log-uniform factors around the middle."""
 
     compute: float
@@ -77,8 +77,8 @@ class Spread:
     scale: float = 1.0  # of all distances
 
 
-NARROW = Spread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0, scale=3.0)  # a town with radios of sensors
-PLACES: dict[str, Spread | None] = {"even": None, "narrow": NARROW}
+NARROW = ServerSpread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0, scale=3.0)  # a town with radios of sensors
+PLACES: dict[str, ServerSpread | None] = {"even": None, "narrow": NARROW}
 
 
 def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int = 0, place: str = "even") -> Scenario:
@@ -96,7 +96,7 @@ def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int
         raise PlanError(f"a drawn place is one of {', '.join(PLACES)}, got {place!r}")
     rng = np.random.default_rng(seed)
     servers = tuple(
-        Server(x_m=x, y_m=y, speed=speed)
+        EdgeServer(x_m=x, y_m=y, speed=speed)
         for x, y, speed in zip(
             *rng.uniform(0, _SIDE_M, (2, count)).tolist(), rng.uniform(0.5, 2, count).tolist(), strict=True
         )
@@ -115,7 +115,7 @@ def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int
     return drawn if spread is None else spread_out(drawn, spread)
 
 
-def spread_out(scenario: Scenario, spread: Spread) -> Scenario:
+def spread_out(scenario: Scenario, spread: ServerSpread) -> Scenario:
     """Return the scenario with other servers at the same positions, which are scaled."""
     rng = np.random.default_rng([scenario.shadowing_seed, 1])
     exponents = rng.uniform(-1.0, 1.0, (len(scenario.servers), 2)).tolist()
@@ -155,7 +155,7 @@ def check_scenario(scenario: Scenario) -> None:
     in_reach(scenario)
 
 
-def _check_thing(name: str, thing: Device | Server) -> None:
+def _check_thing(name: str, thing: Device | EdgeServer) -> None:
     for field in thing.__struct_fields__:
         value = getattr(thing, field)
         if not math.isfinite(value):

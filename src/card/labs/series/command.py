@@ -20,7 +20,7 @@ from card.labs.series.data import read_series
 from card.labs.series.decoding import PatchModel
 from card.labs.series.forecaster import Forecast, forecast, load_forecaster, model_type, save_forecaster
 from card.labs.series.plot import draw
-from card.labs.series.training import TrainSettings, train_forecaster
+from card.labs.series.train_forecaster import TrainSettings, train_forecaster
 from card.labs.series.transformer import SHAPES
 
 _CHECKPOINT = "training.pt"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from card.errors import ModelError
 from card.labs.series.laws import Gaussian
-from card.labs.series.verify import Rule
+from card.labs.series.verify import AcceptanceRule
 
 
 class Paths(Protocol):
@@ -63,7 +63,7 @@ class ForecastPair:
 
     target: PatchModel
     draft: PatchModel | None
-    rule: Rule[Gaussian]
+    rule: AcceptanceRule[Gaussian]
     num_speculative_patches: int
 
 

@@ -29,7 +29,7 @@ L = TypeVar("L", bound=Law)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ChainVerdict:
     """Results of verifying chains of K proposals, one chain for each of B paths."""
 
     num_accepted: Tensor  # [B] int64, from 0 to K
@@ -78,14 +78,14 @@ def redraw(target: L, draft: L, generator: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[L]):
+class AcceptanceRule(Generic[L]):
     """A rule of acceptance, and the law of the value that replaces the first rejected one."""
 
     log_ratio: Callable[[L, L, Tensor], Tensor]  # (p, q, proposals) to log of the chance to stay; 0 or more is certain
     replace: Callable[[L, L, torch.Generator], Tensor]
     is_exact: bool
 
-    def verify(self, target: L, draft: L, proposals: Tensor, generator: torch.Generator) -> Verdict:
+    def verify(self, target: L, draft: L, proposals: Tensor, generator: torch.Generator) -> ChainVerdict:
         """Accept a part of each chain of proposals, and draw the next value.
 
         Args:
@@ -102,7 +102,7 @@ class Rule(Generic[L]):
         if len(rejected):
             places = rejected, num_accepted[rejected]
             next_value[rejected] = self.replace(target[places], draft[places], generator)
-        return Verdict(num_accepted, next_value)
+        return ChainVerdict(num_accepted, next_value)
 
 
 def density_ratio(target: Law, draft: Law, proposals: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def tolerant_ratio(tolerance: float) -> Callable[[Gaussian, Gaussian, Tensor], T
 MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")
 
 
-def find_rule(mode: str, tolerance: float = 0.5) -> Rule[Gaussian]:
+def find_rule(mode: str, tolerance: float = 0.5) -> AcceptanceRule[Gaussian]:
     """Return the rule of a mode.
 
     Args:
@@ -154,12 +154,12 @@ def find_rule(mode: str, tolerance: float = 0.5) -> Rule[Gaussian]:
     """
     if not (math.isfinite(tolerance) and tolerance >= 0.0):
         raise SettingsError(f"tolerance must be a number of 0 or more, got {tolerance}")
-    rules: Mapping[str, Rule[Gaussian]] = {
-        "exact": Rule(density_ratio, residual, is_exact=True),
-        "redraw": Rule(density_ratio, redraw, is_exact=False),
-        "averaged": Rule(averaged_ratio, redraw, is_exact=False),
-        "adaptive": Rule(adaptive_ratio, redraw, is_exact=False),
-        "tolerance": Rule(tolerant_ratio(tolerance), redraw, is_exact=False),
+    rules: Mapping[str, AcceptanceRule[Gaussian]] = {
+        "exact": AcceptanceRule(density_ratio, residual, is_exact=True),
+        "redraw": AcceptanceRule(density_ratio, redraw, is_exact=False),
+        "averaged": AcceptanceRule(averaged_ratio, redraw, is_exact=False),
+        "adaptive": AcceptanceRule(adaptive_ratio, redraw, is_exact=False),
+        "tolerance": AcceptanceRule(tolerant_ratio(tolerance), redraw, is_exact=False),
     }
     if mode not in rules:
         raise SettingsError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")

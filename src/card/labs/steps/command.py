@@ -16,7 +16,7 @@ from card.cli.starting import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, check_params
-from card.labs.steps.names import parse_router
+from card.labs.steps.named_routers import parse_router
 from card.labs.steps.record import STEPWISE
 from card.models.loading import load_decoder, load_tokenizer
 

@@ -11,10 +11,10 @@ from card.cli.tables import progress_bar
 from card.errors import PromptError
 from card.family.learning.driver import check_out, say, stepping
 from card.labs.steps.command import open_pair
-from card.labs.steps.names import ROUTER
+from card.labs.steps.named_routers import ROUTER
 from card.labs.steps.rewards import SolutionReward
+from card.labs.steps.train_router import collect_steps, train_router
 from card.labs.steps.trained import RouterPair
-from card.labs.steps.training import collect_steps, train_router
 from card.text.answers import final_number
 
 

@@ -26,9 +26,9 @@ from card.errors import BenchError, CardError, SettingsError
 from card.tools.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.tools.bench.environment import Environment, choose_cores, describe_run
 from card.tools.bench.lineup import BenchPlan, Lineup, LineupSettings, PairSpec, make_plan
-from card.tools.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.tools.bench.records import Run
 from card.tools.bench.results import read_unchecked
+from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import SPARE, rich_tables
 

@@ -26,7 +26,7 @@ from card.text.answers import final_number
 from card.text.lines import file_lines
 from card.text.prompts import encode_chat, encode_prompt
 from card.text.tokenizer import Tokenizer
-from card.tools.bench.names import PUBLISHED, shipped, shipped_folder
+from card.tools.bench.row_names import PUBLISHED, shipped, shipped_folder
 
 HUB = "hub:"
 _PLAIN = "prompts"

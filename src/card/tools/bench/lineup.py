@@ -15,7 +15,7 @@ from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import INT8, DraftSettings, ResolvedParams
 from card.config.registry import find_method
 from card.errors import SettingsError
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import dtype_name
 from card.machine.threads import pinned
@@ -29,7 +29,8 @@ from card.tools.bench.compare import TextJudge
 from card.tools.bench.datasets import Dataset
 from card.tools.bench.environment import MEASURED_START, weights_fingerprint
 from card.tools.bench.forced import ForcedAcceptance
-from card.tools.bench.names import (
+from card.tools.bench.records import ModelPair, RowFacts
+from card.tools.bench.row_names import (
     ALL_CORES,
     BASELINE,
     DRAFT_OPTIONS,
@@ -40,7 +41,6 @@ from card.tools.bench.names import (
     needs_draft,
     spec_of,
 )
-from card.tools.bench.records import ModelPair, RowFacts
 from card.tools.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
 from card.tools.bench.summary import decode_rate
 

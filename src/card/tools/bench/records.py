@@ -63,7 +63,7 @@ GroupKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Group:
+class ResultGroup:
     """One row on one workload of one pair."""
 
     pair: str
@@ -77,14 +77,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen(Group):
+class Chosen(ResultGroup):
     """All settings of a row for one pair and workload, with the chosen draft length."""
 
     settings: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class SampleKey(Group):
+class SampleKey(ResultGroup):
     """Identity of one decode of a run."""
 
     prompt: int
@@ -142,7 +142,7 @@ class TextDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check(Group):
+class Check(ResultGroup):
     """Comparison of a row's texts with the baseline's; written before any time is shown."""
 
     num_texts: int

@@ -14,8 +14,8 @@ from itertools import pairwise, product, zip_longest
 from typing import TYPE_CHECKING
 
 from card.engine.metrics import RequestStats
-from card.tools.bench.names import DRAFTER
-from card.tools.bench.records import Group, GroupKey, Run, Sample
+from card.tools.bench.records import GroupKey, ResultGroup, Run, Sample
+from card.tools.bench.row_names import DRAFTER
 
 _Z95 = 1.959964  # standard deviations that hold 95 % of a normal law
 
@@ -107,7 +107,7 @@ class CostSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSummary(Group):
+class RowSummary(ResultGroup):
     """One row on one workload of one pair."""
 
     num_prompts: int

@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from card.config import INT8
-from card.tools.bench.names import ONE_CORE, OTHER_NUMBERS
 from card.tools.bench.records import Run
+from card.tools.bench.row_names import ONE_CORE, OTHER_NUMBERS
 from card.tools.bench.summary import RowSummary, ratio, summarise
 
 _SHOWN_SHARE = 0.05  # least share of a writer that is shown

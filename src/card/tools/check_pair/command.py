@@ -32,8 +32,8 @@ from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
-    Agreement,
     Latency,
+    MeasuredAgreement,
     ModelMemory,
     PairReport,
     Speeds,
@@ -152,7 +152,7 @@ def examine(
     )
 
 
-def _left_out(agreement: Agreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
+def _left_out(agreement: MeasuredAgreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
     """Return the measurements that there was no time for."""
     told = []
     if agreement.is_cut:
@@ -227,7 +227,7 @@ def _latency_table(measured: tuple[Latency, ...]) -> Table:
     return shown
 
 
-def _agreement_table(agreement: Agreement) -> tuple[str, Table]:
+def _agreement_table(agreement: MeasuredAgreement) -> tuple[str, Table]:
     share, length = f"{agreement.share:.0%}", f"{agreement.tokens_per_pass:.2f}"
     shown = table("drafted token", numbers=map(str, range(1, len(agreement.taken_by_depth) + 1)))
     shown.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))

@@ -45,7 +45,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class MeasuredAgreement:
     """Share of the draft model's greedy tokens that the target accepts, independent of speed."""
 
     num_prompts: int  # answered, the last one perhaps in part
@@ -83,7 +83,7 @@ class PairReport:
     how_run: tuple[str, str] | None = None  # path and limits of target and draft
     memory: tuple[ModelMemory, ModelMemory] | None = None  # target, draft
     latencies: tuple[Latency, ...] | None = None
-    agreement: Agreement | None = None
+    agreement: MeasuredAgreement | None = None
     predicted_tokens_per_s: dict[Schedule, float] | None = None  # from latencies and agreement
     speeds: Speeds | None = None
     left_out: tuple[str, ...] = ()  # measurements that there was no time for
@@ -133,7 +133,7 @@ def verdict(
 
     Args:
         costs: the schedules as measured, "off" among them.
-        agreement: share in [0, 1] of `Agreement`.
+        agreement: share in [0, 1] of `MeasuredAgreement`.
         speed_up: measured; None: there was no time, and the prediction decides.
     """
     longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # most tokens per pass of the pair

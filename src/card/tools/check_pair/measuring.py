@@ -13,7 +13,7 @@ from card.api.llm import LLM
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.errors import PromptError
-from card.tools.check_pair.facts import Agreement, Speeds
+from card.tools.check_pair.facts import MeasuredAgreement, Speeds
 
 TIMED_RUNS = 3  # of each kind, after a warm-up in which the policy learns
 _WARMING_SHARE = 0.25  # of the time left: the most for the warm-up
@@ -51,7 +51,7 @@ class _MeasuredAnswer:
     is_cut: bool  # time was up
 
 
-def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: TimeLimit) -> Agreement:
+def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: TimeLimit) -> MeasuredAgreement:
     """Decode the prompts with a chain drafted before each verification, so that timing and tuning have no influence.
 
     Args:
@@ -70,7 +70,7 @@ def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: 
         raise _too_short()
     depths = range(max(offered for offered, _ in chains))
     num_taken = sum(taken for _, taken in chains)
-    return Agreement(
+    return MeasuredAgreement(
         num_prompts=len(answers),
         num_tokens=sum(len(answer.token_ids) for answer in answers),
         is_cut=answers[-1].is_cut or len(answers) < len(prompts),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, resolve_models, take_sampling_params
+from card.cli.options import given, pop_sampling_params, resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
@@ -20,7 +20,7 @@ from card.labs.edge.command import plan_edge, print_edge
 from card.models.loading import load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
 from card.tools.planner.measuring import measure_profile
-from card.tools.planner.plan import MethodPlan, PlanReport, make_plan
+from card.tools.planner.method_plans import MethodPlan, PlanReport, make_plan
 from card.tools.planner.pool import PoolStudy, make_pool_study
 from card.tools.planner.profile import Profile, load_profile, save_profile
 from card.tools.planner.recorder import RecordRequest
@@ -54,7 +54,7 @@ def record(
     **options: Any,
 ) -> None:
     """Run `card record`: record the texts and likely tokens of a pair of models on some prompts."""
-    params = take_sampling_params(options).resolved()
+    params = pop_sampling_params(options).resolved()
     target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
     assert draft_name is not None
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)

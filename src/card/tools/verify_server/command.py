@@ -17,7 +17,7 @@ from card.cli.files import read_prompts
 from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
-from card.tools.bench.names import shipped_folder
+from card.tools.bench.row_names import shipped_folder
 from card.tools.verify_server.comparing import Difference
 from card.tools.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields
 from card.tools.verify_server.suite import Outcome, Report, Result, chosen, verify

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from card.config.registry import find_method
 from card.drafting.local import writer_names
 from card.errors import SettingsError
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 
 PUBLISHED = ("gsm8k", "mgsm", "mt-bench", "humaneval", "mbpp", "spec-bench")  # data sets with a format of their own
 BASELINE, ONE_CORE = "vanilla-all-cores", "vanilla"

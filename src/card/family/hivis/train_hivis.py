@@ -36,7 +36,7 @@ _MOST_MEASURED = 256  # rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings(FitSettings):
+class HivisTrainSettings(FitSettings):
     """Settings of the training."""
 
     num_steps: int = 5  # S, unrolled
@@ -52,7 +52,7 @@ class TrainSettings(FitSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FusedBatch:
     """Rows of B texts, T of the longest; a row holds a state and the next token."""
 
     states: Tensor  # [B, T, D] scaled
@@ -60,7 +60,7 @@ class Batch:
     labels: Tensor  # [B, T] int64: place of the token after the row's own; `IGNORED` if it is not learnt
 
 
-class Examples:
+class FusedExamples:
     """Texts as a drafter reads them."""
 
     def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, label_of: Tensor) -> None:
@@ -76,7 +76,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def batch(self, some: Tensor) -> Batch:
+    def batch(self, some: Tensor) -> FusedBatch:
         """Return the texts with these indices [n], padded at their ends."""
         idxs = [self.chosen[i] for i in some.tolist()]
         rows = [self.texts.text(idx) for idx in idxs]
@@ -88,15 +88,17 @@ class Examples:
             labels.append(own)
         pad = torch.nn.utils.rnn.pad_sequence
         states, embeddings = (pad([of[row] for row in rows], batch_first=True) for of in (self.states, self.embeddings))
-        return Batch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
+        return FusedBatch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
 
 
-def train_fused(target: RowRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[FusedHead]:
+def train_fused(
+    target: RowRunner, texts: TargetTexts, settings: HivisTrainSettings, **run: Any
+) -> TrainedHead[FusedHead]:
     """Train a drafter for a target on texts with their prompts; ``run`` and errors as of `head_training.train`."""
     return train(
         FusedHead,
         {"num_steps": settings.num_steps, "width": settings.width},
-        lambda some, embeddings, label_of: Examples(texts, some, embeddings, label_of),
+        lambda some, embeddings, label_of: FusedExamples(texts, some, embeddings, label_of),
         lambda head, examples, some: loss_of(head, examples.batch(some)),
         accepted_by_depth,
         target=target,
@@ -106,7 +108,7 @@ def train_fused(target: RowRunner, texts: TargetTexts, settings: TrainSettings, 
     )
 
 
-def loss_of(head: FusedHead, batch: Batch) -> Tensor:
+def loss_of(head: FusedHead, batch: FusedBatch) -> Tensor:
     """Return the loss of all unrolled steps, in nats per learnt token; later steps have less weight."""
     total, places = torch.zeros(()), torch.arange(batch.labels.shape[1])
     for step, (states, logits) in enumerate(unrolled(head, batch.states, batch.embeddings)):
@@ -150,7 +152,7 @@ def _step_loss(states: Tensor, logits: Tensor, labels: Tensor, truth: Tensor) ->
 
 
 @torch.inference_mode()
-def accepted_by_depth(head: FusedHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
+def accepted_by_depth(head: FusedHead, examples: FusedExamples, num_candidates: int) -> tuple[float, ...]:
     """Return, for k = 1 and more, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
     texts, depths, num_rows = examples.texts, list[int](), 0
     for idx in examples.chosen:

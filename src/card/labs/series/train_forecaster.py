@@ -42,7 +42,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedForecaster:
     """A forecaster and its loss on the newest tenth of each series, which it did not learn from."""
 
     model: PatchTransformer
@@ -56,7 +56,7 @@ def train_forecaster(
     *,
     checkpoint: Checkpoint | None = None,
     on_step: Callable[[int], None] = lambda step: None,
-) -> Trained:
+) -> TrainedForecaster:
     """Train a forecaster, from the last checkpoint if there is one; the weights are those of an uninterrupted run.
 
     Args:
@@ -84,7 +84,7 @@ def train_forecaster(
     )
     with torch.no_grad():
         loss = _loss(model, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
-    return Trained(model, float(loss))
+    return TrainedForecaster(model, float(loss))
 
 
 def _digest(series: Sequence[Values]) -> str:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
-from card.family.ctc.names import LOSSES, Loss
+from card.family.ctc.losses import LOSSES, Loss
 from card.family.learning.bound_module import inputs_of
 from card.family.learning.head_training import (
     IGNORED,
@@ -32,7 +32,7 @@ _MOST_MEASURED = 512  # rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings(FitSettings):
+class CtcTrainSettings(FitSettings):
     """Settings of the training."""
 
     loss: Loss = "ctc"
@@ -57,7 +57,7 @@ class TrainSettings(FitSettings):
         return self.num_labels if self.loss == "ctc" else self.num_slots
 
 
-class Examples:
+class SlotExamples:
     """Rows of texts as a head reads them, each with the next tokens."""
 
     def __init__(
@@ -96,12 +96,12 @@ class Examples:
         return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
 
 
-def train_head(target: RowRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[SlotHead]:
+def train_head(target: RowRunner, texts: TargetTexts, settings: CtcTrainSettings, **run: Any) -> TrainedHead[SlotHead]:
     """Train a head for a target; ``run`` and errors as of `card.family.learning.head_training.train`."""
     return train(
         SlotHead,
         {name: getattr(settings, name) for name in ("loss", "num_slots", "window", "width")},
-        lambda some, embeddings, label_of: Examples(texts, some, embeddings, settings.window, label_of),
+        lambda some, embeddings, label_of: SlotExamples(texts, some, embeddings, settings.window, label_of),
         lambda head, examples, some: loss_of(head, examples, some, settings),
         accepted_by_depth,
         target=target,
@@ -111,7 +111,7 @@ def train_head(target: RowRunner, texts: TargetTexts, settings: TrainSettings, *
     )
 
 
-def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSettings) -> Tensor:
+def loss_of(head: SlotHead, examples: SlotExamples, some: Tensor, settings: CtcTrainSettings) -> Tensor:
     """Return the mean loss of some examples, in nats a learnt token."""
     token_ids, num_labels = examples.labels(some, settings.num_learnt)
     labels = examples.label_of[token_ids]
@@ -134,7 +134,7 @@ def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSet
     return losses.sum() / known.sum().clamp_min(1)
 
 
-def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
+def accepted_by_depth(head: SlotHead, examples: SlotExamples, num_candidates: int) -> tuple[float, ...]:
     """Return, for k = 1 to T, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
     stride = max(1, len(examples) // _MOST_MEASURED)
     some = torch.arange(0, len(examples), stride)

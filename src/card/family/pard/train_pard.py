@@ -35,7 +35,7 @@ _TEMPERATURES = tuple(1.1**power for power in range(-6, 13))  # tried in calibra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class PardTrainSettings:
     """Settings of the training."""
 
     num_tokens: int = 8  # K
@@ -66,7 +66,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedDrafter:
     """Figures of a training; guesses are measured on held-out texts, see `measured`."""
 
     temperatures: tuple[float, ...]  # [K]
@@ -92,12 +92,12 @@ def train_pard(
     model: PreTrainedModel,
     documents: Sequence[Document],
     mask_id: int,
-    settings: TrainSettings,
+    settings: PardTrainSettings,
     *,
     checkpoint: Checkpoint,
     teacher: Teacher | None = None,
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> Trained:
+) -> TrainedDrafter:
     """Adapt ``model`` in place, from the last checkpoint if there is one.
 
     Args:
@@ -131,7 +131,7 @@ def train_pard(
     )
     whole.requires_grad_(False)
     guesses = measured(model, held_out, mask_id, settings, teacher)
-    return Trained(*guesses, state.num_trained, state.num_without_drop, len(steps))
+    return TrainedDrafter(*guesses, state.num_trained, state.num_without_drop, len(steps))
 
 
 def _usual_rate(model: PreTrainedModel) -> float:
@@ -158,7 +158,7 @@ def split(documents: Sequence[Document], seed: int) -> tuple[list[Document], lis
     return shuffled[num_held_out:], shuffled[:num_held_out]
 
 
-def planned(documents: Sequence[Document], settings: TrainSettings) -> list[list[Document]]:
+def planned(documents: Sequence[Document], settings: PardTrainSettings) -> list[list[Document]]:
     """Return the documents of every step: steps of documents of similar length, in random order."""
     steps: list[list[Document]] = []
     for epoch in range(settings.epochs):
@@ -175,33 +175,35 @@ def planned(documents: Sequence[Document], settings: TrainSettings) -> list[list
     return steps
 
 
-def packed_length(document: Document, settings: TrainSettings) -> int:
+def packed_length(document: Document, settings: PardTrainSettings) -> int:
     """Return the approximate number of tokens in the row of a document."""
     num_origins = len(document.token_ids) - document.first
     shares = sum(settings.drop.share(offset) for offset in range(1, settings.num_tokens))
     return len(document.token_ids) + round(num_origins * shares)
 
 
-def num_without_drop(document: Document, settings: TrainSettings) -> int:
+def num_without_drop(document: Document, settings: PardTrainSettings) -> int:
     """Return the number of tokens in the row of a document without dropped masks."""
     num_origins = len(document.token_ids) - document.first
     return len(document.token_ids) + sum(max(0, num_origins - offset) for offset in range(1, settings.num_tokens))
 
 
-def rows_of_step(documents: Sequence[Document], step: int, mask_id: int, settings: TrainSettings) -> list[PackedRow]:
+def rows_of_step(
+    documents: Sequence[Document], step: int, mask_id: int, settings: PardTrainSettings
+) -> list[PackedRow]:
     """Return the rows of a step; their masks depend only on the seed and the step."""
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
     return [packed_row(one, kept_origins(one, settings.drop, generator), mask_id) for one in documents]
 
 
-def shown_in_step(num_rows: int, step: int, settings: TrainSettings) -> Tensor:
+def shown_in_step(num_rows: int, step: int, settings: PardTrainSettings) -> Tensor:
     """Return which rows of a step are read with the target's states, [B] bool; it depends only on seed and step."""
     generator = torch.Generator().manual_seed(-1 - settings.seed * 1_000_003 - step)
     return torch.rand(num_rows, generator=generator) >= settings.state_drop
 
 
 def run_facts(
-    documents: Sequence[Document], mask_id: int, settings: TrainSettings, teacher: Teacher | None = None
+    documents: Sequence[Document], mask_id: int, settings: PardTrainSettings, teacher: Teacher | None = None
 ) -> Mapping[str, Any]:
     """Return the facts that a run must share with the run that it resumes."""
     data = [[document.first, *document.token_ids] for document in documents]
@@ -288,10 +290,10 @@ def measured(
     model: PreTrainedModel,
     documents: Sequence[Document],
     mask_id: int,
-    settings: TrainSettings,
+    settings: PardTrainSettings,
     teacher: Teacher | None = None,
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return temperatures, hit rates and losses of the K guesses, as in `Trained`.
+    """Return temperatures, hit rates and losses of the K guesses, as in `TrainedDrafter`.
 
     A guess is right if it is the token of the text; with a teacher, if it is the target's own choice there.
     """

@@ -38,7 +38,7 @@ TensorLayer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class HRadTrainSettings:
     """Settings of the training."""
 
     epochs: int = 20  # at most
@@ -49,7 +49,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedHRad:
     """A predictor and its quality on rounds of held-out prompts."""
 
     hrad: HRad
@@ -107,11 +107,11 @@ class Trained:
 def train_hrad(
     rounds: Rounds,
     facts: HRadFacts,
-    settings: TrainSettings,
+    settings: HRadTrainSettings,
     *,
     test_rounds: Rounds | None = None,
     on_epoch: Callable[[], None] = lambda: None,
-) -> Trained:
+) -> TrainedHRad:
     """Train a predictor on rounds, split by prompt into training, stopping and test rounds.
 
     The stopping rounds also calibrate its chances and give their weight beside the drafter's own confidence.
@@ -145,7 +145,7 @@ def train_hrad(
     hrad = _network(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
     probabilities = _probabilities(hrad, test)
     test_tokens = TokenOutcomes(test, _log_odds(probabilities))
-    return Trained(
+    return TrainedHRad(
         hrad,
         _confusion(test.labels, probabilities.argmax(-1)),
         confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
@@ -196,7 +196,7 @@ def _fit(
     train: Rounds,
     stop: Rounds,
     spread: tuple[Tensor, Tensor],
-    settings: TrainSettings,
+    settings: HRadTrainSettings,
     generator: torch.Generator,
     on_epoch: Callable[[], None],
 ) -> tuple[list[TensorLayer], int]:
