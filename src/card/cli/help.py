@@ -22,10 +22,7 @@ _SECTIONS = {
         "model target draft pair dtype device",
         "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len",
     ),
-    "Method": (
-        "method methods writers",
-        "placement schedule policy",
-    ),
+    "Method": ("method methods writers", "placement schedule policy"),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
     "Text": (
         "max_tokens temperature top_p seed stop",

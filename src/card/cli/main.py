@@ -33,9 +33,7 @@ _COMMANDS = (
 
 
 @click.group(
-    cls=CardGroup,
-    own=_COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    cls=CardGroup, own=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, "-V", "--version", prog_name="card")
 def cli() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.learning.checkpoint import Checkpoint
-from card.family.pard.folders import clipped, load_adaptable, read_documents
+from card.family.pard.folders import clipped, load_adaptable, read_texts
 from card.family.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
 from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
@@ -304,7 +304,7 @@ def test_the_learning_rate_is_what_was_set_and_else_the_published_one_for_all_bu
     for i, rate in enumerate((3e-4, None)):
         (tmp_path / str(i)).mkdir()
         trained(tmp_path / str(i), learning_rate=rate, epochs=1)
-    monkeypatch.setattr("card.family.pard.training.TINY_SIZE", 100)  # so that the model is no tiny one
+    monkeypatch.setattr("card.family.pard.train_pard.TINY_SIZE", 100)  # so that the model is no tiny one
     (tmp_path / "large").mkdir()
     trained(tmp_path / "large", learning_rate=None, epochs=1)
     assert asked == [3e-4, 1e-3, 1e-5]
@@ -397,7 +397,7 @@ def test_texts_are_questions_with_answers_json_texts_or_plain_lines(pair: Pair, 
     begun = load_adaptable(pair.draft)
     path = tmp_path / "texts.jsonl"
     path.write_text('{"question": "one?", "answer": "the cat"}\n\n{"text": "the mat"}\n')
-    asked, plain = read_documents(path, begun.tokenizer)
+    asked, plain = (text.encode(begun.tokenizer) for text in read_texts(path))
     said = begun.tokenizer.decode(asked.token_ids[asked.first :])
     assert said.split("<|turn|>")[0].strip() == "the cat" and "<|turn|>" in said, (
         "the answer and the end of its turn are learnt"
@@ -405,15 +405,12 @@ def test_texts_are_questions_with_answers_json_texts_or_plain_lines(pair: Pair, 
     assert (begun.tokenizer.decode(plain.token_ids), plain.first) == ("the mat", 1)
     lines = tmp_path / "texts.txt"
     lines.write_text("the cat\nthe mat sat\n")
-    assert [begun.tokenizer.decode(one.token_ids) for one in read_documents(lines, begun.tokenizer)] == [
-        "the cat",
-        "the mat sat",
-    ]
+    assert [text.text for text in read_texts(lines)] == ["the cat", "the mat sat"]
     long = Document(range(5000))
     assert len(clipped([long], begun.model)[0].token_ids) == 1024
     path.write_text('{"text": "one"}\n{"question": "two?"}\n')
     with pytest.raises(PromptError, match=r'texts.jsonl, line 2: must be a JSON object with "question" and "answer"'):
-        read_documents(path, begun.tokenizer)
+        read_texts(path)
     path.write_text("\n")
     with pytest.raises(PromptError, match="holds no texts"):
-        read_documents(path, begun.tokenizer)
+        read_texts(path)

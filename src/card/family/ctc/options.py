@@ -7,10 +7,7 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-)
+from card.cli.options import counted, file_option
 from card.cli.starting import run
 from card.family.ctc.losses import LOSSES
 from card.family.learning.options import head_options

@@ -18,13 +18,7 @@ from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.losses import LOSSES, Loss
 from card.family.learning.bound_module import inputs_of
-from card.family.learning.head_training import (
-    IGNORED,
-    FitSettings,
-    TrainedHead,
-    num_right,
-    train,
-)
+from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
 from card.family.learning.target_texts import TargetTexts
 from card.models.runner import RowRunner
 

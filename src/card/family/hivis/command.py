@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from card.api.prompts import PromptReader
+from card.cli.files import parse_json_line
 from card.config import EngineSettings
 from card.errors import PromptError
 from card.family.hivis.train_hivis import HivisTrainSettings, train_fused
@@ -31,20 +31,14 @@ def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: in
 
 def read_conversations(path: Path) -> list[tuple[int, _Messages]]:
     """Return the conversations of a file with their line numbers. Raises: PromptError for none, or an invalid one."""
-    return [(number, _messages(path, number, line)) for number, line in numbered_lines(path, "conversations")]
+    wanted = '"messages", as of chat completions'
+    lines = numbered_lines(path, "conversations")
+    return [(number, parse_json_line(path, number, line, _messages, wanted)) for number, line in lines]
 
 
-def _messages(path: Path, number: int, line: str) -> _Messages:
-    try:
-        found = json.loads(line)["messages"]
-        if found and all(isinstance(one, Mapping) for one in found):
-            return list(found)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise PromptError(
-        f'{path}, line {number}: must be a JSON object with "messages", as of chat completions; got'
-        f" {line.strip()[:60]!r}"
-    )
+def _messages(row: Any) -> _Messages | None:
+    found = row["messages"]
+    return list(found) if found and all(isinstance(one, Mapping) for one in found) else None
 
 
 def _encoded(target: TrainingTarget, conversations: Sequence[tuple[int, _Messages]], path: Path) -> list[Sequence[int]]:

@@ -21,13 +21,7 @@ from card.config.fields import require
 from card.family.hivis.drafting import TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.learning.bound_module import scaled
-from card.family.learning.head_training import (
-    IGNORED,
-    FitSettings,
-    TrainedHead,
-    num_right,
-    train,
-)
+from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
 from card.family.learning.target_texts import TargetTexts
 from card.models.runner import RowRunner
 

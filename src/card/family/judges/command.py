@@ -17,14 +17,7 @@ from card.family.judges.auto import PairFacts
 from card.family.judges.knobs import JUDGE
 from card.family.judges.mining import Mined, Miner, Mismatches
 from card.family.judges.train_judge import RECALL, train_judge
-from card.family.learning.driver import (
-    advancing,
-    check_out,
-    encode_questions,
-    load_training_pair,
-    questions_in,
-    say,
-)
+from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.text.answers import final_number
 from card.text.kept_lines import KeptLines, key_of
 

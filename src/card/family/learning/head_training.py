@@ -145,9 +145,7 @@ def train(
         steps,
         lambda _, some: StepLoss(loss_of(head, learnt, some), len(some)),
         FitRule(
-            learning_rate=settings.learning_rate,
-            weight_decay=_WEIGHT_DECAY,
-            checkpoint_steps=settings.checkpoint_steps,
+            learning_rate=settings.learning_rate, weight_decay=_WEIGHT_DECAY, checkpoint_steps=settings.checkpoint_steps
         ),
         num_steps=len(steps),
         facts={**asdict(settings), "texts": texts.digest},

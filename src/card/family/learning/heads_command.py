@@ -36,7 +36,7 @@ def train_on_own_texts(
     """Let the target answer prompts, train a head on the answers, save it and print; resume an interrupted run.
 
     Args:
-        settings, train: of the training; as `card.family.ctc.training.train_head`.
+        settings, train: of the training; as `card.family.ctc.train_ctc.train_head`.
         prompts_for: returns the prompts' token ids.
         examples: word for the head's examples.
         whole: the head learns from the prompts, too.

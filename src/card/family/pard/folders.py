@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from card.errors import ModelError, PromptError
+from card.cli.files import holds_json, parse_json_line
+from card.errors import ModelError
 from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
 from card.family.pard.state_input import StateInput
 from card.models.facts import context_limit, vocab_size
@@ -140,21 +140,16 @@ class Text:
         return _answered(tokenizer, self.question, self.text)
 
 
-def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
-    """Return the tokens of the texts of a file. Raises: PromptError, with the line."""
-    return [text.encode(tokenizer) for text in read_texts(path)]
-
-
 def read_texts(path: Path) -> list[Text]:
     """Return the texts of a UTF-8 file: of JSON lines with "question" and "answer" or with "text", else plain lines.
 
     Raises: PromptError, with the line.
     """
     numbered = numbered_lines(path, "texts")
-    is_json = path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
-    if not is_json:
+    if not holds_json(path, numbered):
         return [Text(line) for _, line in numbered]
-    return [_of_json(path, number, line) for number, line in numbered]
+    wanted = '"question" and "answer", or with "text"'
+    return [parse_json_line(path, number, line, _text_of, wanted) for number, line in numbered]
 
 
 def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]:
@@ -163,19 +158,11 @@ def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]
     return [Document(document.token_ids[:most], document.first) for document in documents]
 
 
-def _of_json(path: Path, number: int, line: str) -> Text:
-    try:
-        row = json.loads(line)
-        question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
-    except (ValueError, AttributeError, RecursionError):
-        question = answer = text = None
+def _text_of(row: Any) -> Text | None:
+    question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
     if isinstance(question, str) and isinstance(answer, str) and question.strip():
         return Text(answer, question)
-    if isinstance(text, str) and text:
-        return Text(text)
-    raise PromptError(
-        f'{path}, line {number}: must be a JSON object with "question" and "answer", or with "text"; got {line[:60]!r}'
-    )
+    return Text(text) if isinstance(text, str) and text else None
 
 
 def _answered(tokenizer: Tokenizer, question: str, answer: str) -> Document:

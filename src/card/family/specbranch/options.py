@@ -7,11 +7,7 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-    option_of,
-)
+from card.cli.options import counted, file_option, option_of
 from card.cli.starting import run
 from card.config import EngineSettings
 from card.family.learning.options import dtype_option, training_options
@@ -19,16 +15,8 @@ from card.family.learning.options import dtype_option, training_options
 
 @command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
 @training_options
-@file_option(
-    "--test-prompts",
-    words="Prompts to judge by.  [default: a tenth of the prompts]",
-)
-@counted(
-    "--num-speculative-tokens",
-    "--gamma",
-    default=4,
-    words="Tokens drafted in a round.",
-)
+@file_option("--test-prompts", words="Prompts to judge by.  [default: a tenth of the prompts]")
+@counted("--num-speculative-tokens", "--gamma", default=4, words="Tokens drafted in a round.")
 @counted("--layers", "num_layers", default=4, words="Last layers of the target.")
 @counted("--epochs", default=20, words="Most passes over the data.")
 @click.option(

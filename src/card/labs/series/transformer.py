@@ -39,10 +39,7 @@ class Shape:
             raise SettingsError(f"width must be a multiple of twice num_heads ({2 * self.num_heads}), got {self.width}")
 
 
-SHAPES = {
-    "large": Shape(),
-    "small": Shape(width=32, num_layers=1, num_heads=2),
-}  # of a target, of a draft
+SHAPES = {"large": Shape(), "small": Shape(width=32, num_layers=1, num_heads=2)}  # of a target, of a draft
 
 
 class PatchTransformer(nn.Module):

@@ -20,17 +20,7 @@ import msgspec
 
 from card.errors import BenchError
 from card.text.lines import text_of
-from card.tools.bench.records import (
-    Check,
-    Chosen,
-    Compared,
-    Run,
-    Sample,
-    SampleKey,
-    Status,
-    compared_texts,
-    planned,
-)
+from card.tools.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
 
 VERSION = 1
 

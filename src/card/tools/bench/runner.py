@@ -27,17 +27,7 @@ from card.tools.bench.compare import TextJudge, checks_of
 from card.tools.bench.datasets import Dataset, DatasetQuestion
 from card.tools.bench.environment import Environment
 from card.tools.bench.lineup import BenchPlan, Lineup
-from card.tools.bench.records import (
-    Chosen,
-    ModelPair,
-    Run,
-    Sample,
-    SampleKey,
-    Sampling,
-    Status,
-    Workload,
-    planned,
-)
+from card.tools.bench.records import Chosen, ModelPair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
 from card.tools.bench.results import PROMISED, VERSION, ResultsWriter, load, read_unchecked
 from card.tools.bench.rows import Row
 

@@ -52,13 +52,7 @@ def profile(**options: Any) -> int:
 @command(short_help="Record how a pair of models behaves, for plans.")
 @click.option("--out", type=OutputPath(), required=True, help="File to write.")
 @pair_options
-@click.option(
-    "--data",
-    multiple=True,
-    default=("questions",),
-    show_default=True,
-    help="Prompts, as for card bench.",
-)
+@click.option("--data", multiple=True, default=("questions",), show_default=True, help="Prompts, as for card bench.")
 @counted("--limit", words="Prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @option_of(EngineSettings, "dtype", is_filled=True)
