@@ -35,7 +35,7 @@ class CtcSequence(WriterSequence):
 
     def observe(self, seen: Observation) -> None:
         """Read the hidden states of the rows that became text, each with the token that followed."""
-        assert seen.features is not None, "the target's features were wished for"
+        assert seen.features is not None, "the target's features were requested"
         rows = seen.features[[0, *(1 + idx for idx in seen.accepted)]]
         new = inputs_of(as_tensor(rows), as_tensor(self._writer.embeddings(seen.new_ids)))
         window = torch.cat((self.window, new)) if len(self.window) else new

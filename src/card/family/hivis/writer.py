@@ -41,7 +41,7 @@ class HivisSequence(WriterSequence):
 
     def observe(self, seen: Observation) -> None:
         """Read the target's states of the rows that became text; they replace the predicted ones."""
-        assert seen.features is not None, "the target's features were wished for"
+        assert seen.features is not None, "the target's features were requested"
         first = len(self._token_ids) - 1
         self._token_ids += seen.new_ids
         self._extend(first, seen.features[[0, *(1 + idx for idx in seen.accepted)]], seen.new_ids)

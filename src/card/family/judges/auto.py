@@ -89,7 +89,7 @@ class AutoJudge:
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate is accepted."""
-        assert mismatch.seen.features is not None, "the judge's wish was told to the target"
+        assert mismatch.seen.features is not None, "the judge's features were requested"
         return self.importance(mismatch.seen.features[mismatch.candidate + 1]) < self.knob
 
     def importance(self, features_row: Floats) -> float:

@@ -249,7 +249,7 @@ def _state_input(model: LanguageModel, parallel: ParallelDraft, target: RowRunne
             f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
             "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
         )
-    assert isinstance(model, RowRunner), "a folder says what it reads"
+    assert isinstance(model, RowRunner), "a folder has the facts of its inputs"
     kind = load_place("card.family.pard.state_input:StateInput")  # needs torch, like its training
     state_input: StateInput = kind.load(path)
     state_input.check(target, model.original.hidden_size, str(path))

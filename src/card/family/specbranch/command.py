@@ -44,7 +44,7 @@ def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | N
 
 
 def _print(console: Console, trained: TrainedHRad, out: Path) -> None:
-    shown = table("rounds, by what was foreseen", numbers=(*_CLASS_NAMES, "foreseen"))
+    shown = table("rounds, by prediction", numbers=(*_CLASS_NAMES, "predicted"))
     for name, row, recall in zip(_CLASS_NAMES, trained.confusion, trained.recalls, strict=True):
         shown.add_row(name, *(f"{count:,}" for count in row), f"{recall:.0%}")
     shown.add_row("right", *(f"{precision:.0%}" for precision in trained.precisions), "")
@@ -56,7 +56,7 @@ def _print(console: Console, trained: TrainedHRad, out: Path) -> None:
     evidence = trained.hrad.evidence
     console.print(
         f"whether a drafted token is accepted: log loss {trained.confidence_loss:.4f} by the drafter's own confidence,"
-        f" {trained.foreseen_loss:.4f} with what is foreseen besides. "
+        f" {trained.predicted_loss:.4f} with the prediction. "
         + (
             f"It moves the branch point, with {evidence.weight:.0%} of the weight of independent evidence."
             if evidence.weight > 0.0

@@ -155,8 +155,8 @@ class HRad:
             return self._usual
         values = np.concatenate((features_row, self._runner.embeddings([new_token_id])[0]))
         probabilities = self.probabilities(values)
-        foreseen = float(log_odds(probabilities)) - self.evidence.mean
-        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * foreseen
+        predicted = float(log_odds(probabilities)) - self.evidence.mean
+        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * predicted
         return 1.0 / (1.0 + math.exp(-odds))
 
     def probabilities(self, features: Floats) -> Floats:

@@ -21,7 +21,7 @@ RECORD = Record(
     commands=(
         Command(
             "train hrad",
-            "Train H-RAD, which foresees rejections for method specbranch.",
+            "Train H-RAD, which predicts rejections for method specbranch.",
             "card.family.specbranch.options:hrad",
         ),
     ),

@@ -1,7 +1,7 @@
 """Train an H-RAD predictor on recorded rounds: its network, then the weight of its predictions.
 
 The weight is fitted on held-out rounds: the network's chances are calibrated, and compared with the drafter's own
-confidence. The drafter branches at tokens below a certain probability, so a prediction helps only if it knows more than
+confidence. The drafter branches at tokens below a certain probability, so a prediction helps only if it adds to
 that probability. So acceptance is regressed on the log odds of both, and the regression gives the weight.
 """
 
@@ -55,7 +55,7 @@ class TrainedHRad:
     hrad: HRad
     confusion: tuple[tuple[int, ...], ...]  # [true class][predicted class], rounds
     confidence_loss: float  # log loss of acceptance by the drafter's own probability, nats per drafted token
-    foreseen_loss: float  # the same with the predictions
+    predicted_loss: float  # the same with the predictions
     num_train_rounds: int
     num_epochs: int  # of the returned weights; later epochs did not help
 
@@ -100,7 +100,7 @@ class TrainedHRad:
             "test_recalls": " ".join(f"{share:.4f}" for share in self.recalls),
             "test_precisions": " ".join(f"{share:.4f}" for share in self.precisions),
             "test_confidence_loss": f"{self.confidence_loss:.5f}",
-            "test_foreseen_loss": f"{self.foreseen_loss:.5f}",
+            "test_foreseen_loss": f"{self.predicted_loss:.5f}",
         }
 
 
@@ -140,16 +140,16 @@ def train_hrad(
     layers, num_epochs = _fit(train, stop, (mean, std), settings, generator, on_epoch)
     scores = _probabilities(_network(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
     layers = calibrated(layers, scores, stop.labels)
-    foreseen = _log_odds(_probabilities(_network(facts, layers, mean, std), stop))
-    tokens = TokenOutcomes(stop, foreseen)
-    hrad = _network(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
+    predicted = _log_odds(_probabilities(_network(facts, layers, mean, std), stop))
+    tokens = TokenOutcomes(stop, predicted)
+    hrad = _network(facts, layers, mean, std, evidence_of(tokens, float(predicted.mean())))
     probabilities = _probabilities(hrad, test)
     test_tokens = TokenOutcomes(test, _log_odds(probabilities))
     return TrainedHRad(
         hrad,
         _confusion(test.labels, probabilities.argmax(-1)),
-        confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
-        foreseen_loss=test_tokens.loss(tokens.fit(uses_foreseen=True)),
+        confidence_loss=test_tokens.loss(tokens.fit(uses_predicted=False)),
+        predicted_loss=test_tokens.loss(tokens.fit(uses_predicted=True)),
         num_train_rounds=len(train),
         num_epochs=num_epochs,
     )
@@ -281,7 +281,7 @@ def calibrated(layers: Sequence[TensorLayer], scores: Tensor, labels: Tensor) ->
 class TokenOutcomes:
     """The drafted tokens of some rounds with an outcome, and their predicted log odds."""
 
-    def __init__(self, rounds: Rounds, foreseen: Tensor) -> None:
+    def __init__(self, rounds: Rounds, predicted: Tensor) -> None:
         """Use these rounds with the predicted log odds of each, [N] float."""
         positions = torch.arange(rounds.num_drafted)
         num_accepted = rounds.num_accepted[:, None]
@@ -289,14 +289,14 @@ class TokenOutcomes:
         confidences = rounds.confidences.double().clamp(_ALMOST, 1.0 - _ALMOST)
         self._was_accepted = (positions < num_accepted)[compared].double()
         self._confidence = confidences.logit()[compared]
-        self._foreseen = foreseen.double()[:, None].expand(-1, rounds.num_drafted)[compared]
+        self._predicted = predicted.double()[:, None].expand(-1, rounds.num_drafted)[compared]
 
     def __len__(self) -> int:
         return len(self._was_accepted)
 
-    def fit(self, *, uses_foreseen: bool) -> Tensor:
+    def fit(self, *, uses_predicted: bool) -> Tensor:
         """Return constant, weight of the drafter's log odds, and weight of the predicted ones, [3] float64."""
-        used = torch.tensor([1.0, 1.0, float(uses_foreseen)], dtype=torch.float64)
+        used = torch.tensor([1.0, 1.0, float(uses_predicted)], dtype=torch.float64)
 
         def loss(weights: Tensor) -> Tensor:
             return self._mean_loss(used * weights) + _RIDGE * weights.square().sum()
@@ -308,16 +308,16 @@ class TokenOutcomes:
         return float(self._mean_loss(weights))
 
     def _mean_loss(self, weights: Tensor) -> Tensor:
-        odds = weights[0] + weights[1] * self._confidence + weights[2] * self._foreseen
+        odds = weights[0] + weights[1] * self._confidence + weights[2] * self._predicted
         return functional.binary_cross_entropy_with_logits(odds, self._was_accepted)
 
 
 def evidence_of(tokens: TokenOutcomes, mean: float) -> Evidence:
     """Return the weight of the predicted log odds, of this mean, beside the drafter's; 0 if the gain may be chance."""
-    alone, both = tokens.fit(uses_foreseen=False), tokens.fit(uses_foreseen=True)
+    alone, both = tokens.fit(uses_predicted=False), tokens.fit(uses_predicted=True)
     gain = (tokens.loss(alone) - tokens.loss(both)) * len(tokens)
-    _, own, foreseen = both.tolist()
-    return Evidence(foreseen / own if own > 0 and foreseen > 0 and gain > _LEAST_GAIN else 0.0, mean)
+    _, own, predicted = both.tolist()
+    return Evidence(predicted / own if own > 0 and predicted > 0 and gain > _LEAST_GAIN else 0.0, mean)
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

@@ -129,10 +129,10 @@ def _propose(
     return torch.stack(proposals, 1), stated
 
 
-def _check_finite(law: Gaussian, who: str) -> None:
+def _check_finite(law: Gaussian, role: str) -> None:
     """Raise ModelError for a law that is not finite: no rule could accept or replace a value by it."""
     if not (law.mean.isfinite().all() and law.std.isfinite().all() and (law.std > 0).all()):
-        raise ModelError(f"the {who} states values that are no finite numbers; its weights are broken: train it again")
+        raise ModelError(f"the {role} states values that are no finite numbers; its weights are broken: train it again")
 
 
 def _count(stats: ForecastStats, num_accepted: Tensor, num_proposed: int) -> None:

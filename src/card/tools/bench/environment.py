@@ -26,7 +26,7 @@ from card.machine.threads import usable_cores
 from card.models.facts import weight_samples
 from card.models.own.decoder_model import LoadedModel
 
-# Settings of every engine whose decoding is timed: wait for its drafter, and measure latencies anew.
+# Settings of every engine whose decoding is timed: wait for its drafter, and measure latencies again.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(
     {"start_timeout_s": 600.0, "wait_for_drafter": True, "cache": False}
 )

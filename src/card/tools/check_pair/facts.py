@@ -157,7 +157,7 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
     """Return the obstacle: the factor whose improvement would raise the predicted speed most."""
     fastest = min((one for one in costs.values() if one.drafter is not None), key=_drafter_share)
     share, target = _drafter_share(fastest), fastest.target
-    dearness = target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
+    cost_ratio = target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
     cheap_drafter = {schedule: _with_good_drafter(one) for schedule, one in costs.items()}
     cheap_tokens = {schedule: _with_flat_target(one) for schedule, one in costs.items()}
     rates = {
@@ -167,7 +167,7 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
         f"the drafter is too slow: its pass takes {share:.0%} of the target's; at {_GOOD_DRAFTER_SHARE:.0%}": (
             _predicted_speed_up(cheap_drafter, agreement, draft)
         ),
-        f"verification costs too much: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as long "
+        f"verification costs too much: a target pass of {_VERIFIED_TOKENS} takes {cost_ratio:.1f} times as long "
         "as one of 1; at the same time": _predicted_speed_up(cheap_tokens, agreement, draft),
     }
     words, best = max(rates.items(), key=lambda pair: pair[1])
@@ -175,7 +175,7 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
         return f"{words}, {best:.1f}x would be expected"
     return (
         f"there is no single obstacle: the target takes {agreement:.0%} of the drafted tokens, a drafter pass "
-        f"takes {share:.0%} of the target's, and a target pass of {_VERIFIED_TOKENS} tokens {dearness:.1f} times as "
+        f"takes {share:.0%} of the target's, and a target pass of {_VERIFIED_TOKENS} tokens {cost_ratio:.1f} times as "
         "long as one of 1"
     )
 

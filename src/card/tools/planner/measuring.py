@@ -62,7 +62,7 @@ def measure_profile(
             runner.warm_up(16)
             cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=MEASURING_LIMIT_S)
             setups.append(Setup(threads=count if is_cpu else None, cost=PassTable.of(cost)))
-    tell("measuring what goes on around the passes")
+    tell("measuring the overheads")
     with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
         tokenizer = load_tokenizer(name)
         overheads = measure_overheads(runner, tokenizer, ctc=ctc)

@@ -91,7 +91,7 @@ def record(**options: Any) -> int:
 @option_of(PoolRequest, "loads", callback=parse_fractions)
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
 @file_option("--edge", words="Plan this edge.")
-@counted("--edge-devices", words="Or draw so many devices.")
+@counted("--edge-devices", words="Or draw this many devices.")
 @click.option("--edge-place", help="Drawn: even or narrow.  [default: even]")
 @file_option("--edge-bench", words="Edge: lines of card bench.")
 @json_option

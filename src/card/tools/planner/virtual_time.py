@@ -81,7 +81,7 @@ class VirtualDrafter:
     """A drafter outside the target's thread: reads its messages, makes one pass, sends the layer."""
 
     def __init__(self, writer: DraftWriter, clock: VirtualClock, *, delay_s: float) -> None:
-        """Make a drafter that knows of no request.
+        """Make a drafter without requests.
 
         Args:
             clock: the drafter's own, which the passes of its model advance.

@@ -27,7 +27,7 @@ class ServerAnswer:
 
     text: str = ""
     finish_reason: str | None = None
-    token_ids: tuple[int, ...] | None = None  # None: the server does not tell
+    token_ids: tuple[int, ...] | None = None  # None: the server does not report them
     scores: tuple[Score, ...] | None = None
     num_drafted: int | None = None  # draft tokens of the whole request, if the answer has them
 

@@ -106,9 +106,9 @@ def _print(console: Console, report: Report) -> None:
 
 
 def _what_is_compared(report: Report) -> str:
-    what = "token ids and texts" if report.compares_ids else "texts; the servers do not both tell token ids"
+    what = "token ids and texts" if report.compares_ids else "texts; not both servers report token ids"
     if report.num_drafted is None:
-        drafted = "the server does not tell how much was drafted"
+        drafted = "the server does not report how much was drafted"
     else:
         drafted = f"{report.num_drafted} tokens were drafted"
         if report.num_drafted == 0:
