@@ -15,7 +15,7 @@ from card.config.registry import methods
 from card.errors import CardError, PlanError, SettingsError
 from card.machine.expert_cost import ExpertCounts
 from card.tools.planner import command
-from card.tools.planner.plan import KNOBS, make_plan
+from card.tools.planner.method_plans import KNOBS, make_plan
 from card.tools.planner.profile import PassTable, Setup, load_profile, save_profile
 from card.tools.planner.recording import load_recording, save_recording
 from card.tools.planner.simulate import Simulator

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticPass(SequencePass):
-    """A pass at fixed addresses: only the device knows the rows that the new keys and values go to."""
+    """A pass at fixed addresses: the rows for the new keys and values are a tensor on the device."""
 
     kv: Tensor  # [L, 2, Hkv, rows, D]
     row_idx: Tensor  # [T] int64
@@ -56,12 +56,12 @@ class TensorStates:
     """Hidden states of a pass on its device."""
 
     def __init__(self, layers: Set[int]) -> None:
-        """Keep those of these layers, as `PassStates` has them."""
+        """Keep those of these layers, as in `PassStates`."""
         self._layers = layers
         self.kept: dict[int, Tensor] = {}
 
     def take(self, layer: int, hidden: Tensor) -> None:
-        """Keep the states after a layer if they are wanted; the tensor is not written to again."""
+        """Keep the states after a layer if they are wanted; the tensor is never overwritten."""
         if layer in self._layers:
             self.kept[layer] = hidden
 
@@ -134,7 +134,7 @@ class FusedDecoder:
         return weight, bias
 
     def _with_offset(self, weight: Tensor) -> Tensor:
-        """Return what a norm multiplies by; in half precision the sum would lose most of the weight."""
+        """Return the factors of a norm; in half precision the sum would lose most of the weight."""
         if not self._norm_offset:
             return weight.detach()
         return self._norm_offset + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -161,7 +161,7 @@ class FusedDecoder:
         )
 
     def _norm_rows(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """Return rows after a norm; None leaves them as they are."""
+        """Return rows after a norm; None returns them unchanged."""
         if weight is None:
             return x
         if self._centres:
@@ -185,7 +185,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T].
 
-        ``states`` takes the hidden states that a consumer wants.
+        ``states`` receives the hidden states that a consumer wants.
         """
         assert images is None, "images are read on a CPU"
         device = self.embedding.device
@@ -205,7 +205,7 @@ class FusedDecoder:
         logits_rows: Tensor | slice,
         states: TensorStates | None = None,
     ) -> Tensor:
-        """Do the same with tensors on the device, which a recorded pass reads and writes."""
+        """Run a pass as `forward` with tensors on the device, which a recorded pass reads and writes."""
         rotations = {
             kind: (cos.index_select(0, positions), sin.index_select(0, positions))
             for kind, (cos, sin) in self._rotations.items()
@@ -253,7 +253,7 @@ class FusedDecoder:
         return activated.mul_(up)
 
     def _add(self, x: Tensor, layer: Linear, norm: Tensor | None, hidden: Tensor) -> Tensor:
-        """Return the hidden states with what a block adds to them."""
+        """Return the hidden states plus the output of a block."""
         if norm is not None or self._residual_scale != 1.0:
             added = self._norm_rows(functional.linear(x, *layer), norm)
             return torch.add(hidden, added, alpha=self._residual_scale)
@@ -300,7 +300,7 @@ class FusedDecoder:
     def _attend(
         self, qkv: Tensor, index: int, layer: FusedLayer, steps: Sequence[SequencePass], outs: Sequence[Tensor]
     ) -> None:
-        """Write keys and values, and the attention of what is rotated already."""
+        """Write keys and values, and the attention of rotated heads."""
         width, size = qkv.shape[1], self._head_size
         group, num_heads, num_kv_heads = self.group, self._num_heads, self._num_kv_heads
         for step, out in zip(steps, outs, strict=True):

@@ -1,4 +1,4 @@
-"""Decoders of our own pass as models of transformers: to be saved, exported, or run beside other engines."""
+"""Convert decoders of our own pass to models of transformers, to save, export, or run them in other engines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
-    """Return a model of transformers with the same weights; on the CPU they are shared.
+    """Return a model of transformers with the same weights, shared on the CPU.
 
-    Raises: ModelError if they are blocks, which torch does not multiply by.
+    Raises: ModelError for block formats, which torch cannot multiply.
     """
     if not isinstance(model, DecoderModel):
         theirs: Any = model
@@ -41,7 +41,7 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
     arrays = join_experts(cast(dict[str, Array], weights).items())
     made.load_state_dict({name: as_tensor(weight) for name, weight in arrays.items()}, strict=False, assign=True)
     made.tie_weights()
-    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are in no state dict
+    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are not in the state dict
     make: Any = transformers.GenerationConfig
     made.generation_config = make(**model.generation_config.to_diff_dict())
     found: PreTrainedModel = made.to(device=device, dtype=torch_dtype(model.dtype)).requires_grad_(False).train(False)
@@ -58,7 +58,7 @@ def remade(model: PreTrainedModel, make: Callable[[DecoderModel], DecoderModel])
 
 
 def own_logits(model: PreTrainedModel, text_ids: Sequence[int]) -> Floats:
-    """Return the logits [V] behind a text by the model's own modules."""
+    """Return the logits [V] after a text by the model's own modules."""
     any_model: Any = model
     with torch.inference_mode():
         logits = any_model(input_ids=torch.tensor([list(text_ids)], device=model.device)).logits

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
-    """Turn whatever taking over a model raises into a ModelError: its config may hold anything."""
+    """Turn any error of ``init`` into a ModelError: a model's config may hold anything."""
 
     @functools.wraps(init)
     def explained(self: TorchRunner, model: PreTrainedModel, **settings: Any) -> None:
@@ -53,7 +53,7 @@ class TorchRunner(RowRunner):
 
     @_told_in_one_line
     def __init__(self, model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512) -> None:
-        """Take over ``model``, on the device and in the dtype that it has; arguments as of `RowRunner`.
+        """Make a runner of ``model``, on its device and in its dtype; arguments as of `RowRunner`.
 
         Raises: ModelError if the model cannot be run row-wise.
         """
@@ -69,7 +69,7 @@ class TorchRunner(RowRunner):
         self.has_own_pass = not isinstance(self._decoder, GenericDecoder)
 
     def _require_runnable(self, model: PreTrainedModel) -> None:
-        """Raise ModelError, naming the reason, if this runner cannot run such a model."""
+        """Raise ModelError, with the reason, if this runner cannot run the model."""
         require_causal(model)
         if has_state(model):
             raise ModelError(f"{model_name(model)} keeps a recurrent state; make its runner with card.models.runners")
@@ -83,7 +83,7 @@ class TorchRunner(RowRunner):
         return int(self._table.weight.shape[0])
 
     def _embedded(self, token_ids: Sequence[int]) -> Floats:
-        """Return the rows as they are stored: some models' own modules scale them."""
+        """Return the stored rows, which some models' own modules scale."""
         with torch.inference_mode():
             table = self._table.weight
             ids = torch.tensor(token_ids, dtype=torch.int64, device=table.device)
@@ -98,7 +98,7 @@ class TorchRunner(RowRunner):
         return super()._reason_blind(tower)
 
     def release(self) -> None:
-        """Give the model back to other uses; without an own pass it cannot run here afterwards."""
+        """Release the model for other uses; afterwards it cannot run here."""
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.release()
 
@@ -108,11 +108,11 @@ class TorchRunner(RowRunner):
         try:
             with torch.inference_mode():
                 return as_array(self._decoder.own_logits(token_ids))
-        except Exception as error:  # whatever the code of one of many architectures raises
+        except Exception as error:  # an architecture's code may raise any type
             raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}; {OTHER_FAMILY}") from error
 
     def narrowed(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """Let windows and chunks of the model hold ``size`` tokens meanwhile."""
+        """Inside the block windows and chunks of the model hold ``size`` tokens."""
         assert isinstance(self._decoder, GenericDecoder), "of a model that runs through transformers' modules"
         return self._decoder.narrowed(size)
 
@@ -127,12 +127,12 @@ class TorchRunner(RowRunner):
             super().copy_rows(source, slot, num_rows)
 
     def read_rows(self, slot: int) -> Any:
-        """Return a copy of a sequence's rows, as an array that numpy has. Raises: see `KVCache.read_rows`."""
+        """Return a copy of a sequence's rows as an array. Raises: see `KVCache.read_rows`."""
         with torch.inference_mode():
             return as_array(super().read_rows(slot), keeps_bits=True)
 
     def write_rows(self, slot: int, rows: Any) -> None:
-        """Fill an empty sequence with rows that `read_rows` gave. Raises: see `KVCache.write_rows`."""
+        """Fill an empty sequence with rows from `read_rows`. Raises: see `KVCache.write_rows`."""
         with torch.inference_mode():
             super().write_rows(slot, as_tensor(rows, self.device))
 

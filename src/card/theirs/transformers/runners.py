@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def plain_runner(
     model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
 ) -> RowRunner:
-    """Return the runner that suits ``model`` on any device, without recorded passes.
+    """Return the runner of ``model`` on any device, without recorded passes.
 
     Args:
-        own_pass: run its weights in our own pass (see `architectures`) instead of its modules; None: where possible.
-    Raises: ModelError if the model cannot be run, or not the way asked for.
+        own_pass: run its weights in our own pass (see `architectures`) instead of its modules; None: if possible.
+    Raises: ModelError if the model cannot be run in this way.
     """
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if own_pass is not False:
@@ -42,7 +42,7 @@ def plain_runner(
 
 
 def make_runner(model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
-    """Return the runner that suits ``model`` and its device: a `BucketedRunner` on CUDA if it has no state."""
+    """Return the runner of ``model`` on its device: a `BucketedRunner` on CUDA if it has no state."""
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if model.device.type != "cuda" or has_state(model):
         return plain_runner(model, **sizes)

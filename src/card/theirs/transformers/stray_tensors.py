@@ -1,6 +1,6 @@
 """Tensors in a model's files that the model does not use: a few kinds are harmless, any other is an error.
 
-A model without one of its scales, biases or layers still runs, but writes nonsense.
+A model without one of its scales, biases or layers would run, but write nonsense.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _HEAD = "lm_head.weight"
 
 
 def check_taken(source: Source, model: Any, unexpected: Iterable[str]) -> None:
-    """Raise ModelError that names the first tensor which the model does not take and should.
+    """Raise ModelError for the first tensor that the model ignores but should use.
 
     Args:
-        unexpected: names of tensors that were not taken.
+        unexpected: names of ignored tensors.
     """
     config = model.config.get_text_config()
     num_layers = getattr(config, "num_hidden_layers", None)

@@ -1,4 +1,4 @@
-"""Models of transformers whose weights our own pass can run: the reasons against it, and what it reads of them."""
+"""Read models of transformers for our own pass, or state why it cannot run them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from card.theirs.transformers.generic import require_causal
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MARKS = ("computes_int8", "parallel_draft", "head_ids")  # what other rooms have noted on a model
+_MARKS = ("computes_int8", "parallel_draft", "head_ids")  # attributes that other packages set on a model
 
 
 def architecture_of(model: PreTrainedModel) -> Architecture | None:
-    """Return what a model is made of; None if no entry of the table says it."""
+    """Return the architecture of a model; None if the table has no entry for it."""
     kind, entry = type(model), find_architecture(model.config.model_type)
     is_it = entry is not None and kind.__name__ == entry.model_class
     return entry if is_it and kind.__module__.startswith("transformers.models.") else None
@@ -98,15 +98,15 @@ def why_not_exact(model: PreTrainedModel) -> str | None:
 def walked(model: PreTrainedModel) -> DecoderModel | None:
     """Return a model for our own pass that has the weights of ``model``, without copies; None if it cannot run it.
 
-    Raises: ModelError if the model continues no text.
+    Raises: ModelError if the model does not continue text.
     """
     return None if why_not_exact(model) is not None else decoder_of(model)
 
 
 def decoder_of(model: PreTrainedModel) -> DecoderModel:
-    """Return a decoder with the weights of a model that can be walked: on the CPU the same memory, else copies.
+    """Return a decoder for our own pass with a model's weights: the same memory on the CPU, else copies.
 
-    Raises: ModelError if they are not those of its config.
+    Raises: ModelError if the weights do not fit its config.
     """
     architecture = architecture_of(model)
     assert architecture is not None
@@ -136,7 +136,7 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
 
 
 def _angles_of(model: PreTrainedModel) -> Callable[[int, str], tuple[Floats, Floats]]:
-    """Return the angles of a model by its own rotary module."""
+    """Return the angles of a model from its own rotary module."""
 
     def angles(num_positions: int, kind: str) -> tuple[Floats, Floats]:
         with torch.inference_mode():
@@ -147,13 +147,13 @@ def _angles_of(model: PreTrainedModel) -> Callable[[int, str], tuple[Floats, Flo
 
 
 def rotary_table(model: PreTrainedModel, num_positions: int, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, channels that turn] of a model's own rotary module, for halves of a head."""
+    """Return cos and sin [num_positions, rotated channels] of a model's own rotary module, for halves of a head."""
     inner: Any = model.model
     architecture = architecture_of(model)
     assert architecture is not None
     like = inner.get_submodule(architecture.last_norm[0]).weight[None, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
     cos, sin = inner.rotary_emb(like, positions, *([kind] if kind else []))
-    if architecture.turns_neighbours:  # such a module repeats each angle, for neighbours
+    if architecture.turns_neighbours:  # such a module repeats each angle for neighbouring channels
         cos, sin = (torch.cat((table[..., ::2], table[..., ::2]), -1) for table in (cos, sin))
     return cos[0].to(dtype), sin[0].to(dtype)

@@ -1,4 +1,4 @@
-"""`card profile` and `card record`, which measure, and `card plan`, which predicts from that without any model."""
+"""`card profile` and `card record` measure; `card plan` predicts from their files without a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, resolve_models, take_sampling_params
+from card.cli.options import given, pop_sampling_params, resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
@@ -21,7 +21,7 @@ from card.machine.expert_cost import ExpertCounts
 from card.models.loading import load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
 from card.tools.planner.measuring import measure_profile
-from card.tools.planner.plan import MethodPlan, PlanReport, make_plan
+from card.tools.planner.method_plans import MethodPlan, PlanReport, make_plan
 from card.tools.planner.pool import PoolStudy, make_pool_study
 from card.tools.planner.profile import Profile, load_profile, save_profile
 from card.tools.planner.recorder import RecordRequest
@@ -36,7 +36,7 @@ _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
 def profile(out: Path, model: str, threads: tuple[int, ...] | None, wide: bool, **options: Any) -> None:
-    """Do what `card profile` was asked for: what the passes of a model cost on this machine."""
+    """Run `card profile`: measure the cost of a model's passes on this machine."""
     with spinner(f"loading {model}") as say:
         measured = measure_profile(model, threads=threads or (), tell=say, **options)
     save_profile(measured, out)
@@ -56,8 +56,8 @@ def record(
     methods: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
-    """Do what `card record` was asked for: what a pair of models writes and thinks likely on some prompts."""
-    params = take_sampling_params(options).resolved()
+    """Run `card record`: record the texts and likely tokens of a pair of models on some prompts."""
+    params = pop_sampling_params(options).resolved()
     target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
     assert draft_name is not None
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)
@@ -92,7 +92,7 @@ def plan(
     wide: bool,
     **options: Any,
 ) -> None:
-    """Do what `card plan` was asked for."""
+    """Run `card plan`."""
     if edge is not None or edge_devices is not None:
         if pool:
             raise PlanError("give either --pool, or --edge and --edge-devices")
@@ -147,7 +147,7 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
     return make_synthetic(agreement)
 
 
-# ---- how it reads ---------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _profile_table(measured: Profile) -> Table:
@@ -216,7 +216,7 @@ def _time_table(report: PlanReport) -> Table:
 
 
 def _drafter(plan: MethodPlan) -> str:
-    """Return where the drafter is, and for one that can be switched the schedule that most texts ended with."""
+    """Return where the drafter runs; of one that can be switched, the most frequent schedule at the end of texts."""
     if plan.where != "switch":
         return plan.where
     return max(plan.schedules, key=lambda name: plan.schedules[name])

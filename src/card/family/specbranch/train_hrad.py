@@ -1,9 +1,8 @@
-"""Train an H-RAD predictor on recorded rounds: its network, then what its outcomes are worth.
+"""Train an H-RAD predictor on recorded rounds: its network, then the weight of its predictions.
 
-The latter is fitted on rounds that the network did not learn from: its chances are made true, and weighed against the
-drafter's own confidence. The drafter branches at tokens that it gives less than a certain probability; whatever a
-predictor says can only help where it knows more than that probability. So acceptance is regressed on the log odds of
-both, and the weight of the foreseen ones is what the regression gives them.
+The weight is fitted on held-out rounds: the network's chances are calibrated, and compared with the drafter's own
+confidence. The drafter branches at tokens below a certain probability, so a prediction helps only if it adds to
+that probability. So acceptance is regressed on the log odds of both, and the regression gives the weight.
 """
 
 from __future__ import annotations
@@ -18,47 +17,47 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from card.errors import PromptError
-from card.family.learning.fit import Rule, StepLoss, constant_rate, fit
+from card.family.learning.fit import FitRule, StepLoss, constant_rate, fit
 from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, log_odds
 from card.family.specbranch.rounds import Rounds, outcomes
 from card.theirs.transformers.arrays import as_array, as_tensor
 
-LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
+LEAST_PROMPTS = 3  # one each to learn from, to stop by and to test
 _HELD_OUT_SHARE = 0.1
 _EVALUATED_ROWS = 4096  # at a time
 _LEAST_PROBABILITY = 1e-9  # before calibration
-_SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
+_SMALLEST_STD = 1e-3  # nearly constant inputs are not amplified
 _DROPOUT = 0.2  # of inputs and hidden values
-_RULE = Rule(learning_rate=3e-4, weight_decay=0.5, betas=(0.9, 0.999), schedule=constant_rate, clipped_norm=None)
-_LEAST_GAIN = 2.0  # nats over all tokens, by which chance alone lowers the loss in one case of twenty
-_LEAST_SCALE = 0.05  # of the scores in calibration: one at 0 or below would turn the order of classes round
-_RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs are redundant
-_MOST_FITTING_STEPS = 100  # of L-BFGS, which ends by itself before
+_RULE = FitRule(learning_rate=3e-4, weight_decay=0.5, betas=(0.9, 0.999), schedule=constant_rate, clipped_norm=None)
+_LEAST_GAIN = 2.0  # nats over all tokens; chance alone gains as much in one case of twenty
+_LEAST_SCALE = 0.05  # of the scores in calibration; 0 or less would reverse the order of classes
+_RIDGE = 1e-4  # nats for a squared weight of 1: makes fits with redundant inputs unique
+_MOST_FITTING_STEPS = 100  # of L-BFGS, which usually ends before
 _ALMOST = 1e-4  # a token is never certain
 TensorLayer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class HRadTrainSettings:
     """Settings of the training."""
 
     epochs: int = 20  # at most
     patience: int = 4  # epochs without a lower loss on the stopping part, after which training ends
     batch_size: int = 256
-    balance: float = 0.25  # a class weighs as its share to the power of minus this: 0 all rounds, 1 all classes alike
+    balance: float = 0.25  # a class has the weight share ** -balance; 0: rounds count alike, 1: classes do
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """A predictor and how it does on rounds of prompts that it never saw."""
+class TrainedHRad:
+    """A predictor and its quality on rounds of held-out prompts."""
 
     hrad: HRad
-    confusion: tuple[tuple[int, ...], ...]  # [class that it was][class that seemed likeliest], rounds
-    confidence_loss: float  # log loss, nats a drafted token, of its acceptance as the drafter's own probability has it
-    foreseen_loss: float  # the same with what the predictor says besides
+    confusion: tuple[tuple[int, ...], ...]  # [true class][predicted class], rounds
+    confidence_loss: float  # log loss of acceptance by the drafter's own probability, nats per drafted token
+    predicted_loss: float  # the same with the predictions
     num_train_rounds: int
-    num_epochs: int  # that the predictor was trained for; later ones did not help
+    num_epochs: int  # of the returned weights; later epochs did not help
 
     @property
     def num_test_rounds(self) -> int:
@@ -72,28 +71,28 @@ class Trained:
 
     @property
     def recalls(self) -> tuple[float, ...]:
-        """For each class, the share of its rounds for which it seemed likeliest; 0 if it has none."""
+        """Recall of each class; 0 if it has no rounds."""
         return tuple(row[i] / max(sum(row), 1) for i, row in enumerate(self.confusion))
 
     @property
     def precisions(self) -> tuple[float, ...]:
-        """For each class, the share that was right of the rounds for which it seemed likeliest; 0 if there are none."""
+        """Precision of each class; 0 if it was never predicted."""
         columns = zip(*self.confusion, strict=True)
         return tuple(column[i] / max(sum(column), 1) for i, column in enumerate(columns))
 
     @property
     def majority_share(self) -> float:
-        """Accuracy of always naming the commonest class."""
+        """Accuracy of always predicting the commonest class."""
         return max(map(sum, self.confusion)) / self.num_test_rounds
 
     @property
     def balanced_accuracy(self) -> float:
-        """Mean over the classes that occur of the share predicted right; always naming one class gives 1 / classes."""
+        """Mean recall over the classes that occur; always predicting one class gives 1 / classes."""
         occurring = [recall for recall, row in zip(self.recalls, self.confusion, strict=True) if sum(row)]
         return sum(occurring) / len(occurring)
 
     def figures(self) -> dict[str, str]:
-        """Return what is worth keeping with the predictor, by name."""
+        """Return these figures by name, for a file's metadata."""
         return {
             "test_rounds": str(self.num_test_rounds),
             "test_accuracy": f"{self.accuracy:.4f}",
@@ -101,24 +100,24 @@ class Trained:
             "test_recalls": " ".join(f"{share:.4f}" for share in self.recalls),
             "test_precisions": " ".join(f"{share:.4f}" for share in self.precisions),
             "test_confidence_loss": f"{self.confidence_loss:.5f}",
-            "test_foreseen_loss": f"{self.foreseen_loss:.5f}",
+            "test_foreseen_loss": f"{self.predicted_loss:.5f}",
         }
 
 
 def train_hrad(
     rounds: Rounds,
     facts: HRadFacts,
-    settings: TrainSettings,
+    settings: HRadTrainSettings,
     *,
     test_rounds: Rounds | None = None,
     on_epoch: Callable[[], None] = lambda: None,
-) -> Trained:
-    """Train a predictor; the rounds of one prompt are all learnt from, all used to stop by, or all judged by.
+) -> TrainedHRad:
+    """Train a predictor on rounds, split by prompt into training, stopping and test rounds.
 
-    Those to stop by also say how true its chances are, and how heavy they are beside the drafter's own confidence.
+    The stopping rounds also calibrate its chances and give their weight beside the drafter's own confidence.
 
     Args:
-        test_rounds: rounds to judge by; None judges by those of a tenth of the prompts.
+        test_rounds: None: those of a tenth of the prompts.
         on_epoch: called after each epoch.
     Raises: PromptError if the rounds come from too few prompts.
     """
@@ -141,16 +140,16 @@ def train_hrad(
     layers, num_epochs = _fit(train, stop, (mean, std), settings, generator, on_epoch)
     scores = _probabilities(_network(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
     layers = calibrated(layers, scores, stop.labels)
-    foreseen = _log_odds(_probabilities(_network(facts, layers, mean, std), stop))
-    tokens = TokenOutcomes(stop, foreseen)
-    hrad = _network(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
+    predicted = _log_odds(_probabilities(_network(facts, layers, mean, std), stop))
+    tokens = TokenOutcomes(stop, predicted)
+    hrad = _network(facts, layers, mean, std, evidence_of(tokens, float(predicted.mean())))
     probabilities = _probabilities(hrad, test)
     test_tokens = TokenOutcomes(test, _log_odds(probabilities))
-    return Trained(
+    return TrainedHRad(
         hrad,
         _confusion(test.labels, probabilities.argmax(-1)),
-        confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
-        foreseen_loss=test_tokens.loss(tokens.fit(uses_foreseen=True)),
+        confidence_loss=test_tokens.loss(tokens.fit(uses_predicted=False)),
+        predicted_loss=test_tokens.loss(tokens.fit(uses_predicted=True)),
         num_train_rounds=len(train),
         num_epochs=num_epochs,
     )
@@ -175,13 +174,13 @@ def _probabilities(hrad: HRad, part: Rounds) -> Tensor:
 
 
 def _confusion(labels: Tensor, predicted: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Return how many rounds of each class, by row, were taken for each class, by column."""
+    """Return the confusion matrix: true classes by row, predicted ones by column."""
     counts = torch.bincount(labels * len(CLASSES) + predicted, minlength=len(CLASSES) ** 2)
     return tuple(tuple(row) for row in counts.view(len(CLASSES), len(CLASSES)).tolist())
 
 
 def _pieces(part: Rounds) -> list[slice]:
-    """Return slices of few enough rounds to be run through the network at once."""
+    """Return slices of rounds that are small enough for one evaluation."""
     return [slice(start, start + _EVALUATED_ROWS) for start in range(0, len(part), _EVALUATED_ROWS)]
 
 
@@ -197,21 +196,21 @@ def _fit(
     train: Rounds,
     stop: Rounds,
     spread: tuple[Tensor, Tensor],
-    settings: TrainSettings,
+    settings: HRadTrainSettings,
     generator: torch.Generator,
     on_epoch: Callable[[], None],
 ) -> tuple[list[TensorLayer], int]:
-    """Return the layers of the epoch that did best on the rounds to stop by, and its number, counted from 1."""
+    """Return the layers of the best epoch on the stopping rounds, and its number, counted from 1."""
     layers = _new_layers((len(spread[0]), *HIDDEN_WIDTHS, len(CLASSES)), generator)
     shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
     class_weights = shares.clamp_min(1 / len(train)) ** -settings.balance
 
     def loss_of(part: Rounds, rows: Tensor | slice, dropout: float = 0.0) -> Tensor:
-        """Return the mean cross-entropy of some rounds, each weighed by its class."""
+        """Return the mean cross-entropy of some rounds, weighted by class."""
         values = (part.inputs[rows].float() - spread[0]) / spread[1]
         for i, (weight, bias) in enumerate(layers):
             values = values.relu() if i else values
-            if dropout:  # the values that are left make up for the others
+            if dropout:  # the remaining values are scaled up
                 values = values * (torch.rand(values.shape, generator=generator) >= dropout) / (1 - dropout)
             values = functional.linear(values, weight, bias)
         labels = outcomes(part.num_accepted[rows], part.num_drafted)
@@ -220,7 +219,7 @@ def _fit(
     least_loss, best, best_epoch = math.inf, layers, 0
 
     def steps() -> Iterator[Tensor]:
-        """Yield the rounds of each step; behind an epoch's last one the weights are judged."""
+        """Yield the rounds of each step; after each epoch evaluate the weights."""
         nonlocal least_loss, best, best_epoch
         for epoch in range(1, settings.epochs + 1):
             yield from torch.split(torch.randperm(len(train), generator=generator), settings.batch_size)
@@ -244,7 +243,7 @@ def _fit(
 
 
 def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[TensorLayer]:
-    """Return linear layers with the spread that ReLU asks for (He et al. 2015, arXiv:1502.01852)."""
+    """Return linear layers initialised for ReLU (He et al. 2015, arXiv:1502.01852)."""
     return [
         (
             nn.Parameter(torch.randn((out, into), generator=generator) * math.sqrt(2 / into)),
@@ -254,17 +253,17 @@ def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Tenso
     ]
 
 
-# ---- what it is worth -----------------------------------------------------------------------------------------------
+# ---- calibration and weight ------------------------------------------------------------------------------------------
 
 
 def calibrated(layers: Sequence[TensorLayer], scores: Tensor, labels: Tensor) -> list[TensorLayer]:
-    """Return layers whose softmax gives true chances: the scores scaled, and moved class by class.
+    """Return layers whose softmax is calibrated: the scores are scaled, and moved class by class.
 
-    Training weighs classes and grows too sure; both are undone here. Source: Guo et al. 2017, arXiv:1706.04599; between
-    their temperature and vector scaling.
+    Training weights classes and becomes overconfident; both are undone here. Source: Guo et al. 2017, arXiv:1706.04599;
+    between their temperature and vector scaling.
 
     Args:
-        scores: [N, 3] float32 that the layers gave for rounds which they did not learn from.
+        scores: [N, 3] float32, of the layers on held-out rounds.
         labels: [N] int64, the classes of these rounds.
     """
     values = scores.double()
@@ -280,24 +279,24 @@ def calibrated(layers: Sequence[TensorLayer], scores: Tensor, labels: Tensor) ->
 
 
 class TokenOutcomes:
-    """Every drafted token of some rounds that was compared with the target's, and what was known of it before."""
+    """The drafted tokens of some rounds with an outcome, and their predicted log odds."""
 
-    def __init__(self, rounds: Rounds, foreseen: Tensor) -> None:
-        """Take the rounds and, for each, the foreseen log odds, [N] float."""
+    def __init__(self, rounds: Rounds, predicted: Tensor) -> None:
+        """Use these rounds with the predicted log odds of each, [N] float."""
         positions = torch.arange(rounds.num_drafted)
         num_accepted = rounds.num_accepted[:, None]
-        compared = positions <= num_accepted  # tokens behind the first rejected one have no outcome
+        compared = positions <= num_accepted  # tokens after the first rejected one have no outcome
         confidences = rounds.confidences.double().clamp(_ALMOST, 1.0 - _ALMOST)
         self._was_accepted = (positions < num_accepted)[compared].double()
         self._confidence = confidences.logit()[compared]
-        self._foreseen = foreseen.double()[:, None].expand(-1, rounds.num_drafted)[compared]
+        self._predicted = predicted.double()[:, None].expand(-1, rounds.num_drafted)[compared]
 
     def __len__(self) -> int:
         return len(self._was_accepted)
 
-    def fit(self, *, uses_foreseen: bool) -> Tensor:
-        """Return constant, weight of the drafter's log odds, and weight of the foreseen ones, [3] float64."""
-        used = torch.tensor([1.0, 1.0, float(uses_foreseen)], dtype=torch.float64)
+    def fit(self, *, uses_predicted: bool) -> Tensor:
+        """Return constant, weight of the drafter's log odds, and weight of the predicted ones, [3] float64."""
+        used = torch.tensor([1.0, 1.0, float(uses_predicted)], dtype=torch.float64)
 
         def loss(weights: Tensor) -> Tensor:
             return self._mean_loss(used * weights) + _RIDGE * weights.square().sum()
@@ -305,24 +304,24 @@ class TokenOutcomes:
         return used * _minimum(loss, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
 
     def loss(self, weights: Tensor) -> float:
-        """Return the mean log loss, in nats a token, of the acceptance that these weights foretell."""
+        """Return the mean log loss, in nats per token, of acceptance as predicted with these weights."""
         return float(self._mean_loss(weights))
 
     def _mean_loss(self, weights: Tensor) -> Tensor:
-        odds = weights[0] + weights[1] * self._confidence + weights[2] * self._foreseen
+        odds = weights[0] + weights[1] * self._confidence + weights[2] * self._predicted
         return functional.binary_cross_entropy_with_logits(odds, self._was_accepted)
 
 
 def evidence_of(tokens: TokenOutcomes, mean: float) -> Evidence:
-    """Return how heavy the foreseen log odds, of this mean, are beside the drafter's; 0 where chance explains it."""
-    alone, both = tokens.fit(uses_foreseen=False), tokens.fit(uses_foreseen=True)
+    """Return the weight of the predicted log odds, of this mean, beside the drafter's; 0 if the gain may be chance."""
+    alone, both = tokens.fit(uses_predicted=False), tokens.fit(uses_predicted=True)
     gain = (tokens.loss(alone) - tokens.loss(both)) * len(tokens)
-    _, own, foreseen = both.tolist()
-    return Evidence(foreseen / own if own > 0 and foreseen > 0 and gain > _LEAST_GAIN else 0.0, mean)
+    _, own, predicted = both.tolist()
+    return Evidence(predicted / own if own > 0 and predicted > 0 and gain > _LEAST_GAIN else 0.0, mean)
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Return where a smooth convex loss is least."""
+    """Return the minimum of a smooth convex loss."""
     parameters = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([parameters], max_iter=_MOST_FITTING_STEPS, line_search_fn="strong_wolfe")
 

@@ -1,4 +1,4 @@
-"""Every method on a pair and some hardware: how fast, with which settings, where its time goes, what each knob does."""
+"""Predict each method on a pair and some hardware: its speed, best settings, use of time, effect of each knob."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from card.errors import PlanError, SettingsError
 from card.tools.planner.scene import Scene, plan_method
 from card.tools.planner.simulate import Simulator, VirtualRun, sample_texts
 
-# What is searched for each method, in this order: settings of `DraftSettings` that count.
+# Settings of `DraftSettings` that are searched for each method, in this order.
 KNOBS: Mapping[str, tuple[str, ...]] = {
     "vanilla": (),
     "sps": ("num_speculative_tokens",),
@@ -38,11 +38,11 @@ _LARGEST = {"num_speculative_tokens": 32, "beam_width": 64, "budget": 128, "lead
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Effect on the speed of half and twice of a knob."""
+    """Speed with half and with twice the value of a knob."""
 
     knob: str
     value: int
-    halved: float | None  # speed with half of it over speed with it; None where half of it is not possible
+    halved: float | None  # relative to the speed with the value itself; None where half is not possible
     doubled: float | None
 
 
@@ -89,9 +89,9 @@ def make_plan(
     """Run the methods in virtual time.
 
     Args:
-        names: which methods; all that can run if empty.
-        searches: look for better settings, and for what each of them does.
-        tell: is told which method is run.
+        names: which methods; empty: all that can run.
+        searches: look for better settings, and for the effect of each.
+        tell: called with the method that runs next.
     Raises: SettingsError for an unknown method; PlanError if a named one cannot run here.
     """
     simulator = Simulator(scene)
@@ -164,7 +164,7 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
 
 
 class _Search:
-    """Doubles and halves one knob after the other as long as it helps."""
+    """Doubles or halves one knob after the other while that helps."""
 
     def __init__(self, simulator: Simulator, name: str, shipped: VirtualRun) -> None:
         self._simulator = simulator
@@ -178,7 +178,7 @@ class _Search:
             self._shipped["num_speculative_tokens"] = shipped.num_speculative_tokens
 
     def run(self) -> dict[str, int]:
-        """Return the knobs that are better set than left alone; none if all are best as shipped."""
+        """Return the knobs whose best value is not the shipped one."""
         best: dict[str, int] = {}
         speed = self._speed(best)
         for knob in self._knobs:
@@ -195,7 +195,7 @@ class _Search:
         return best
 
     def sensitivity(self, settings: Mapping[str, int]) -> tuple[Sensitivity, ...]:
-        """Return what half and twice of each knob do, the others as in ``settings``."""
+        """Return the effect of half and twice of each knob, the others as in ``settings``."""
         base = self._speed(settings)
         found = []
         for knob in self._knobs:

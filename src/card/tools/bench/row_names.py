@@ -1,4 +1,4 @@
-"""Names that `card bench` can be asked for: rows, presets, data sets. Quick to import, as its help needs it."""
+"""Names that `card bench` accepts: rows, presets, data sets. Quick to import, as its help needs it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any, Literal
 from card.config.registry import find_method
 from card.drafting.local import writer_names
 from card.errors import SettingsError
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 
 PUBLISHED = ("gsm8k", "mgsm", "mt-bench", "humaneval", "mbpp", "spec-bench")  # data sets with a format of their own
 BASELINE, ONE_CORE = "vanilla-all-cores", "vanilla"
-OTHER_NUMBERS = "other numbers"  # of a row whose text cannot be compared: it draws or computes with these
+OTHER_NUMBERS = (
+    "other numbers"  # of a row that draws or computes with other numbers, so that its text cannot be compared
+)
 SEVERAL_WRITERS = "card-writers"
-SINGLE_WRITERS = ("card", "suffix", "recycling")  # what it is compared with
+SINGLE_WRITERS = ("card", "suffix", "recycling")  # rows that it is compared with
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
 PARD = "pard"
 DRAFTER = "beam"  # the draft model among the writers
@@ -33,14 +35,16 @@ Drafter = Literal["none", "turns", "beside", "own"]  # no model, in turns, on a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One of our rows. What runs beside a drafter has the target's cores, all else the cores that its name says."""
+    """One of our rows. A row beside a drafter has the target's cores, another one the cores that its name says."""
 
     method: str
     drafter: Drafter = "none"
     is_tuned: bool = False  # policy auto, and nothing set
-    has_lengths: bool = False  # the draft length is the fastest of those to choose from
-    is_as_shipped: bool = False  # drafts as the method says for the pair: lengths from latencies, if it has any
-    takes_options: bool = False  # the draft settings that the user gives
+    has_lengths: bool = False  # the fastest of the given draft lengths is taken
+    is_as_shipped: bool = (
+        False  # the method's own draft settings for the pair: its length from latencies, if it has one
+    )
+    takes_options: bool = False  # reads the draft settings that the user gives
     draft: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,8 +94,8 @@ OURS: Mapping[str, Spec] = MappingProxyType(
 )
 DEFAULT_ROWS, ROWS_ALONE = "vanilla,sps,card", "vanilla,suffix,recycling"  # with a draft model and without
 THEIRS = ("transformers", "transformers-all-cores", "transformers-assisted", "transformers-assisted-all-cores")
-COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # these may run without coupled noise, too
-# Rows of any pair. The others draft with what a training made for one, and only the preset `learned` has them.
+COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # which may also run without coupled noise
+# Rows of any pair. The other rows need something trained for the pair; only the preset `learned` has them.
 ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.method).needs_training)
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
 PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -110,10 +114,10 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def names_of(asked: Sequence[str]) -> list[str]:
-    """Return the rows that names and presets mean, in our order.
+    """Return the rows of these names and presets, in our order.
 
-    Plain decoding on all cores, the baseline, is always among them, and so is the twin on all cores of a row that has
-    one: what the parallel methods get, they get. ``card+beam,suffix`` is CARD with these writers; names of writers
+    Plain decoding on all cores, the baseline, is always among them. So is the twin on all cores of a row that has one:
+    each method gets what the parallel methods get. ``card+beam,suffix`` is CARD with these writers; names of writers
     that follow it, after a comma or a plus, belong to it. ``sps/relaxed:0.5`` is a row with a judge.
     Raises: SettingsError for an unknown name.
     """
@@ -135,12 +139,12 @@ def names_of(asked: Sequence[str]) -> list[str]:
 
 
 def uncoupled(names: Sequence[str]) -> list[str]:
-    """Return the rows with their twins that rank candidates without the target's sampling noise."""
+    """Return the rows, each followed by its twin that ranks candidates without the target's sampling noise."""
     return names_of([*names, *(name + UNCOUPLED for name in COUPLED if name in names)])
 
 
 def _joined(asked: Sequence[str]) -> list[str]:
-    """Return names, with the writers of ``card+a`` that follow it put to it."""
+    """Return the names; writers that follow ``card+a`` are joined to it."""
     found: list[str] = []
     for name in asked:
         if found and found[-1].startswith(_OWN_WRITERS) and name in (DRAFTER, *writer_names()):
@@ -170,7 +174,7 @@ def _check_judge(name: str) -> None:
 
 
 def spec_of(name: str) -> Spec:
-    """Return what a row of ours is."""
+    """Return the description of one of our rows."""
     if JUDGED in name:
         row, _, judge = name.partition(JUDGED)
         return replace(OURS[row], engine={**OURS[row].engine, "judge": judge})
@@ -186,13 +190,13 @@ def needs_draft(name: str) -> bool:
 
 
 def needed_head(name: str) -> str | None:
-    """Return the setting that has to name the trained head of a row; None for a row that needs none."""
+    """Return the setting that names the trained head of a row; None if it needs none."""
     method = None if name in THEIRS else find_method(spec_of(name).method)
     return method.reads[0] if method is not None and method.needs_head else None
 
 
 def shipped_folder() -> Path:
-    """Return where the prompt sets are that come with the package."""
+    """Return the folder of the prompt sets that come with the package."""
     return Path(str(resources.files(__package__))) / "prompts"
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from card.family.learning.checkpoint import Checkpoint
-from card.family.learning.fit import Rule, StepLoss, fit
+from card.family.learning.fit import FitRule, StepLoss, fit
 from card.labs.series.data import Values, checked_series
 from card.labs.series.transformer import PatchTransformer, Shape
 
 LEAST_PATCHES = 8  # of a series to learn from
 _HELD_OUT_SHARE = 0.1
 _WARM_STEPS = 50
-_LEAST_SPREAD = 0.02  # of a context, in standard deviations of its series: what hardly varies is not blown up
+_LEAST_SPREAD = 0.02  # least deviation of a context, relative to its series: nearly constant contexts are not amplified
 _NUM_JUDGED = 256  # windows of the held-out part
 
 
@@ -28,7 +28,7 @@ def _rate_share(step: int, num_steps: int) -> float:
     return min(1.0, (step + 1) / _WARM_STEPS) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
 
 
-_RULE = Rule(learning_rate=1e-3, weight_decay=0.05, betas=(0.9, 0.999), schedule=_rate_share)
+_RULE = FitRule(learning_rate=1e-3, weight_decay=0.05, betas=(0.9, 0.999), schedule=_rate_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class TrainSettings:
     steps: int = 1000
     batch_size: int = 16
     seed: int = 0
-    checkpoint_steps: int = 50  # between two states that are kept
+    checkpoint_steps: int = 50  # between two checkpoints
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """A forecaster and how it does on the newest tenth of each series, which it did not learn from."""
+class TrainedForecaster:
+    """A forecaster and its loss on the newest tenth of each series, which it did not learn from."""
 
     model: PatchTransformer
     held_out_loss: float  # nats a value: negative log-likelihood, in a series normalised by each context
@@ -56,13 +56,13 @@ def train_forecaster(
     *,
     checkpoint: Checkpoint | None = None,
     on_step: Callable[[int], None] = lambda step: None,
-) -> Trained:
-    """Train a forecaster, from the last checkpoint on if there is one: the weights are those of one run.
+) -> TrainedForecaster:
+    """Train a forecaster, from the last checkpoint if there is one; the weights are those of an uninterrupted run.
 
     Args:
         series: each [T]; windows are taken from all of them.
-        checkpoint: keeps the state every few steps, and refuses one of another run.
-        on_step: called at the start and after each step with the steps done.
+        checkpoint: stores the state every few steps, and refuses that of another run.
+        on_step: called at the start and after each step, with the number of steps done.
     Raises: SettingsError if a series is too short, constant or has gaps; ModelError for a checkpoint that is damaged or
         of another run.
     """
@@ -84,7 +84,7 @@ def train_forecaster(
     )
     with torch.no_grad():
         loss = _loss(model, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
-    return Trained(model, float(loss))
+    return TrainedForecaster(model, float(loss))
 
 
 def _digest(series: Sequence[Values]) -> str:
@@ -92,16 +92,16 @@ def _digest(series: Sequence[Values]) -> str:
 
 
 def _loss(model: PatchTransformer, patches: Tensor, is_judged: Tensor) -> Tensor:
-    """Return the mean loss of a value, in nats, over the patches that are judged: [B, N, P] and [B, N - 1] bool."""
+    """Return the mean loss of a value, in nats, over the patches [B, N, P] that ``is_judged`` [B, N - 1] marks."""
     losses = -model(patches[:, :-1]).log_prob(patches[:, 1:])
     mean: Tensor = losses[is_judged].mean()
     return mean / patches.shape[-1]
 
 
 class _Windows:
-    """Windows of series, each normalised by a context at its beginning; only what follows the context is judged.
+    """Windows of series, each normalised by a context at its beginning; only patches after the context are judged.
 
-    A forecast knows mean and deviation of its context alone, so the model must not learn with those of the future.
+    A forecast knows mean and deviation of its context only, so the model must not learn with those of the future.
     """
 
     def __init__(self, series: Sequence[Values], shape: Shape, *, is_held_out: bool) -> None:

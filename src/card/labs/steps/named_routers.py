@@ -1,4 +1,4 @@
-"""Routers by name, such as ``entropy:1`` or ``router.safetensors``: the name, and perhaps the knob."""
+"""Routers by name, with an optional knob, such as ``entropy:1`` or ``router.safetensors``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTER = NamedKind("router", "entropy:1")
 @dataclass(frozen=True, slots=True)
 class _Kind:
     make: Callable[[float, Reward], Router]
-    usual: float  # knob that is taken if none is given
+    usual: float  # default knob
 
 
 ROUTERS: Mapping[str, _Kind] = MappingProxyType(
@@ -32,10 +32,10 @@ ROUTERS: Mapping[str, _Kind] = MappingProxyType(
 
 
 def parse_router(text: str, oracle: Reward = equations_hold) -> Router:
-    """Return the router that ``entropy``, ``random:0.25`` or ``router.safetensors:0.3`` means.
+    """Return the router named by ``entropy``, ``random:0.25`` or ``router.safetensors:0.3``.
 
     Args:
-        oracle: the reward of the oracle; other rewards are the share of right equations.
+        oracle: the reward of the oracle; other rewards are the share of correct equations.
     Raises: SettingsError for an unknown router or a knob out of range; ModelError for a file that is no router.
     """
     found = ROUTER.parse(text, ROUTERS)

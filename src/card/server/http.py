@@ -2,9 +2,9 @@
 
 - An upgrade that is not supported is ignored; the request is served with its body.
 - A client that closes its side after a request still gets the answer; a client that is gone is noticed.
-- An HTTP/1.0 client gets a body of unknown length as it is, ended by closing.
+- An HTTP/1.0 client gets a body of unknown length without chunks, ended by closing.
 - A connection is closed only after the client has stopped sending; otherwise it may lose an answer it has not read.
-- Of requests that a client sends ahead, only a few are read before they are answered.
+- Only a few pipelined requests are read before they are answered.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SLICE_BYTES = 4096  # passed to the parser at once, which bounds the requests r
 _MOST_AT_ONCE_BYTES = 64 * 1024  # read before the event loop does other work
 _MOST_UNREAD_BYTES = 64 * 1024  # that wait after an unanswered request
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 30.0  # first and longest pause between checks of a client that closed its side
+_FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 30.0  # first and longest pause between checks of a client that closed its side
 _MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # discarded after the answer that ends a connection
 _SILENCE_S = 1.0  # after which a client counts as done sending
 
 
-class Protocol(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
-    transport: Connection
+    transport: LingeringTransport
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -42,7 +42,7 @@ class Protocol(HttpToolsProtocol):
         self._has_upgrade = False  # the present headers ask for one
         self._answered: RequestResponseCycle | None = None  # the request that the application answers
         self._has_eof = False  # the client sends nothing more
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_receiving(self) -> bool:
@@ -51,13 +51,13 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
-        super().connection_made(Connection(transport, self))
+        super().connection_made(LingeringTransport(transport, self))
         self.flow = _Flow(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the application, even if the client has sent further requests since."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         self.transport.forget()
         self.unread = b""
         answered = self._answered
@@ -98,7 +98,7 @@ class Protocol(HttpToolsProtocol):
         if not self.unread and not self._is_body_full():
             self.flow.resume_reading()
         if self._has_eof:
-            self._end_behind_last()
+            self._end_after_last()
 
     def _is_body_full(self) -> bool:
         """Return whether the application must read some of the body first."""
@@ -159,14 +159,14 @@ class Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Go on with the data that came meanwhile."""
+        """Continue with the data that came meanwhile."""
         super().on_response_complete()
         self._read_rest()
         if self._has_eof:
-            self._end_behind_last()
+            self._end_after_last()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection while whole requests wait for their answers and the client is there.
+        """Keep the connection while complete requests wait for their answers and the client is connected.
 
         A client that is gone looks the same; it answers data with a reset. An HTTP/1.0 client cannot be sent anything
         before its answer, so it counts as gone.
@@ -180,11 +180,11 @@ class Protocol(HttpToolsProtocol):
         if one is None or one.response_complete or one.more_body or one.scope["http_version"] != "1.1":
             return False
         self._has_eof = True
-        self._end_behind_last()
-        self._look_at_client(_FIRST_LOOK_S)
+        self._end_after_last()
+        self._probe_client(_FIRST_PROBE_S)
         return True
 
-    def _end_behind_last(self) -> None:
+    def _end_after_last(self) -> None:
         """End the connection after the last answer to a client that has closed its side."""
         if self.pipeline or self.unread:
             return
@@ -192,7 +192,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close_now()
         self.cycle.keep_alive = False
 
-    def _look_at_client(self, next_s: float) -> None:
+    def _probe_client(self, next_s: float) -> None:
         """Abort if the client has reset the connection; otherwise send it bytes without meaning."""
         if self.transport.is_closing():
             return
@@ -204,17 +204,17 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(_CONTINUE)
         elif one is not None and not one.response_complete and (probe := one.scope["state"].get(PROBE)):
             self.transport.write(b"%x\r\n%b\r\n" % (len(probe), probe))
-        self._look_timer = self.loop.call_later(next_s, self._look_at_client, min(5 * next_s, _LAST_LOOK_S))
+        self._probe_timer = self.loop.call_later(next_s, self._probe_client, min(5 * next_s, _LAST_PROBE_S))
 
 
-class Connection(asyncio.Transport):
+class LingeringTransport(asyncio.Transport):
     """The transport of a protocol; it closes so that the client can read everything it was sent.
 
     A system answers data on a closed connection with a reset. The client may then lose what it has not read, and its
     sending fails. So while a client sends, only our side is closed, and its data is discarded until it stops.
     """
 
-    def __init__(self, inner: asyncio.Transport, protocol: Protocol) -> None:
+    def __init__(self, inner: asyncio.Transport, protocol: HttpProtocol) -> None:
         super().__init__()
         self._inner, self._protocol = inner, protocol
         self._num_swallowed = 0
@@ -294,7 +294,7 @@ class Connection(asyncio.Transport):
 class _Flow(FlowControl):
     """Stops reading while much data waits for the answer to another request."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: HttpProtocol) -> None:
         super().__init__(protocol.transport)
         self._protocol = protocol
 

@@ -1,7 +1,7 @@
-"""Train a drafter that is fused with a target's hidden states, on the target's own texts.
+"""Train a drafter that reads a target's hidden states, on the target's own texts.
 
-It is unrolled: in each step it reads the states that it guessed in the step before, as it will when it drafts, and
-learns the tokens and states of the target.
+Training is unrolled: in each step the drafter reads the states that it predicted in the step before, as in drafting,
+and learns the tokens and states of the target.
 
 Sources: HiViS, arXiv:2509.23928, for text rows alone and vectors of the steps; EAGLE-3, arXiv:2503.01840, for which
 rows an unrolled step reads. The weights of the losses are ours.
@@ -21,22 +21,16 @@ from card.config.fields import require
 from card.family.hivis.drafting import TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.learning.bound_module import scaled
-from card.family.learning.head_training import (
-    IGNORED,
-    FitSettings,
-    TrainedHead,
-    num_right,
-    train,
-)
+from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
 from card.family.learning.target_texts import TargetTexts
 from card.models.runner import RowRunner
 
-_STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # of each step's loss, per step; of states beside tokens
-_MOST_MEASURED = 256  # rows of texts that it does not learn from
+_STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # factor of the loss from step to step; of states relative to tokens
+_MOST_MEASURED = 256  # rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings(FitSettings):
+class HivisTrainSettings(FitSettings):
     """Settings of the training."""
 
     num_steps: int = 5  # S, unrolled
@@ -52,15 +46,15 @@ class TrainSettings(FitSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows of B texts, T of the longest; a row holds a state and the token behind it."""
+class FusedBatch:
+    """Rows of B texts, T of the longest; a row holds a state and the next token."""
 
     states: Tensor  # [B, T, D] scaled
     embeddings: Tensor  # [B, T, D] scaled
-    labels: Tensor  # [B, T] int64: place of the token behind the row's own; `IGNORED` where nothing is learnt
+    labels: Tensor  # [B, T] int64: place of the token after the row's own; `IGNORED` if it is not learnt
 
 
-class Examples:
+class FusedExamples:
     """Texts as a drafter reads them."""
 
     def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, label_of: Tensor) -> None:
@@ -76,8 +70,8 @@ class Examples:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def batch(self, some: Tensor) -> Batch:
-        """Return some texts, [n] of theirs, filled up at their ends."""
+    def batch(self, some: Tensor) -> FusedBatch:
+        """Return the texts with these indices [n], padded at their ends."""
         idxs = [self.chosen[i] for i in some.tolist()]
         rows = [self.texts.text(idx) for idx in idxs]
         labels = []
@@ -88,15 +82,17 @@ class Examples:
             labels.append(own)
         pad = torch.nn.utils.rnn.pad_sequence
         states, embeddings = (pad([of[row] for row in rows], batch_first=True) for of in (self.states, self.embeddings))
-        return Batch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
+        return FusedBatch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
 
 
-def train_fused(target: RowRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[FusedHead]:
+def train_fused(
+    target: RowRunner, texts: TargetTexts, settings: HivisTrainSettings, **run: Any
+) -> TrainedHead[FusedHead]:
     """Train a drafter for a target on texts with their prompts; ``run`` and errors as of `head_training.train`."""
     return train(
         FusedHead,
         {"num_steps": settings.num_steps, "width": settings.width},
-        lambda some, embeddings, label_of: Examples(texts, some, embeddings, label_of),
+        lambda some, embeddings, label_of: FusedExamples(texts, some, embeddings, label_of),
         lambda head, examples, some: loss_of(head, examples.batch(some)),
         accepted_by_depth,
         target=target,
@@ -106,8 +102,8 @@ def train_fused(target: RowRunner, texts: TargetTexts, settings: TrainSettings, 
     )
 
 
-def loss_of(head: FusedHead, batch: Batch) -> Tensor:
-    """Return the loss of all unrolled steps, in nats a learnt token, those of later steps weighing less."""
+def loss_of(head: FusedHead, batch: FusedBatch) -> Tensor:
+    """Return the loss of all unrolled steps, in nats per learnt token; later steps have less weight."""
     total, places = torch.zeros(()), torch.arange(batch.labels.shape[1])
     for step, (states, logits) in enumerate(unrolled(head, batch.states, batch.embeddings)):
         labels = batch.labels.where(places >= step, torch.tensor(IGNORED))
@@ -116,13 +112,13 @@ def loss_of(head: FusedHead, batch: Batch) -> Tensor:
 
 
 def unrolled(head: FusedHead, truth: Tensor, embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what the rows of a batch guess in each step: states [B, T, D], and logits [B, T, N].
+    """Yield the predictions of a batch in each step: states [B, T, D], and logits [B, T, N].
 
-    In step s a row reads the state that the row before it guessed in step s - 1. It attends to rows of the target's
-    states up to s places before its own, and to its own path behind them: the rows of steps 1 to s.
+    In step s a row reads the state that the row before it predicted in step s - 1. It attends to rows of the target's
+    states up to s places before its own, and to its own path after them: the rows of steps 1 to s.
 
     Args:
-        truth, embeddings: [B, T, D] scaled, of the target's states and of the tokens behind them.
+        truth, embeddings: [B, T, D] scaled, of the target's states and of the next tokens.
     """
     places = torch.arange(truth.shape[1])
     behind = places[:, None] - places  # [T, T]
@@ -150,8 +146,8 @@ def _step_loss(states: Tensor, logits: Tensor, labels: Tensor, truth: Tensor) ->
 
 
 @torch.inference_mode()
-def accepted_by_depth(head: FusedHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
-    """Return, for one token and more, the share of rows behind which so many were among the candidates, in [0, 1]."""
+def accepted_by_depth(head: FusedHead, examples: FusedExamples, num_candidates: int) -> tuple[float, ...]:
+    """Return, for k = 1 and more, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
     texts, depths, num_rows = examples.texts, list[int](), 0
     for idx in examples.chosen:
         row, first = texts.text(idx), texts.answer(idx)

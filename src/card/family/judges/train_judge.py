@@ -1,7 +1,7 @@
 """Train AutoJudge on mined mismatches: a logistic regression whose ridge is chosen by cross-validation.
 
 Source: arXiv:2504.20039 (regression on hidden states, chosen by the area under the ROC curve, threshold by recall).
-Ours: five-fold cross-validation over prompts in place of one split, as a few hundred mismatches give poor splits.
+Ours: five-fold cross-validation over prompts instead of one split, as a few hundred mismatches split badly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from card.family.learning.regression import cross_validate, fit_ridge
 from card.theirs.transformers.arrays import as_array
 
 LEAST_OF_A_KIND = 5  # important and unimportant mismatches
-RECALL = 0.9  # of the important mismatches, that the usual knob keeps out
+RECALL = 0.9  # share of the important mismatches that the default knob rejects
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedJudge:
-    """A judge, and how it does on mismatches of prompts that it had not learnt from."""
+    """A judge, and its quality on mismatches of held-out prompts."""
 
     judge: AutoJudge
     num_mismatches: int
     num_important: int
-    area: float  # under the ROC curve: 0.5 is chance, 1 tells all apart
-    kept_share: float  # of the unimportant mismatches, that the usual knob tolerates
+    area: float  # under the ROC curve: 0.5 is chance, 1 is perfect
+    kept_share: float  # of the unimportant mismatches that the default knob tolerates
     ridge: float
 
     def figures(self) -> dict[str, str]:
@@ -41,7 +41,7 @@ class TrainedJudge:
 
 
 def train_judge(mined: Mismatches, pair: PairFacts) -> TrainedJudge:
-    """Return the judge that the mismatches teach. Raises: PromptError if too few of them are of one kind."""
+    """Return the judge trained on these mismatches. Raises: PromptError if there are too few of one kind."""
     labels = mined.is_important
     num_important = int(labels.sum())
     if not LEAST_OF_A_KIND <= num_important <= len(labels) - LEAST_OF_A_KIND:

@@ -1,4 +1,4 @@
-"""The losses that a head can be trained by; quick to import, as help needs them."""
+"""Losses of the training of a head; quick to import, as help needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a drafting head on the target's own texts, by CTC or slot by slot, and measure what its candidates earn.
+"""Train a drafting head on the target's own texts, by CTC or slot by slot, and measure its candidates.
 
 Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2006 for CTC.
 """
@@ -16,23 +16,17 @@ from torch.nn import functional
 from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
-from card.family.ctc.names import LOSSES, Loss
+from card.family.ctc.losses import LOSSES, Loss
 from card.family.learning.bound_module import inputs_of
-from card.family.learning.head_training import (
-    IGNORED,
-    FitSettings,
-    TrainedHead,
-    num_right,
-    train,
-)
+from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
 from card.family.learning.target_texts import TargetTexts
 from card.models.runner import RowRunner
 
-_MOST_MEASURED = 512  # rows of texts that it does not learn from
+_MOST_MEASURED = 512  # rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings(FitSettings):
+class CtcTrainSettings(FitSettings):
     """Settings of the training."""
 
     loss: Loss = "ctc"
@@ -53,12 +47,12 @@ class TrainSettings(FitSettings):
 
     @property
     def num_learnt(self) -> int:
-        """Tokens behind a row that its slots learn: without blanks each slot has one of its own."""
+        """Tokens after a row that its slots learn: without blanks, one per slot."""
         return self.num_labels if self.loss == "ctc" else self.num_slots
 
 
-class Examples:
-    """Rows of texts as a head reads them, each with the tokens that follow."""
+class SlotExamples:
+    """Rows of texts as a head reads them, each with the next tokens."""
 
     def __init__(
         self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int, label_of: Tensor
@@ -84,24 +78,24 @@ class Examples:
         return len(self.rows)
 
     def inputs(self, some: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head reads behind some examples: [n, W, 2 * D], and [n, W] bool of what is there."""
+        """Return the head's input for some examples: [n, W, 2 * D], and [n, W] bool, True for rows that exist."""
         places = self.rows[some, None] + torch.arange(1 - self._window, 1)
         is_there = places >= self.first[some, None]
         return self._inputs[places.clamp_min(0)], is_there
 
     def labels(self, some: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the next tokens of some examples, [n, count] int64, and how many of them there are, [n]."""
+        """Return the next tokens of some examples, [n, count] int64, and their numbers, [n]."""
         places = self.rows[some, None] + torch.arange(1, count + 1)
         num_labels = (self.end[some] - 1 - self.rows[some]).clamp_max(count)
         return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
 
 
-def train_head(target: RowRunner, texts: TargetTexts, settings: TrainSettings, **run: Any) -> TrainedHead[SlotHead]:
+def train_head(target: RowRunner, texts: TargetTexts, settings: CtcTrainSettings, **run: Any) -> TrainedHead[SlotHead]:
     """Train a head for a target; ``run`` and errors as of `card.family.learning.head_training.train`."""
     return train(
         SlotHead,
         {name: getattr(settings, name) for name in ("loss", "num_slots", "window", "width")},
-        lambda some, embeddings, label_of: Examples(texts, some, embeddings, settings.window, label_of),
+        lambda some, embeddings, label_of: SlotExamples(texts, some, embeddings, settings.window, label_of),
         lambda head, examples, some: loss_of(head, examples, some, settings),
         accepted_by_depth,
         target=target,
@@ -111,7 +105,7 @@ def train_head(target: RowRunner, texts: TargetTexts, settings: TrainSettings, *
     )
 
 
-def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSettings) -> Tensor:
+def loss_of(head: SlotHead, examples: SlotExamples, some: Tensor, settings: CtcTrainSettings) -> Tensor:
     """Return the mean loss of some examples, in nats a learnt token."""
     token_ids, num_labels = examples.labels(some, settings.num_learnt)
     labels = examples.label_of[token_ids]
@@ -120,7 +114,7 @@ def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSet
     if settings.loss == "cross-entropy":
         labels = labels.where(is_label, torch.tensor(IGNORED))
         return functional.cross_entropy(logits[..., :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-    known = (is_label & (labels != IGNORED)).long().cumprod(1).sum(1)  # a token that it lacks ends what is learnt
+    known = (is_label & (labels != IGNORED)).long().cumprod(1).sum(1)  # learn only up to a token that the head lacks
     num_slots = settings.num_slots
     losses = functional.ctc_loss(
         logits.log_softmax(-1).transpose(0, 1),
@@ -134,8 +128,8 @@ def loss_of(head: SlotHead, examples: Examples, some: Tensor, settings: TrainSet
     return losses.sum() / known.sum().clamp_min(1)
 
 
-def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
-    """Return, for 1 to T tokens, the share of rows behind which so many were among the candidates, in [0, 1]."""
+def accepted_by_depth(head: SlotHead, examples: SlotExamples, num_candidates: int) -> tuple[float, ...]:
+    """Return, for k = 1 to T, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
     stride = max(1, len(examples) // _MOST_MEASURED)
     some = torch.arange(0, len(examples), stride)
     depths = torch.zeros(head.facts.num_slots, dtype=torch.float64)

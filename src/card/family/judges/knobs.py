@@ -1,4 +1,4 @@
-"""Judges by name, such as ``relaxed:0.5``: the name, and perhaps the knob. Quick to import."""
+"""Judges by name, with an optional knob, such as ``relaxed:0.5``. Quick to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from card.errors import SettingsError
 class KnobRange:
     """The knob of a kind of judge."""
 
-    usual: float  # that is taken if none is given
+    usual: float  # the default
     most: float  # the least is 0, which is exact
 
 
@@ -34,11 +34,11 @@ JUDGE = NamedKind("judge", "relaxed:0.5")
 
 @dataclass(frozen=True, slots=True)
 class JudgeChoice:
-    """A judge as it was asked for."""
+    """A judge as the user named it."""
 
     kind: str  # one of `KNOBS`, or AUTO
-    knob: float | None  # None: as the file says
-    file: str | None = None  # of a judge that was trained
+    knob: float | None  # None: that of the file
+    file: str | None = None  # of a trained judge
 
     @property
     def is_exact(self) -> bool:
@@ -47,7 +47,7 @@ class JudgeChoice:
 
 
 def parse_judge(name: str) -> JudgeChoice:
-    """Return the judge that ``typical``, ``relaxed:0.5``, ``judge.safetensors`` or ``judge.safetensors:0.2`` means.
+    """Return the judge named by ``typical``, ``relaxed:0.5``, ``judge.safetensors`` or ``judge.safetensors:0.2``.
 
     Raises: SettingsError for an unknown judge or a knob out of range.
     """

@@ -1,4 +1,4 @@
-"""Adapt a causal language model into one that drafts K tokens in one pass, and measure how true its guesses are.
+"""Adapt a causal language model into a drafter of K tokens a pass, and measure its guesses.
 
 Sources: PARD, arXiv:2504.18583, for rows and drop; calibration by temperature, Guo et al. 2017, arXiv:1706.04599.
 """
@@ -18,7 +18,7 @@ from torch.nn import functional
 from card.config.fields import require
 from card.errors import PromptError
 from card.family.learning.checkpoint import Checkpoint
-from card.family.learning.fit import Rule, StepLoss, fit
+from card.family.learning.fit import FitRule, StepLoss, fit
 from card.family.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
 from card.family.pard.teacher import Lesson, Teacher
 from card.models.parallel_draft import MOST_TOKENS
@@ -27,24 +27,24 @@ from card.theirs.transformers.devices import computes_bfloat16
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # documents that it does not learn from
-TINY_SIZE = 100_000_000  # parameters of models that learn at the first of these rates, and not at the published one
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # held-out documents
+TINY_SIZE = 100_000_000  # parameters: smaller models learn at the first of these rates, others at the published one
 _TINY_RATE, _PUBLISHED_RATE = 1e-3, 1e-5
-_BLOCK_ROWS = 1024  # of logits at once
+_BLOCK_ROWS = 1024  # of logits in one block
 _TEMPERATURES = tuple(1.1**power for power in range(-6, 13))  # tried in calibration: 0.56 to 3.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class PardTrainSettings:
     """Settings of the training."""
 
     num_tokens: int = 8  # K
     retention: float = 0.7  # share of an offset's masks that the next offset keeps; 1 is without conditional drop
     least_retention: float = 0.2  # share of the masks that every offset keeps
-    state_drop: float = 0.15  # share of the texts that are read without the target's states, where there are some
+    state_drop: float = 0.15  # share of the texts that are read without the target's states
     epochs: int = 1
     tokens_per_step: int = 4096  # masks and padding included
-    learning_rate: float | None = None  # at its peak; None: the usual one for a model of that size
+    learning_rate: float | None = None  # at its peak; None: the default for the model's size
     seed: int = 0
     checkpoint_steps: int = 25  # from one checkpoint to the next
 
@@ -61,28 +61,28 @@ class TrainSettings:
 
     @property
     def drop(self) -> Drop:
-        """Conditional drop as it is set."""
+        """Conditional drop of these settings."""
         return Drop(num_tokens=self.num_tokens, retention=self.retention, least=self.least_retention)
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """Figures of a training; guesses are counted on texts that it did not learn from, see `measured`."""
+class TrainedDrafter:
+    """Figures of a training; guesses are measured on held-out texts, see `measured`."""
 
     temperatures: tuple[float, ...]  # [K]
-    hit_rates: tuple[float, ...]  # [K] share of origins behind which this guess and all before it are the text
-    losses: tuple[float, ...]  # [K] nats a guess, at these temperatures
-    num_trained: int  # positions run and learnt from, of the text and of masks
-    num_without_drop: int  # positions that the same run would have trained if it dropped none
+    hit_rates: tuple[float, ...]  # [K] share of origins at which this guess and all before it are right
+    losses: tuple[float, ...]  # [K] nats per guess, at these temperatures
+    num_trained: int  # trained positions, of the text and of masks
+    num_without_drop: int  # trained positions of the same run without conditional drop
     num_steps: int
 
     @property
     def mean_guesses(self) -> float:
-        """Tokens that a pass guesses right before its first error, of K."""
+        """Mean number of right guesses in a pass before its first error, of K."""
         return sum(self.hit_rates)
 
     def figures(self) -> dict[str, Any]:
-        """Return what is worth keeping beside the model, by name."""
+        """Return these figures by name, for the model's folder."""
         rounded = {name: [round(one, 4) for one in getattr(self, name)] for name in ("hit_rates", "losses")}
         counts = {"trained_positions": self.num_trained, "positions_without_drop": self.num_without_drop}
         return {**rounded, **counts, "steps": self.num_steps}
@@ -92,20 +92,20 @@ def train_pard(
     model: PreTrainedModel,
     documents: Sequence[Document],
     mask_id: int,
-    settings: TrainSettings,
+    settings: PardTrainSettings,
     *,
     checkpoint: Checkpoint,
     teacher: Teacher | None = None,
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> Trained:
-    """Adapt ``model`` in place, from the last checkpoint on if there is one.
+) -> TrainedDrafter:
+    """Adapt ``model`` in place, from the last checkpoint if there is one.
 
     Args:
         model: float32 weights, whose embedding has a row for ``mask_id``.
-        checkpoint: keeps the state every few steps, and refuses one of another run.
-        teacher: weighs the guesses and has the distributions that they learn (PARD-2); None learns the texts alone.
-            The layer that reads its states, if there is one, learns too.
-        on_step: called at the start and after each step with the steps done and their number.
+        checkpoint: stores the state every few steps, and refuses that of another run.
+        teacher: gives the guesses' weights and target distributions (PARD-2); None learns only the texts.
+            The layer that reads its states, if there is one, learns, too.
+        on_step: called at the start and after each step, with the completed and the total number of steps.
     Raises: PromptError for fewer than two documents; ModelError for a checkpoint that is damaged or of another run.
     """
     learnt, held_out = split(documents, settings.seed)
@@ -123,7 +123,7 @@ def train_pard(
         whole,
         steps,
         loss_in_step,
-        Rule(learning_rate=rate, weight_decay=0.0, checkpoint_steps=settings.checkpoint_steps),
+        FitRule(learning_rate=rate, weight_decay=0.0, checkpoint_steps=settings.checkpoint_steps),
         num_steps=len(steps),
         facts=run_facts(learnt, mask_id, settings, teacher),
         checkpoint=checkpoint,
@@ -131,16 +131,16 @@ def train_pard(
     )
     whole.requires_grad_(False)
     guesses = measured(model, held_out, mask_id, settings, teacher)
-    return Trained(*guesses, state.num_trained, state.num_without_drop, len(steps))
+    return TrainedDrafter(*guesses, state.num_trained, state.num_without_drop, len(steps))
 
 
 def _usual_rate(model: PreTrainedModel) -> float:
-    """Return the published rate, which suits models of 0.5 B parameters and more, or a larger one for a tiny model."""
+    """Return the published rate, for models of 0.5 B parameters and more, or a larger one for a tiny model."""
     return _TINY_RATE if sum(one.numel() for one in model.parameters()) < TINY_SIZE else _PUBLISHED_RATE
 
 
 def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.nn.Module:
-    """Return all that learns."""
+    """Return a module of everything that learns."""
     state_input = None if teacher is None else teacher.state_input
     return model if state_input is None else torch.nn.ModuleList([model, state_input])
 
@@ -149,7 +149,7 @@ def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.
 
 
 def split(documents: Sequence[Document], seed: int) -> tuple[list[Document], list[Document]]:
-    """Return documents to learn from and a few to measure by. Raises: PromptError for fewer than two."""
+    """Return training documents and a few held-out ones. Raises: PromptError for fewer than two."""
     usable = [document for document in documents if len(document.token_ids) > document.first]
     if len(usable) < 2:
         raise PromptError(f"{len(usable)} texts have two tokens or more; give at least 2, one of them to measure by")
@@ -158,8 +158,8 @@ def split(documents: Sequence[Document], seed: int) -> tuple[list[Document], lis
     return shuffled[num_held_out:], shuffled[:num_held_out]
 
 
-def planned(documents: Sequence[Document], settings: TrainSettings) -> list[list[Document]]:
-    """Return the documents of every step: those of similar length together, in random order."""
+def planned(documents: Sequence[Document], settings: PardTrainSettings) -> list[list[Document]]:
+    """Return the documents of every step: steps of documents of similar length, in random order."""
     steps: list[list[Document]] = []
     for epoch in range(settings.epochs):
         rng = random.Random(f"{settings.seed}/{epoch}")
@@ -175,46 +175,48 @@ def planned(documents: Sequence[Document], settings: TrainSettings) -> list[list
     return steps
 
 
-def packed_length(document: Document, settings: TrainSettings) -> int:
-    """Return about how many tokens the row of a document has."""
+def packed_length(document: Document, settings: PardTrainSettings) -> int:
+    """Return the approximate number of tokens in the row of a document."""
     num_origins = len(document.token_ids) - document.first
     shares = sum(settings.drop.share(offset) for offset in range(1, settings.num_tokens))
     return len(document.token_ids) + round(num_origins * shares)
 
 
-def num_without_drop(document: Document, settings: TrainSettings) -> int:
-    """Return how many tokens the row of a document has if no mask is dropped."""
+def num_without_drop(document: Document, settings: PardTrainSettings) -> int:
+    """Return the number of tokens in the row of a document without dropped masks."""
     num_origins = len(document.token_ids) - document.first
     return len(document.token_ids) + sum(max(0, num_origins - offset) for offset in range(1, settings.num_tokens))
 
 
-def rows_of_step(documents: Sequence[Document], step: int, mask_id: int, settings: TrainSettings) -> list[PackedRow]:
-    """Return the rows of a step; which masks they keep depends on the seed and the step alone."""
+def rows_of_step(
+    documents: Sequence[Document], step: int, mask_id: int, settings: PardTrainSettings
+) -> list[PackedRow]:
+    """Return the rows of a step; their masks depend only on the seed and the step."""
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
     return [packed_row(one, kept_origins(one, settings.drop, generator), mask_id) for one in documents]
 
 
-def shown_in_step(num_rows: int, step: int, settings: TrainSettings) -> Tensor:
-    """Return which rows of a step are read with the target's states, [B] bool; it depends on seed and step alone."""
+def shown_in_step(num_rows: int, step: int, settings: PardTrainSettings) -> Tensor:
+    """Return which rows of a step are read with the target's states, [B] bool; it depends only on seed and step."""
     generator = torch.Generator().manual_seed(-1 - settings.seed * 1_000_003 - step)
     return torch.rand(num_rows, generator=generator) >= settings.state_drop
 
 
 def run_facts(
-    documents: Sequence[Document], mask_id: int, settings: TrainSettings, teacher: Teacher | None = None
+    documents: Sequence[Document], mask_id: int, settings: PardTrainSettings, teacher: Teacher | None = None
 ) -> Mapping[str, Any]:
-    """Return what a run must have in common with one that it goes on from."""
+    """Return the facts that a run must share with the run that it resumes."""
     data = [[document.first, *document.token_ids] for document in documents]
     state_input = None if teacher is None else teacher.state_input
     layers = list(state_input.layers) if state_input is not None else []
     return {**asdict(settings), "mask token": mask_id, "data": data, "layers of the target": layers}
 
 
-# ---- loss and measurement -------------------------------------------------------------------------------------------
+# ---- loss and measurement --------------------------------------------------------------------------------------------
 
 
 def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None = None) -> Tensor:
-    """Return the last hidden states behind the tokens that have a label, [M, D].
+    """Return the last hidden states at the tokens that have a label, [M, D].
 
     Args:
         added: [B, S, D] to the embeddings, see `added_to`.
@@ -222,7 +224,7 @@ def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None =
     read = {"input_ids": batch.token_ids}
     if added is not None:
         table: Any = model.get_input_embeddings()
-        own_scale = float(getattr(table, "embed_scale", 1.0))  # of models whose table scales what it gives
+        own_scale = float(getattr(table, "embed_scale", 1.0))  # of models whose table scales its output
         read = {"inputs_embeds": table(batch.token_ids) + own_scale * added}
     found = model.base_model(**read, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False)
     hidden: Tensor = found.last_hidden_state[batch.labels != IGNORED]
@@ -230,10 +232,10 @@ def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None =
 
 
 def added_to(batch: PackedBatch, lesson: Lesson, teacher: Teacher, shown: Tensor | None = None) -> Tensor | None:
-    """Return what the target's states add to the embeddings of a batch, [B, S, D]; None without such states.
+    """Return the addition of the target's states to the embeddings of a batch, [B, S, D]; None without such states.
 
-    A token has those added that it was chosen from: the states at the place before it. The first one and masks have
-    nothing added.
+    A token's addition comes from the states from which it was chosen, at the place before it. The first token and
+    masks have none.
 
     Args:
         shown: [B] bool, rows that are read with states; None: all.
@@ -251,9 +253,9 @@ def added_to(batch: PackedBatch, lesson: Lesson, teacher: Teacher, shown: Tensor
 def loss_of(
     model: PreTrainedModel, batch: PackedBatch, teacher: Teacher | None = None, shown: Tensor | None = None
 ) -> Tensor:
-    """Return the mean loss over all kept tokens, those of the text and the masks alike, in nats.
+    """Return the mean loss over all kept tokens of the text and masks, in nats.
 
-    It is the cross-entropy of the text, or what `Lesson.loss` says with a teacher; ``shown`` as of `added_to`.
+    It is the cross-entropy of the text, or `Lesson.loss` with a teacher; ``shown`` as of `added_to`.
     """
     with precision_of(model):
         lesson = None if teacher is None else teacher.lesson(batch)
@@ -271,14 +273,14 @@ def loss_of(
 
 
 def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Return the logits behind hidden states, [M, V] float32."""
+    """Return the logits of hidden states, [M, V] float32."""
     head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits: Tensor = head(hidden)
     return logits.float()
 
 
 def precision_of(model: PreTrainedModel) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which passes compute in bfloat16, where the device is quick at it."""
+    """Return the context in which passes compute in bfloat16, if the device is fast at it."""
     if not computes_bfloat16(model.device):
         return contextlib.nullcontext()
     return torch.autocast(model.device.type, torch.bfloat16)
@@ -288,10 +290,10 @@ def measured(
     model: PreTrainedModel,
     documents: Sequence[Document],
     mask_id: int,
-    settings: TrainSettings,
+    settings: PardTrainSettings,
     teacher: Teacher | None = None,
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return temperatures, hit rates and losses of the K guesses, as `Trained` has them.
+    """Return temperatures, hit rates and losses of the K guesses, as in `TrainedDrafter`.
 
     A guess is right if it is the token of the text; with a teacher, if it is the target's own choice there.
     """

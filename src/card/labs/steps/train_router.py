@@ -1,7 +1,7 @@
-"""Train a router: both models write every step, a checker says whose is better, and a regression learns to foresee it.
+"""Train a router: both models write every step, a checker says which is better, and a regression learns to predict it.
 
-The answer goes on from the better step, from the draft model's if both are as good.
-Source: Arbitrage, arXiv:2512.05033. It drops examples of the commoner kind; a regression with a knob needs no balance.
+The answer continues from the better step, or from the draft model's if they are equal. Source: Arbitrage,
+arXiv:2512.05033. The paper drops examples of the commoner kind; a regression with a knob needs no balance.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from card.text.kept_lines import KeptLines, key_of
 Example = tuple[str, bool, list[float]]
 """(question, whether the target's step was better, features of the draft model's)."""
 BATCH = 8  # questions at once
-LEAST_OF_A_KIND = 5  # steps of which the target's was better, and of the others
+LEAST_OF_A_KIND = 5  # steps, both of those where the target's was better and of the others
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedSteps:
-    """A router, and how it does on steps of questions that it had not learnt from."""
+    """A router, and its quality on steps of held-out questions."""
 
     router: TrainedRouter
     num_steps: int
-    num_better: int  # the target's step was
-    area: float  # under the ROC curve: 0.5 is chance, 1 tells all apart
+    num_better: int  # steps of which the target's was better
+    area: float  # under the ROC curve: 0.5 is chance, 1 is perfect
     entropy_area: float  # of the first token's entropy alone
 
     def figures(self) -> dict[str, str]:
@@ -46,10 +46,10 @@ class TrainedSteps:
 
 
 class StepRecorder(OracleRouter):
-    """An oracle that writes down what it decided on; a router for `Arbitrage`."""
+    """An oracle that records its examples; a router for `Arbitrage`."""
 
     def __init__(self, reward: Reward) -> None:
-        """Take the checker."""
+        """Use this checker."""
         super().__init__(1.0, reward)
         self.found: list[Example] = []
 
@@ -70,16 +70,16 @@ def collect_steps(
     max_tokens: int,
     on_answer: Callable[[int], None] = lambda _: None,
 ) -> list[Example]:
-    """Let both models write the steps of all questions. What was cut off goes on: each batch is kept in a file.
+    """Let both models write the steps of all questions. Each batch is kept in a file, from which a later call resumes.
 
-    More questions go on too, if the first ones are the same.
+    A later call may have more questions, after the same first ones.
 
     Args:
-        solutions: of each question; one that changed is compared anew.
-        reward: says whose step is better.
-        path: of that file, which stays.
-        on_answer: is told how many questions are done.
-    Raises: ModelError if the file is another run's or damaged.
+        solutions: of each question; a changed one is compared again.
+        reward: decides which step is better.
+        path: of that file, which is not removed.
+        on_answer: called with the number of finished questions.
+    Raises: ModelError if the file is damaged or of another run.
     """
     questions = list(solutions)
     facts = {
@@ -95,7 +95,7 @@ def collect_steps(
         key = key_of([(one, solutions[one]) for one in batch])
         if key not in kept.found:
             for one in (target, draft):
-                one.reset_prefix_cache()  # the last bits of a batch do not depend on those before it
+                one.reset_prefix_cache()  # so that the last bits of a batch do not depend on earlier batches
             recorder = StepRecorder(reward)
             Arbitrage(target, draft, recorder).answer(batch, params)
             kept.add(key, recorder.found)
@@ -108,7 +108,7 @@ def collect_steps(
 
 
 def train_router(found: Sequence[Example], pair: RouterPair) -> TrainedSteps:
-    """Return the router that the steps teach. Raises: PromptError if too few of them are of one kind."""
+    """Return the router trained on these steps. Raises: PromptError if there are too few of one kind."""
     labels = torch.tensor([is_better for _, is_better, _ in found], dtype=torch.bool)
     num_better = int(labels.sum())
     if not LEAST_OF_A_KIND <= num_better <= len(labels) - LEAST_OF_A_KIND:
