@@ -193,7 +193,6 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"architectures": ["LlamaForSequenceClassification"]},
         {"dtype": ...},
         {"num_hidden_layers": 3},
-        {"num_hidden_layers": 1},
         {"intermediate_size": 64},
         {"vocab_size": 65},
     ],

@@ -33,7 +33,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     metadata = header.metadata
     facts = GgufFacts(metadata, header.architecture)
     facts.check(path, architecture)
-    hidden, heads = facts.whole("embedding_length"), facts.each_layer("attention.head_count")
+    hidden, heads = facts.whole("embedding_length"), _heads(facts, architecture)
     head_dim = _head_dim(facts, hidden, of_layer(heads, 0), architecture)
     places = header.tensors
     if "token_embd.weight" not in places:
@@ -96,6 +96,13 @@ def _mlp_width(facts: GgufFacts) -> int | list[int]:
     """Return the width of the MLPs; where all layers have experts alone, that of an expert."""
     key = "feed_forward_length"
     return facts.each_layer(f"expert_{key}" if facts.optional(key, None) is None else key)
+
+
+def _heads(facts: GgufFacts, architecture: Architecture) -> int | list[int]:
+    """Return the query heads; layers without attention may have none. Raises: GgufError if others have none."""
+    stated = facts.each_layer("attention.head_count", least=0 if architecture.mixers else 1)
+    held = {*stated} - {0} if isinstance(stated, list) else {stated}
+    return held.pop() if len(held) == 1 else stated
 
 
 def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int | list[int]) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": theta}
     factor = float(factors.max())
     if factors.shape != (head_dim // 2,) or not np.allclose(factors, _llama3_factors(theta, head_dim, factor)):
-        raise GgufError("scales its angles in a way that is not known here; use a folder saved by transformers")
+        return _slowed(theta, factors, head_dim, facts)
     return {
         "rope_type": "llama3",
         "rope_theta": theta,
@@ -197,6 +204,22 @@ def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": _LLAMA3_CONTEXT,
+    }
+
+
+def _slowed(theta: float, factors: Floats, head_dim: int, facts: GgufFacts) -> dict[str, Any]:
+    """Return angles of which each is slowed down by a factor of its own. Raises: GgufError if they do not fit."""
+    turned = facts.whole(_TURNED, head_dim)
+    if factors.shape != (turned // 2,) or not ((factors > 0) & np.isfinite(factors)).all():
+        raise GgufError(f"has {len(factors)} factors of angles ({ROPE_FACTORS}), it must have {turned // 2}, above 0")
+    of = [float(one) for one in factors]
+    return {
+        "rope_type": "longrope",  # of which no text here is long
+        "rope_theta": theta,
+        "short_factor": of,
+        "long_factor": of,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": facts.whole("context_length"),
     }
 
 

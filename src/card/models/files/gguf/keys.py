@@ -36,7 +36,10 @@ _HARMLESS = _names(
     "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.yarn_log_multiplier "
     "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast "
     "rope.scaling.yarn_beta_slow leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
-    "expert_shared_count expert_chunk_feed_forward_length expert_group_scale experts_per_group"
+    "expert_shared_count expert_chunk_feed_forward_length expert_group_scale experts_per_group "
+    "rope.dimension_sections "  # the axes of an image's positions, which are alike in a text
+    # Caps, where the architecture has none: llama.cpp writes them into any file and reads them where they apply.
+    "final_logit_softcapping attn_logit_softcapping router_logit_softcapping"
 )
 # Settings of experts: without any they change nothing. With some the first ones are followed, and the others must have
 # a value under which they change nothing.
@@ -58,9 +61,6 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "logit_scale": (0, 1),
     "embedding_scale": (0, 1),
     "residual_scale": (0, 1),
-    "final_logit_softcapping": (0,),
-    "attn_logit_softcapping": (0,),
-    "router_logit_softcapping": (0,),
     "attention.output_scale": (0, 1),
     "attention.temperature_length": (0,),
     "attention.temperature_scale": (0,),
@@ -72,7 +72,6 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "attention.key_length_mla": (0,),
     "attention.value_length_mla": (0,),
     "attention.shared_kv_layers": (0,),
-    "rope.dimension_sections": (0,),
     "rope.scaling.alpha": (0, 1),
     "rope.scaling.attn_factor": (1,),
     "use_parallel_residual": (False,),
@@ -177,7 +176,7 @@ class GgufFacts:
     def check(self, path: Path, architecture: Architecture) -> None:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
-        known |= {_CAPS[cap] for cap in architecture.caps} | {*architecture.gguf_sizes.values()}
+        known |= {*architecture.gguf_sizes.values()}
         idle = _IDLE
         if architecture.gguf_experts:
             known, idle = (known | _OF_EXPERTS) - _IDLE_WITH_EXPERTS.keys(), {**_IDLE, **_IDLE_WITH_EXPERTS}
