@@ -1,4 +1,4 @@
-"""What MLPs are made of, those of layers and those of experts: their input, and their gate."""
+"""Parts of MLPs, of layers and of experts: their input, and their gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the threads of a pass share out what there is to do, and wait for each other."""
+"""Work of a pass, shared out among its threads, and their waiting for each other."""
 
 from __future__ import annotations
 

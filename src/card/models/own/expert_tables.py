@@ -20,7 +20,7 @@ from card.models.own.layers import BlockWeight, Linear
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRoom:
-    """What a pass needs room for, of a layer with experts."""
+    """Room that a pass needs for a layer with experts."""
 
     gated: int  # channels of all experts that a row takes, with their padding
     scores: int  # of a row, with their padding
