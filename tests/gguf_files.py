@@ -323,7 +323,7 @@ def write_gguf(
         merges: in place of the tokenizer's own.
         metadata: entries of the architecture that take the place of others, or stand beside them.
         general: further entries, by their whole names.
-        blocks: types and rows of blocks [out, bytes] of tensors, in place of their weights.
+        blocks: types and rows of blocks [out, bytes] of tensors, or [E, out, bytes], in place of their weights.
         joins_experts: gate and up of experts are one tensor; None: each expert has its own, as in the first files.
         part_tensors: how many tensors a part has; 0: all are in one file.
         small_first: the first part has no tensors.
@@ -343,7 +343,8 @@ def write_gguf(
         if weight.ndim == 3 and "conv.conv" not in name:
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
                 if own not in without:
-                    writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
+                    of, stored = (blocks or {}).get(own) or (kind, quantize(experts, kind))
+                    writer.add_tensor(own, stored, raw_dtype=of)
             continue
         stem, _, part = name.rpartition(".")
         _, _, rest = stem.partition("model.layers.")
