@@ -381,8 +381,29 @@ def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):
     assert store.find("a") is not None  # the oldest one is used again
     store.make("d", 1000, fill)
     assert {one.name for one in (tmp_path / "store").iterdir() if one.is_dir()} == {"a", "c", "d"}
-    assert store.make("e", 4000, fill) is None  # more than there may be
-    assert store.find("e") is None and store.find("a") is not None
+
+
+def test_a_single_model_may_be_larger_than_all_may_be_together(tmp_path, caplog):
+    def filled(num_bytes: int) -> Callable[[Path], object]:
+        return lambda folder: (folder / "weights").write_bytes(bytes(num_bytes))
+
+    def kept() -> set[str]:
+        return {one.name for one in (tmp_path / "store").iterdir() if one.is_dir()}
+
+    store = kept_weights.KeptWeights(tmp_path / "store", most_bytes=3500)
+    for age, (name, num_bytes) in enumerate((("a", 1000), ("b", 1000), ("large", 5000), ("c", 1000))):
+        folder = store.make(name, num_bytes, filled(num_bytes))
+        assert folder is not None
+        os.utime(folder, (1000 + age, 1000 + age))
+    assert kept() == {"a", "b", "large", "c"}
+    (line,) = caplog.messages
+    assert line.startswith("the converted weights take 0.0 GB below ") and line.endswith(
+        "as a single model that is larger"
+    )
+    assert store.make("d", 1000, filled(1000)) is not None  # the bound holds for all others
+    assert kept() == {"b", "large", "c", "d"}
+    assert store.make("other large", 4000, filled(4000)) is not None
+    assert kept() == {"b", "other large", "c", "d"}
 
 
 def test_a_full_disk_costs_no_other_entry(tmp_path, monkeypatch, caplog):
