@@ -26,6 +26,7 @@ from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import BFLOAT16, FLOAT16, dtype_name
 from card.models import loading
+from card.models.architectures import all_architectures
 from card.models.facts import end_token_ids, parameter_count
 from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
@@ -572,14 +573,29 @@ def test_damaged_windows_and_angles_are_one_clear_line(folders, tmp_path, cache,
     assert failure(write_gguf(folders(kind), tmp_path / "model.gguf", metadata=stated), cache).startswith(words)
 
 
-def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cache):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        (b"mamba", "use a folder saved by transformers (its mamba runs)"),
+        (b"llamb", "try its folder"),
+    ],
+)
+def test_an_unknown_architecture_is_told_all_that_is_read_and_what_else_works(tiny, tmp_path, cache, name, instead):
     content, file = tiny.read_bytes(), tmp_path / "model.gguf"
-    name = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
-    assert content.count(name + b"llama") == 1
-    file.write_bytes(content.replace(name + b"llama", name + b"gemma"))
-    assert failure(file, cache).startswith(
-        "holds a model of the architecture gemma; of GGUF files those of cohere2, exaone4, gemma2, gemma3, glm4"
+    stated = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    assert content.count(stated + b"llama") == 1
+    file.write_bytes(content.replace(stated + b"llama", stated + name))
+    words = (
+        f"holds a model of the architecture {name.decode()}, which is not read from GGUF files: {instead}; those of "
     )
+    said = failure(file, cache)
+    assert said.startswith(words) and said.endswith(" are read")
+    read = said.removeprefix(words).removesuffix(" are read").split(", ")
+    assert read == list(dict.fromkeys(one.gguf_name for one in all_architectures() if one.gguf_name))
+
+
+def test_unknown_quantisations_are_refused(tiny, tmp_path, cache):
+    content, file = tiny.read_bytes(), tmp_path / "model.gguf"
     place = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     for type_id, called in ((99, "type 99"), (24, "I8"), (9, "Q8_1")):
         file.write_bytes(content[:place] + type_id.to_bytes(4, "little") + content[place + 4 :])

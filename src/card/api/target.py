@@ -86,6 +86,6 @@ def _check_states_fit(target: str, kv_cache_memory: str | None, weights_dir: str
         )
     if least > free_memory():
         raise ShortageError(
-            f"the states of one request take {in_gigabytes(least)} or more with {target}, and {memory_in_words()}; take "
-            "a smaller model, or allow more memory"
+            f"the states of one request take {in_gigabytes(least)} or more with {target}, and {memory_in_words()}; "
+            "take a smaller model, or allow more memory"
         )

@@ -230,7 +230,7 @@ def _longrope(header: Header, facts: GgufFacts, theta: float, head_dim: int) -> 
     lists, num_pairs = {}, facts.whole(_TURNED, head_dim) // 2
     for field, name in _LONG_FACTORS.items():
         if name not in header.tensors:
-            raise GgufError(f"is incomplete: its tensor {name} is missing")
+            raise GgufError(f"is incomplete: its tensor {name} is missing; copy or download it again")
         lists[field] = [float(str(factor)) for factor in _factors(header, name)]
         if len(lists[field]) != num_pairs:
             raise DamagedError(f"damaged: it has {len(lists[field])} factors in {name}, and {num_pairs} pairs turn")

@@ -94,7 +94,7 @@ _TOKENIZER = _names(
     "middle_token_id normalizer.lowercase normalizer.strip_accents"
 )
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_INSTEAD = "use a folder saved by transformers"
+_INSTEAD, _AGAIN = "use a folder saved by transformers", "copy or download it again"
 
 
 class GgufFacts:
@@ -114,7 +114,7 @@ class GgufFacts:
         stated, drafting = self.whole("block_count"), self.optional("nextn_predict_layers", 0)
         if isinstance(drafting, bool) or not isinstance(drafting, int) or not 0 <= drafting < stated:
             key = f"{self._architecture}.nextn_predict_layers"
-            raise GgufError(f"cannot be used: its {key} is {str(drafting)[:40]}, of {stated} layers")
+            raise GgufError(f"cannot be used: its {key} is {str(drafting)[:40]}, of {stated} layers; {_AGAIN}")
         return stated - drafting
 
     def is_behind(self, tensor: str) -> bool:
@@ -154,14 +154,14 @@ class GgufFacts:
     def _whole(self, key: str, value: object, least: int = 1) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what = "is missing" if value is None else f"is {str(value)[:40]}"
-            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}; {_AGAIN}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0. Raises: GgufError if it is none."""
         value = self.optional(key, default)
         if not isinstance(value, int | float) or not 0 < value <= np.finfo(np.float32).max:
-            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}")
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}; {_AGAIN}")
         return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
 
     def factor(self, scale: Scale, usual: float) -> float:
