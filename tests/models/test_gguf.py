@@ -26,6 +26,7 @@ from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import BFLOAT16, FLOAT16, dtype_name
 from card.models import loading
+from card.models.architectures import all_architectures
 from card.models.facts import end_token_ids, parameter_count
 from card.models.files.gguf import kept_weights
 from card.models.files.gguf import source as gguf_source
@@ -381,8 +382,29 @@ def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):
     assert store.find("a") is not None  # the oldest one is used again
     store.make("d", 1000, fill)
     assert {one.name for one in (tmp_path / "store").iterdir() if one.is_dir()} == {"a", "c", "d"}
-    assert store.make("e", 4000, fill) is None  # more than there may be
-    assert store.find("e") is None and store.find("a") is not None
+
+
+def test_a_single_model_may_be_larger_than_all_may_be_together(tmp_path, caplog):
+    def filled(num_bytes: int) -> Callable[[Path], object]:
+        return lambda folder: (folder / "weights").write_bytes(bytes(num_bytes))
+
+    def kept() -> set[str]:
+        return {one.name for one in (tmp_path / "store").iterdir() if one.is_dir()}
+
+    store = kept_weights.KeptWeights(tmp_path / "store", most_bytes=3500)
+    for age, (name, num_bytes) in enumerate((("a", 1000), ("b", 1000), ("large", 5000), ("c", 1000))):
+        folder = store.make(name, num_bytes, filled(num_bytes))
+        assert folder is not None
+        os.utime(folder, (1000 + age, 1000 + age))
+    assert kept() == {"a", "b", "large", "c"}
+    (line,) = caplog.messages
+    assert line.startswith("the converted weights take 0.0 GB below ") and line.endswith(
+        "as a single model that is larger"
+    )
+    assert store.make("d", 1000, filled(1000)) is not None  # the bound holds for all others
+    assert kept() == {"b", "large", "c", "d"}
+    assert store.make("other large", 4000, filled(4000)) is not None
+    assert kept() == {"b", "other large", "c", "d"}
 
 
 def test_a_full_disk_costs_no_other_entry(tmp_path, monkeypatch, caplog):
@@ -464,7 +486,7 @@ def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, c
         ({"without": ("token_embd.weight",)}, "has no tensor token_embd.weight"),
         ({"metadata": {"feed_forward_length": 128}}, "has shape [96, 64], the config asks for [128, 64]"),
         ({"metadata": {"block_count": 1}}, "the config asks for no model.layers.1"),
-        ({"metadata": {"expert_count": 8}}, "asks for expert_count"),
+        ({"metadata": {"expert_count": 8}}, "its llama.expert_used_count is missing"),
         ({"metadata": {"attention.sliding_window": 64}}, "has a sliding window"),
         ({"metadata": {"attention.head_count": 0}}, "cannot be used: its llama.attention.head_count is 0"),
         ({"metadata": {"rope.dimension_count": 8}}, "differ in size: rope.dimension_count is 8, not 16"),
@@ -481,9 +503,6 @@ def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, c
         ({"metadata": {"attention.clamp_kqv": 8.0}}, "asks for attention.clamp_kqv 8.0"),
         ({"metadata": {"logit_scale": 2.0}}, "asks for logit_scale 2.0"),
         ({"metadata": {"final_logit_softcapping": 30.0}}, "asks for final_logit_softcapping 30.0"),
-        ({"metadata": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "scales its angles by yarn"),
-        ({"metadata": {"rope.scaling.type": "longrope"}}, "scales its angles by longrope"),
-        ({"metadata": {"rope.scaling.attn_factor": 1.2}}, "asks for rope.scaling.attn_factor 1.2"),
         ({"metadata": {"rope.scaling.factor": -2.0}}, "cannot be used: its llama.rope.scaling.factor is -2.0"),
         ({"metadata": {"rope.scale_linear": float("inf")}}, "cannot be used: its llama.rope.scale_linear is inf"),
         ({"metadata": {"rope.dimension_sections": [2, 3, 3]}}, "asks for rope.dimension_sections [2, 3, 3]"),
@@ -554,14 +573,29 @@ def test_damaged_windows_and_angles_are_one_clear_line(folders, tmp_path, cache,
     assert failure(write_gguf(folders(kind), tmp_path / "model.gguf", metadata=stated), cache).startswith(words)
 
 
-def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cache):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        (b"mamba", "use a folder saved by transformers (its mamba runs)"),
+        (b"llamb", "try its folder"),
+    ],
+)
+def test_an_unknown_architecture_is_told_all_that_is_read_and_what_else_works(tiny, tmp_path, cache, name, instead):
     content, file = tiny.read_bytes(), tmp_path / "model.gguf"
-    name = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
-    assert content.count(name + b"llama") == 1
-    file.write_bytes(content.replace(name + b"llama", name + b"gemma"))
-    assert failure(file, cache).startswith(
-        "holds a model of the architecture gemma; of GGUF files those of cohere2, exaone4, gemma2, gemma3, glm4"
+    stated = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    assert content.count(stated + b"llama") == 1
+    file.write_bytes(content.replace(stated + b"llama", stated + name))
+    words = (
+        f"holds a model of the architecture {name.decode()}, which is not read from GGUF files: {instead}; those of "
     )
+    said = failure(file, cache)
+    assert said.startswith(words) and said.endswith(" are read")
+    read = said.removeprefix(words).removesuffix(" are read").split(", ")
+    assert read == list(dict.fromkeys(one.gguf_name for one in all_architectures() if one.gguf_name))
+
+
+def test_unknown_quantisations_are_refused(tiny, tmp_path, cache):
+    content, file = tiny.read_bytes(), tmp_path / "model.gguf"
     place = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     for type_id, called in ((99, "type 99"), (24, "I8"), (9, "Q8_1")):
         file.write_bytes(content[:place] + type_id.to_bytes(4, "little") + content[place + 4 :])

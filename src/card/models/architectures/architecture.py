@@ -53,6 +53,10 @@ class LayerShape:
     num_taps: int = 0  # of a convolution: rows that one sums up, itself included
     experts: Experts | None = None  # in the place of the MLP
 
+    def state_size(self, hidden: int) -> int:
+        """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
+        return 0 if self.mixer == "attention" else self.num_taps * hidden
+
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
 

@@ -20,6 +20,7 @@ from card.models.files.weight_files import check_counts, raw_config
 
 _HUB_TIMEOUT_S = 10.0
 _MOST_NAMED = 8  # files of a repository in an error
+_MOST_OF_GGUF = 400  # characters of an error of ours, which may list all that is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def explained(source: Source, what: str) -> Iterator[None]:
         Exception
     ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
         if isinstance(error, GgufError):
-            raise ModelError(f"{source.name} {in_few_words(error)}") from error
+            raise ModelError(f"{source.name} {in_few_words(error, _MOST_OF_GGUF)}") from error
         if source.hub_problem:
             raise ModelError(
                 f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "

@@ -27,15 +27,15 @@ _FOLLOWED = _names(
     "attention.head_count attention.head_count_kv "
     "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
     "attention.sliding_window attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa "
-    "rope.scaling.type rope.scaling.factor rope.scale_linear"
+    "rope.scaling.type rope.scaling.factor rope.scale_linear rope.scaling.original_context_length "
+    "rope.scaling.attn_factor rope.scaling.yarn_log_multiplier rope.scaling.yarn_ext_factor "
+    "rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
 )
-# Facts about how the model was made, and settings of what a model without experts, windows or yarn does not have.
+# Facts about how the model was made, and settings of what a model without experts or windows does not have.
 _HARMLESS = _names(
     "vocab_size tensor_data_layout pooling_type attention.layer_norm_epsilon "
     "attention.key_length_swa attention.value_length_swa rope.dimension_count_swa "
-    "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.yarn_log_multiplier "
-    "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast "
-    "rope.scaling.yarn_beta_slow leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
+    "rope.scaling.finetuned leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
     "expert_shared_count expert_chunk_feed_forward_length expert_group_scale experts_per_group "
     "rope.dimension_sections "  # the axes of an image's positions, which are alike in a text
     # Caps, where the architecture has none: llama.cpp writes them into any file and reads them where they apply.
@@ -73,7 +73,6 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "attention.value_length_mla": (0,),
     "attention.shared_kv_layers": (0,),
     "rope.scaling.alpha": (0, 1),
-    "rope.scaling.attn_factor": (1,),
     "use_parallel_residual": (False,),
     "swin_norm": (False,),
     "classifier.output_labels": (),
@@ -94,7 +93,7 @@ _TOKENIZER = _names(
     "middle_token_id normalizer.lowercase normalizer.strip_accents"
 )
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_INSTEAD = "use a folder saved by transformers"
+_INSTEAD, _AGAIN = "use a folder saved by transformers", "copy or download it again"
 
 
 class GgufFacts:
@@ -114,7 +113,7 @@ class GgufFacts:
         stated, drafting = self.whole("block_count"), self.optional("nextn_predict_layers", 0)
         if isinstance(drafting, bool) or not isinstance(drafting, int) or not 0 <= drafting < stated:
             key = f"{self._architecture}.nextn_predict_layers"
-            raise GgufError(f"cannot be used: its {key} is {str(drafting)[:40]}, of {stated} layers")
+            raise GgufError(f"cannot be used: its {key} is {str(drafting)[:40]}, of {stated} layers; {_AGAIN}")
         return stated - drafting
 
     def is_behind(self, tensor: str) -> bool:
@@ -154,14 +153,14 @@ class GgufFacts:
     def _whole(self, key: str, value: object, least: int = 1) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what = "is missing" if value is None else f"is {str(value)[:40]}"
-            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}; {_AGAIN}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0. Raises: GgufError if it is none."""
         value = self.optional(key, default)
         if not isinstance(value, int | float) or not 0 < value <= np.finfo(np.float32).max:
-            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}")
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}; {_AGAIN}")
         return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
 
     def factor(self, scale: Scale, usual: float) -> float:

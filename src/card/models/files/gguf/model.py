@@ -17,12 +17,13 @@ from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
-from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.config import ROTATION_TENSORS, read_config
 from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
+from card.models.files.gguf.relatives import RELATIVES
 from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
@@ -73,7 +74,7 @@ def open_gguf(path: Path) -> GgufModel:
     plain = config_of(config)
     if plain is None:
         raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
-    places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
+    places = [place for place in header.tensors.values() if place.name not in ROTATION_TENSORS]
     places = cut_fused(places, architecture, plain)
     weights = [
         weight
@@ -96,10 +97,11 @@ def _architecture(header: Header) -> Architecture:
     known = [one for one in all_architectures() if one.gguf_name]
     found = [one for one in known if one.gguf_name == header.architecture]
     if not found:
-        names = dict.fromkeys(str(one.gguf_name) for one in known)
+        names, relative = dict.fromkeys(str(one.gguf_name) for one in known), RELATIVES.get(header.architecture)
+        instead = f"use a folder saved by transformers (its {relative} runs)" if relative else "try its folder"
         raise GgufError(
-            f"holds a model of the architecture {header.architecture[:40] or 'unknown'}; of GGUF files those of "
-            f"{', '.join(names)} can be read, others from a folder saved by transformers"
+            f"holds a model of the architecture {header.architecture[:40] or 'unknown'}, which is not read from GGUF "
+            f"files: {instead}; those of {', '.join(names)} are read"
         )
     has_experts = bool(header.metadata.get(f"{header.architecture}.expert_count"))
     return next((one for one in found if bool(one.gguf_experts) == has_experts), found[0])
@@ -144,6 +146,6 @@ def _check_weights(weights: Sequence[Weight], architecture: Architecture, config
     try:
         DecoderModel(architecture, config, GenerationConfig(), empty)
     except KeyError as error:
-        raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
+        raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing; copy or download it again") from None
     except ValueError as error:
         raise DamagedError(f"damaged: {error}") from None

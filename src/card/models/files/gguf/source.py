@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType
+
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import LANES
@@ -106,14 +108,20 @@ class GgufSource:
         return self._decoder(single, pages, wanted)
 
     @property
-    def can_run_blocks(self) -> bool:
-        """True if the file's own blocks can run as they are on a CPU that runs integer passes."""
+    def why_not_blocks(self) -> str | None:
+        """Why the file's own blocks cannot run as they are on a CPU that runs integer passes; None: they can."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
-        are_blocks = not types.isdisjoint(BLOCK_FORMATS) and types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
-        return are_blocks and self.config["head_dim"] % LANES == 0
+        if unknown := sorted(types - BLOCK_FORMATS.keys() - PLAIN_DTYPES.keys()):
+            names = ", ".join(GGMLQuantizationType(one).name for one in unknown)
+            return f"some of its tensors are {names}, which have no products of integers here"
+        if types.isdisjoint(BLOCK_FORMATS):
+            return "it has none"
+        if self.config["head_dim"] % LANES:
+            return f"heads of {self.config['head_dim']} channels are no multiple of {LANES}"
+        return None
 
     def block_decoder(self) -> DecoderModel:
-        """Return the model with the file's own blocks, packed for integer passes; `can_run_blocks` must be true."""
+        """Return the model with the file's own blocks, packed for integer passes; `why_not_blocks` must be None."""
         kept = None if self._store is None else self._kept_blocks(self._store)
         if kept is None:
             weights, pages = read_blocks(self._model), None
