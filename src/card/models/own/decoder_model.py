@@ -81,6 +81,7 @@ class DecoderLayer:
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
     filters: Mapping[str, Array]  # [channels, 1, taps]
+    sinks: Array | None = None  # [H], where the architecture has them
 
 
 class DecoderModel:
@@ -143,6 +144,8 @@ class DecoderModel:
                     yield f"model.layers.{idx}.{name}.bias", linear.bias
             for name, array in (*layer.norms.items(), *layer.filters.items()):
                 yield f"model.layers.{idx}.{name}.weight", array
+            if layer.sinks is not None and self.architecture.sinks is not None:
+                yield f"model.layers.{idx}.{self.architecture.sinks.name}", layer.sinks
         yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
@@ -197,7 +200,9 @@ class _FileWeights:
             else:
                 weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
                 linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
-        return DecoderLayer(shape, linears, norms, filters)
+        of = architecture.sinks
+        sinks = None if of is None else self.array(prefix + of.name, *(sizes[size] for size in of.shape))
+        return DecoderLayer(shape, linears, norms, filters, sinks)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -335,7 +340,7 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             if not name.endswith(_OLD_ANGLES) and not is_of_drafter(name, config.num_hidden_layers)
         }
         is_mapped = any(array is stored[name] for name, array in weights.items())
-        weights = split_experts(weights, architecture.file_names)
+        weights = split_experts(weights, architecture)
         model = DecoderModel(architecture, config, read_generation_config(folder), weights)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
