@@ -172,8 +172,6 @@ def _rotations(
 def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
-    if kind == "yarn":
-        return {"rope_theta": theta, **_yarn(facts)}
     if kind not in ("none", "linear"):
         raise GgufError(
             f"scales its angles by {str(kind)[:40]}, which is not read from GGUF files; use the model's folder"
@@ -199,20 +197,6 @@ def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": _LLAMA3_CONTEXT,
-    }
-
-
-def _yarn(facts: GgufFacts) -> dict[str, Any]:
-    """Return yarn's settings but for the base. Raises: GgufError if angles are mixed or scaled in another way."""
-    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
-        if (value := facts.optional(key, 1)) not in (1, -1):  # -1: llama.cpp's own
-            raise GgufError(f"asks for {key} {str(value)[:40]}, which is not known here; use the model's folder")
-    return {
-        "rope_type": "yarn",
-        "factor": facts.number("rope.scaling.factor"),
-        "original_max_position_embeddings": facts.whole("rope.scaling.original_context_length"),
-        "beta_fast": facts.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": facts.number("rope.scaling.yarn_beta_slow", 1.0),
     }
 
 
