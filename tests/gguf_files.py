@@ -54,6 +54,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from card.kernels.rotation import attention_factor
 from card.models.demo import demo_folder
 from tests import tiny
 
@@ -71,6 +72,11 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+LONG_ROPE = {
+    **tiny.LONG_ROPE,
+    "short_factor": [1.0, 1.0, 1.25, 1.5, 1.75, 2.0, 2.1, 2.3],
+    "long_factor": [1.0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 8.0],
 }
 KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
@@ -99,7 +105,31 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama, yarn": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": tiny.YARN}),
+    "qwen3, yarn": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {"head_dim": 32, "rope_parameters": {**tiny.YARN, "attention_factor": 1.25, "beta_slow": 2.0}},
+    ),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"partial_rotary_factor": 0.75, "sliding_window": 9}),
+    "phi3, longrope": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 32},
+    ),
+    "phi3, longrope in part": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {
+            "rope_parameters": {
+                **LONG_ROPE,
+                **{name: LONG_ROPE[name][:6] for name in ("short_factor", "long_factor")},
+                "partial_rotary_factor": 0.75,
+                "attention_factor": 1.5,
+            },
+            "original_max_position_embeddings": 32,
+        },
+    ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"num_hidden_layers": 4}),
     "glm4": (Glm4ForCausalLM, Glm4Config, {"head_dim": 32}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
@@ -310,7 +340,7 @@ def write_gguf(
     _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     for name, weight in model.named_parameters():
-        if weight.ndim == 3:
+        if weight.ndim == 3 and "conv.conv" not in name:
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
                 if own not in without:
                     writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
@@ -321,12 +351,7 @@ def write_gguf(
         own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
         if own in without:
             continue
-        values = weight.detach().numpy()
-        if arch.startswith("gemma") and values.ndim == 1:
-            values = values + np.float32(1.0)
-        if arch in ("llama", "granite", "granitemoe", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
-            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        values = _as_in_files(weight.detach().numpy(), inside, arch, config)
         if num_pads and own in ("token_embd.weight", "output.weight"):
             values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
         if own.endswith("ffn_gate_inp_shexp.weight"):
@@ -337,14 +362,25 @@ def write_gguf(
         of = Kind.F32 if values.ndim == 1 or inside == "conv.conv" or "ffn_gate_inp" in own else kind
         of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
         writer.add_tensor(own, stored, raw_dtype=of)
-    if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
+    for own, factors in _rotation_tensors(config):
+        if own not in without:
+            writer.add_tensor(own, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     written = writer.format_shard_names(file)
     writer.close()
     return Path(written[0])
+
+
+def _as_in_files(values: np.ndarray[Any, Any], part: str, arch: str, config: Mapping[str, Any]) -> Any:
+    """Return a weight with what the converter adds to it, and with neighbours in a head where it turns neighbours."""
+    if arch.startswith("gemma") and values.ndim == 1:
+        return values + np.float32(1.0)
+    if arch in ("llama", "granite", "granitemoe", "smollm3") and part in ("self_attn.q_proj", "self_attn.k_proj"):
+        heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
+        return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    return values
 
 
 def _expert_tensors(
@@ -388,10 +424,26 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.value_length": size,
         "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+        **_scaling(rope, config["max_position_embeddings"]),
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
     }
+
+
+def _scaling(rope: Mapping[str, Any], num_positions: int) -> dict[str, Any]:
+    """Return the keys of yarn and longrope, as llama.cpp's converter writes them."""
+    kind = rope.get("rope_type")
+    if kind not in ("yarn", "longrope"):
+        return {}
+    context = {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+    if kind == "longrope":
+        growth = attention_factor(rope, num_positions)
+        return {**context, "rope.scaling.attn_factor": growth}  # such files name no type
+    names = {"factor": "factor", "attention_factor": "yarn_attn_factor", "mscale_all_dim": "yarn_log_multiplier"}
+    names |= {name: f"yarn_{name}" for name in ("beta_fast", "beta_slow")}
+    stated = {f"rope.scaling.{key}": float(rope[name]) for name, key in names.items() if rope.get(name) is not None}
+    return {"rope.scaling.type": "yarn", **context, **stated}
 
 
 def _mlp_width(config: Mapping[str, Any]) -> int:
@@ -423,6 +475,16 @@ def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int, merges:
     writer.add_add_bos_token(False)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _rotation_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield the tensors that angles are divided by."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3":
+        yield "rope_freqs.weight", _llama3_factors(rope, config["head_dim"])
+    if rope.get("rope_type") == "longrope":
+        for length in ("short", "long"):
+            yield f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32)
 
 
 def _llama3_factors(rope: Mapping[str, Any], size: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
+from card.kernels.rotation import attention_factor
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import of_layer
 from card.models.files.gguf.experts import check_router, stated_experts
@@ -18,14 +19,24 @@ from card.models.files.gguf.header import DamagedError, GgufError, Header, Tenso
 from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
+from card.models.long_texts import LONG_ROPE
 
 _KV_HEADS = "attention.head_count_kv"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
+_LONG_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}  # longrope's
+ROTATION_TENSORS = frozenset({ROPE_FACTORS, *_LONG_FACTORS.values()})  # which are settings, not weights
 _PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one
 _TURNED = "rope.dimension_count"  # channels of a head
 _NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # of norms that subtract the mean
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
 _SCALE_TOLERANCE = 1e-5  # relative, of a scale that files store in 32 bits
+_CONTEXT, _FIRST_CONTEXT = "original_max_position_embeddings", "rope.scaling.original_context_length"
+# What yarn may state besides. The keys are llama.cpp's; its converter stores a config's fields in them as they are.
+_YARN = {
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+}
 
 
 def read_config(path: Path, header: Header, architecture: Architecture) -> dict[str, Any]:
@@ -57,6 +68,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "hidden_size": hidden,
         "intermediate_size": _mlp_width(facts),
         "max_position_embeddings": facts.whole("context_length"),
+        **({_CONTEXT: _first_context(facts)} if _CONTEXT in architecture.config_class.defaults() else {}),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
         **_kv_heads(facts, architecture, heads),
@@ -172,19 +184,21 @@ def _rotations(
 def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
-    if kind not in ("none", "linear"):
+    if not header.tensors.keys().isdisjoint(_LONG_FACTORS.values()):  # some of these files name no type
+        return _longrope(header, facts, theta, head_dim)
+    if kind not in ("none", "linear", "yarn") or facts.optional("rope.scaling.attn_factor", 1) != 1:
         raise GgufError(
-            f"scales its angles by {str(kind)[:40]}, which is not read from GGUF files; use the model's folder"
+            f"scales its angles by {str(kind)[:40]}, which is not read from such GGUF files; use the model's folder"
         )
     stated = [key for key in ("rope.scaling.factor", "rope.scale_linear") if facts.optional(key, None) is not None]
-    if kind == "linear" and stated and facts.optional(stated[0], 0) not in (0, 1):  # 0 means none, as 1 does
+    if kind != "none" and stated and facts.optional(stated[0], 0) not in (0, 1):  # 0 means none, as 1 does
         if ROPE_FACTORS in header.tensors:
             raise GgufError(f"scales its angles twice, by {stated[0]} and by {ROPE_FACTORS}; use the model's folder")
-        return {"rope_type": "linear", "rope_theta": theta, "factor": facts.number(stated[0])}
+        rope = {"rope_theta": theta, "factor": facts.number(stated[0])}
+        return _yarn(facts, rope) if kind == "yarn" else {"rope_type": "linear", **rope}
     if ROPE_FACTORS not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
-    weight = Weight(ROPE_FACTORS, header.tensors[ROPE_FACTORS], None)
-    factors = np.concatenate(list(read_rows(weight, FLOAT32)))
+    factors = _factors(header, ROPE_FACTORS)
     if (factors == 1).all():
         return {"rope_type": "default", "rope_theta": theta}
     factor = float(factors.max())
@@ -196,8 +210,51 @@ def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
         "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
-        "original_max_position_embeddings": _LLAMA3_CONTEXT,
+        _CONTEXT: _LLAMA3_CONTEXT,
     }
+
+
+def _yarn(facts: GgufFacts, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return yarn's settings, with a base and a factor that are known. Raises: GgufError if it is another yarn."""
+    if facts.optional("rope.scaling.yarn_ext_factor", 1) != 1:
+        raise GgufError("scales its angles by yarn in part (yarn_ext_factor); use the model's folder")
+    stated = {field: facts.number(key) for field, key in _YARN.items() if facts.optional(key, 0) != 0}
+    if "mscale_all_dim" in stated:
+        stated["mscale"] = 1.0  # which no file states
+    known = {"rope_type": "yarn", **rope, _CONTEXT: _first_context(facts), **stated}
+    return _with_growth(known, facts, "rope.scaling.yarn_attn_factor")
+
+
+def _longrope(header: Header, facts: GgufFacts, theta: float, head_dim: int) -> dict[str, Any]:
+    """Return the settings of angles with one list of factors for short texts and one for long ones."""
+    lists, num_pairs = {}, facts.whole(_TURNED, head_dim) // 2
+    for field, name in _LONG_FACTORS.items():
+        if name not in header.tensors:
+            raise GgufError(f"is incomplete: its tensor {name} is missing")
+        lists[field] = [float(str(factor)) for factor in _factors(header, name)]
+        if len(lists[field]) != num_pairs:
+            raise DamagedError(f"damaged: it has {len(lists[field])} factors in {name}, and {num_pairs} pairs turn")
+    known = {"rope_type": LONG_ROPE, "rope_theta": theta, _CONTEXT: _first_context(facts), **lists}
+    return _with_growth(known, facts, "rope.scaling.attn_factor")
+
+
+def _with_growth(rope: dict[str, Any], facts: GgufFacts, key: str) -> dict[str, Any]:
+    """Return settings with what cosines and sines are multiplied by, unless it is what follows from them anyway."""
+    if facts.optional(key, None) is None:
+        return rope
+    stated, usual = facts.number(key), attention_factor(rope, facts.whole("context_length"))
+    return rope if math.isclose(stated, usual, rel_tol=_SCALE_TOLERANCE) else {**rope, "attention_factor": stated}
+
+
+def _first_context(facts: GgufFacts) -> int:
+    """Return the length of the texts that the model was trained on first."""
+    return facts.whole(_FIRST_CONTEXT, facts.whole("context_length"))
+
+
+def _factors(header: Header, name: str) -> Floats:
+    """Return a tensor by whose numbers angles are divided, float32."""
+    numbers: Floats = np.concatenate(list(read_rows(Weight(name, header.tensors[name], None), FLOAT32)))
+    return numbers
 
 
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> Floats:

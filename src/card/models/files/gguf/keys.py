@@ -27,15 +27,15 @@ _FOLLOWED = _names(
     "attention.head_count attention.head_count_kv "
     "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
     "attention.sliding_window attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa "
-    "rope.scaling.type rope.scaling.factor rope.scale_linear"
+    "rope.scaling.type rope.scaling.factor rope.scale_linear rope.scaling.original_context_length "
+    "rope.scaling.attn_factor rope.scaling.yarn_log_multiplier rope.scaling.yarn_ext_factor "
+    "rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
 )
-# Facts about how the model was made, and settings of what a model without experts, windows or yarn does not have.
+# Facts about how the model was made, and settings of what a model without experts or windows does not have.
 _HARMLESS = _names(
     "vocab_size tensor_data_layout pooling_type attention.layer_norm_epsilon "
     "attention.key_length_swa attention.value_length_swa rope.dimension_count_swa "
-    "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.yarn_log_multiplier "
-    "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast "
-    "rope.scaling.yarn_beta_slow leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
+    "rope.scaling.finetuned leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
     "expert_shared_count expert_chunk_feed_forward_length expert_group_scale experts_per_group"
 )
 # Settings of experts: without any they change nothing. With some the first ones are followed, and the others must have
@@ -74,7 +74,6 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "attention.shared_kv_layers": (0,),
     "rope.dimension_sections": (0,),
     "rope.scaling.alpha": (0, 1),
-    "rope.scaling.attn_factor": (1,),
     "use_parallel_residual": (False,),
     "swin_norm": (False,),
     "classifier.output_labels": (),

@@ -17,7 +17,7 @@ from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
-from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.config import ROTATION_TENSORS, read_config
 from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
@@ -73,7 +73,7 @@ def open_gguf(path: Path) -> GgufModel:
     plain = config_of(config)
     if plain is None:
         raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
-    places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
+    places = [place for place in header.tensors.values() if place.name not in ROTATION_TENSORS]
     places = cut_fused(places, architecture, plain)
     weights = [
         weight
