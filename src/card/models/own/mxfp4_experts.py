@@ -13,7 +13,7 @@ from card.errors import ModelError
 from card.kernels.blocks import pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import Bytes
-from card.kernels.number_types import FLOAT32, Array, Dtype
+from card.kernels.number_types import BFLOAT16, FLOAT32, Array, Dtype
 from card.machine.container import num_usable_cores
 from card.models.architectures import Architecture
 from card.models.files.mxfp4 import gguf_blocks
@@ -26,10 +26,15 @@ _FORM = BLOCK_FORMATS[39]
 
 
 def without_mxfp4(raw: Mapping[str, Any], architecture: Architecture) -> Mapping[str, Any]:
-    """Return what config.json says, but for experts in MXFP4 if the architecture may have them."""
+    """Return what config.json says, but for experts in MXFP4 if the architecture may have them.
+
+    Published ones do not say what the other weights are in.
+    """
     stated = raw.get(_QUANTIZATION)
-    is_it = isinstance(stated, dict) and stated.get("quant_method") == _METHOD and architecture.interleaves_experts
-    return {name: one for name, one in raw.items() if name != _QUANTIZATION} if is_it else raw
+    if not (isinstance(stated, dict) and stated.get("quant_method") == _METHOD and architecture.interleaves_experts):
+        return raw
+    dtype = {} if "torch_dtype" in raw else {"dtype": BFLOAT16.name}
+    return {**dtype, **{name: one for name, one in raw.items() if name != _QUANTIZATION}}
 
 
 def is_mxfp4(name: str, architecture: Architecture) -> bool:
