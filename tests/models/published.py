@@ -390,7 +390,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
     "Qwen2.5 0.5B": ({**_QWEN2, "max_window_layers": 21, "sliding_window": 32768, "tie_word_embeddings": True}, True),
     "Qwen2.5, long texts": (
         {**_QWEN2, "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}},
-        False,
+        True,
     ),
     "Qwen2.5-Coder": ({**_QWEN2, "rope_scaling": None, "transformers_version": "4.44.0"}, True),
     "Qwen2.5, without eos_token_id": (

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from card.errors import ModelError
-from card.kernels.blocks import pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import Bytes
-from card.kernels.number_types import BFLOAT16, FLOAT32, Array, Dtype
+from card.kernels.number_types import BFLOAT16, FLOAT32, Array, Dtype, empty, zeros
+from card.kernels.packed_linear import PANEL
 from card.machine.container import num_usable_cores
 from card.models.architectures import Architecture
 from card.models.files.mxfp4 import gguf_blocks
@@ -23,6 +24,7 @@ from card.models.own.layers import BlockWeight, Weight
 _QUANTIZATION, _METHOD = "quantization_config", "mxfp4"
 _TENSOR = re.compile(r"(?P<stem>(?P<block>.*\.experts)\.(?P<kind>gate_up|down)_proj)_(blocks|scales)")
 _FORM = BLOCK_FORMATS[39]
+_ROWS = 20 * PANEL  # that are packed at once
 
 
 def without_mxfp4(raw: Mapping[str, Any], architecture: Architecture) -> Mapping[str, Any]:
@@ -51,10 +53,10 @@ def mxfp4_experts(stored: Mapping[str, Array], architecture: Architecture, dtype
     Raises: ModelError that names a tensor which is missing, has another shape, or holds a scale that is no number.
     """
     found = {match["stem"]: match for name in stored if (match := _TENSOR.fullmatch(name)) is not None}
-    made = [one for match in found.values() for one in _each(match, stored, architecture)]
+    tensors = [one for match in found.values() for one in _each(match, stored, architecture)]
     with ThreadPoolExecutor(num_usable_cores()) as threads:
-        weights = threads.map(lambda one: _weight(one[0], one[1](), dtype), made)
-        return {name: weight for (name, _), weight in zip(made, weights, strict=True)}
+        weights = threads.map(lambda one: _weight(*one, dtype), tensors)
+        return {name: weight for (name, *_), weight in zip(tensors, weights, strict=True)}
 
 
 def with_blocks(weights: Mapping[str, Array], blocks: Mapping[str, Weight]) -> dict[str, Weight]:
@@ -81,8 +83,8 @@ def blocks_explained(blocks: Mapping[str, Weight]) -> Iterator[None]:
 
 def _each(
     found: re.Match[str], stored: Mapping[str, Array], architecture: Architecture
-) -> Iterator[tuple[str, Callable[[], Bytes]]]:
-    """Yield the name of each expert's weight, and what gives its blocks [out, bytes] in GGUF's order."""
+) -> Iterator[tuple[str, Array, Array]]:
+    """Yield the name of each expert's weight, its blocks [out, in / 32, 16] and their scales [out, in / 32]."""
     names = [f"{found['stem']}_{what}" for what in ("blocks", "scales")]
     if missing := [name for name in names if name not in stored]:
         raise ModelError(f"{missing[0]} is missing; download it again")
@@ -98,15 +100,29 @@ def _each(
         if len(kinds) > 1:
             both = list(zip(halves(its, architecture), halves(its_scales, architecture), strict=True))
         for kind, pair in zip(kinds, both, strict=True):
-            yield f"{found['block']}.{expert}.{kind}_proj.weight", functools.partial(gguf_blocks, *pair)
+            yield f"{found['block']}.{expert}.{kind}_proj.weight", *pair
 
 
-def _weight(name: str, raw: Bytes, dtype: Dtype | None) -> Weight:
+def _weight(name: str, blocks: Array, scales: Array, dtype: Dtype | None) -> Weight:
+    """Return a weight [out, in] of its blocks, or its numbers."""
+    shape = len(blocks), blocks.shape[1] * _FORM.inputs
     try:
         if dtype is None:
-            shape = len(raw), raw.shape[1] // _FORM.num_bytes * _FORM.inputs
-            return BlockWeight(_FORM.type_id, pack_blocks(raw, _FORM), shape)
-        _FORM.check(raw)
-        return _FORM.numbers(raw).astype(dtype, copy=False)
+            panels = zeros((-(-shape[0] // PANEL), _FORM.panel_bytes(shape[1])), np.uint8)
+            for first, raw in _raw_rows(blocks, scales):
+                _FORM.pack(raw, panels[first // PANEL : (first + _ROWS) // PANEL])
+            return BlockWeight(_FORM.type_id, panels, shape)
+        numbers = empty(shape, dtype)
+        for first, raw in _raw_rows(blocks, scales):
+            _FORM.check(raw)
+            numbers[first : first + _ROWS] = _FORM.numbers(raw)
+        return numbers
     except ValueError as error:
         raise ModelError(f"{name}: {error}") from error
+
+
+def _raw_rows(blocks: Array, scales: Array) -> Iterator[tuple[int, Bytes]]:
+    """Yield blocks as GGUF has them, some rows at a time: what is made of them stays in the core's cache."""
+    for first in range(0, len(blocks), _ROWS):
+        rows = slice(first, first + _ROWS)
+        yield first, gguf_blocks(blocks[rows], scales[rows])
