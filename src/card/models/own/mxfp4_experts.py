@@ -55,8 +55,8 @@ def mxfp4_experts(stored: Mapping[str, Array], architecture: Architecture, dtype
     found = {match["stem"]: match for name in stored if (match := _TENSOR.fullmatch(name)) is not None}
     tensors = [one for match in found.values() for one in _each(match, stored, architecture)]
     with ThreadPoolExecutor(num_usable_cores()) as threads:
-        weights = threads.map(lambda one: _weight(*one, dtype), tensors)
-        return {name: weight for (name, *_), weight in zip(tensors, weights, strict=True)}
+        weights = threads.map(lambda one: _weight(one[0], one[1], one[2], dtype), tensors)
+        return {one[0]: weight for one, weight in zip(tensors, weights, strict=True)}
 
 
 def with_blocks(weights: Mapping[str, Array], blocks: Mapping[str, Weight]) -> dict[str, Weight]:
