@@ -41,7 +41,11 @@ def without_mxfp4(raw: Mapping[str, Any], architecture: Architecture) -> Mapping
 
 def is_mxfp4(name: str, architecture: Architecture) -> bool:
     """Return whether a tensor of a folder is experts in MXFP4, or their scales."""
-    return architecture.interleaves_experts and _TENSOR.fullmatch(name) is not None
+    return _match(name, architecture) is not None
+
+
+def _match(name: str, architecture: Architecture) -> re.Match[str] | None:
+    return _TENSOR.fullmatch(name) if architecture.interleaves_experts else None
 
 
 def mxfp4_experts(stored: Mapping[str, Array], architecture: Architecture, dtype: Dtype | None) -> dict[str, Weight]:
@@ -52,7 +56,7 @@ def mxfp4_experts(stored: Mapping[str, Array], architecture: Architecture, dtype
         dtype: of the numbers that the blocks stand for; None: they stay blocks.
     Raises: ModelError that names a tensor which is missing, has another shape, or holds a scale that is no number.
     """
-    found = {match["stem"]: match for name in stored if (match := _TENSOR.fullmatch(name)) is not None}
+    found = {match["stem"]: match for name in stored if (match := _match(name, architecture)) is not None}
     tensors = [one for match in found.values() for one in _each(match, stored, architecture)]
     with ThreadPoolExecutor(num_usable_cores()) as threads:
         weights = threads.map(lambda one: _weight(one[0], one[1], one[2], dtype), tensors)
