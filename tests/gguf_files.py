@@ -23,6 +23,8 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
@@ -170,6 +172,17 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     ),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3}),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**tiny.YARN, "truncate": False},
+        },
+    ),
     "granitemoe": (
         GraniteMoeForCausalLM,
         GraniteMoeConfig,
@@ -218,13 +231,15 @@ _NAMES = {
     "conv.conv": "shortconv.conv",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "self_attn.sinks": "attn_sinks",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
-_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama", "gpt_oss": "gpt-oss"}
+_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss")  # files name it after attention, as transformers
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -310,6 +325,7 @@ def write_gguf(
     general: Mapping[str, Any] | None = None,
     blocks: Mapping[str, tuple[Kind, np.ndarray]] | None = None,
     joins_experts: bool | None = False,
+    experts: Kind | None = None,
     part_tensors: int = 0,
     small_first: bool = False,
 ) -> Path:
@@ -325,6 +341,7 @@ def write_gguf(
         general: further entries, by their whole names.
         blocks: types and rows of blocks [out, bytes] of tensors, or [E, out, bytes], in place of their weights.
         joins_experts: gate and up of experts are one tensor; None: each expert has its own, as in the first files.
+        experts: kind of theirs; None: that of all matrices.
         part_tensors: how many tensors a part has; 0: all are in one file.
         small_first: the first part has no tensors.
     """
@@ -341,12 +358,16 @@ def write_gguf(
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     for name, weight in model.named_parameters():
         if ".experts." in name:
-            for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
+            joined = _expert_tensors(
+                name, weight.detach().numpy(), joins_experts=joins_experts, is_interleaved=arch == "gpt-oss"
+            )
+            for own, values in joined:
                 if own not in without:
-                    of, stored = (blocks or {}).get(own) or (kind, quantize(experts, kind))
+                    of = Kind.F32 if own.endswith("bias") else experts or kind
+                    of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
                     writer.add_tensor(own, stored, raw_dtype=of)
             continue
-        stem, _, part = name.rpartition(".")
+        stem, _, part = (f"{name}.weight" if name.endswith("sinks") else name).rpartition(".")
         _, _, rest = stem.partition("model.layers.")
         layer, _, inside = rest.partition(".")
         own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
@@ -385,22 +406,26 @@ def _as_in_files(values: np.ndarray[Any, Any], part: str, arch: str, config: Map
 
 
 def _expert_tensors(
-    name: str, weight: np.ndarray[Any, Any], *, joins_experts: bool | None
+    name: str, weight: np.ndarray[Any, Any], *, joins_experts: bool | None, is_interleaved: bool
 ) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Yield the tensors of a layer's experts, of transformers' one for gate and up, or of that for down."""
-    layer, half = name.split(".")[2], weight.shape[1] // 2
-    if name.endswith("down_proj"):
-        parts = {"down": weight}
+    layer, what = name.split(".")[2], "bias" if name.endswith("_bias") else "weight"
+    rows, half = weight, weight.shape[1] // 2
+    both = slice(0, half), slice(half, None)
+    if is_interleaved:
+        rows, both = weight.swapaxes(1, -1), (slice(0, None, 2), slice(1, None, 2))
+    if "down_proj" in name:
+        parts = {"down": rows}
     elif joins_experts:
-        parts = {"gate_up": weight}
+        parts = {"gate_up": np.concatenate([rows[:, its] for its in both], axis=1)}
     else:
-        parts = {"gate": weight[:, :half], "up": weight[:, half:]}
+        parts = {part: rows[:, its] for part, its in zip(("gate", "up"), both, strict=True)}
     for part, values in parts.items():
         if joins_experts is not None:
-            yield f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(values)
+            yield f"blk.{layer}.ffn_{part}_exps.{what}", np.ascontiguousarray(values)
             continue
         for expert, its in enumerate(values):
-            yield f"blk.{layer}.ffn_{part}.{expert}.weight", np.ascontiguousarray(its)
+            yield f"blk.{layer}.ffn_{part}.{expert}.{what}", np.ascontiguousarray(its)
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ RUNNING = {
     "qwen3": "own pass",
     "gemma3_text": "own pass",
     "gemma4_text": "transformers' modules",
-    "gpt_oss": "transformers' modules",
+    "gpt_oss": "own pass",
     "deepseek_v3": "transformers' modules",
     "mixtral": "own pass",
     "olmo3": "own pass",

@@ -26,6 +26,8 @@ from transformers import (
     Glm4ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
@@ -81,7 +83,7 @@ from card.models.runners import plain_runner
 from card.theirs.transformers.loading import load_model
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8
-from tests.tiny import tiny
+from tests.tiny import YARN, tiny
 
 REASON = why_not_int8()  # a kernel that is not exact is no reason to skip: it fails here
 pytestmark = [
@@ -149,6 +151,18 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         OlmoeForCausalLM,
         OlmoeConfig(**SIZES, pad_token_id=0, eos_token_id=2, num_experts=16, num_experts_per_tok=4),
     ),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig(
+            **SIZES,
+            **WINDOWS,
+            pad_token_id=0,
+            head_dim=24,
+            num_local_experts=6,
+            num_experts_per_tok=4,
+            rope_parameters={**YARN, "truncate": False},
+        ),
+    ),
     "granitemoe": (GraniteMoeForCausalLM, GraniteMoeConfig(**SIZES, residual_multiplier=0.4, logits_scaling=2.0)),
 }
 STORED = (  # kinds with weights as they are
@@ -157,6 +171,7 @@ STORED = (  # kinds with weights as they are
     "qwen3 bfloat16",
     "granite float16",
     "qwen2_moe float32",
+    "gpt_oss float32",
     "lfm2 float32",
     "lfm2 bfloat16",
 )
@@ -334,6 +349,7 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
     [
         ("llama float32", 2e-6),
         ("qwen2_moe float32", 2e-6),
+        ("gpt_oss float32", 1e-5),
         ("lfm2 float32", 2e-6),
         ("gemma2 bfloat16", 4e-2),
         ("granite float16", 4e-3),

@@ -82,7 +82,7 @@ def load_decoder(
         return loaded
     check_facts(source.name, decoder)
     read_parallel_draft(Path(source.path) if source.is_folder else None, decoder)
-    decoder.computes_int8 = dtype == INT8
+    decoder.computes_int8 = dtype == INT8 or decoder.has_blocks
     return decoder
 
 

@@ -16,10 +16,10 @@ from card.models.decoder_config import DecoderConfig
 
 Mixer = Literal["attention", "short_conv"]
 Size = Literal[
-    "hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps", "experts", "expert", "shared",
-    "one"
+    "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
+    "shared", "one"
 ]  # fmt: skip
-Biased = Literal["qkv", "out", "mlp"]
+Biased = Literal["qkv", "out", "mlp", "experts"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
 # Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
@@ -119,10 +119,10 @@ def expert_parts(block: str = "mlp", router: str = "gate") -> dict[ExpertPlace, 
         router: that of the router in it.
     """
     return {
-        "router": Part(f"{block}.{router}", "ffn_gate_inp", ("experts", "hidden")),
-        "gate": Part(f"{block}.experts.{{}}.gate_proj", "ffn_gate_exps", ("expert", "hidden")),
-        "up": Part(f"{block}.experts.{{}}.up_proj", "ffn_up_exps", ("expert", "hidden")),
-        "down": Part(f"{block}.experts.{{}}.down_proj", "ffn_down_exps", ("hidden", "expert")),
+        "router": Part(f"{block}.{router}", "ffn_gate_inp", ("experts", "hidden"), "experts"),
+        "gate": Part(f"{block}.experts.{{}}.gate_proj", "ffn_gate_exps", ("expert", "hidden"), "experts"),
+        "up": Part(f"{block}.experts.{{}}.up_proj", "ffn_up_exps", ("expert", "hidden"), "experts"),
+        "down": Part(f"{block}.experts.{{}}.down_proj", "ffn_down_exps", ("hidden", "expert"), "experts"),
     }
 
 
@@ -160,8 +160,11 @@ class Architecture:
     linears: tuple[Part, ...] = LINEARS
     expert_parts: Mapping[ExpertPlace, Part] = field(default_factory=dict)  # in layers whose shape has experts
     file_names: Mapping[str, str] = field(default_factory=dict)  # what stands in files for parts of names, by these
+    interleaves_experts: bool = False
+    """Its folders hold weights of experts [in, out] whose columns are of gate and up in turn, or rows of MXFP4."""
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
     filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
+    sinks: Part | None = None  # a score of each query head beside those of the positions, which has no value
     mixers: Mapping[str, Mixer] = field(default_factory=dict)
     """Mixers of layers without attention, by their kind in the config; a GGUF file gives these no KV heads."""
     last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
@@ -170,10 +173,12 @@ class Architecture:
     centres: bool = False  # norms subtract the mean of a row first
     is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
     activation: str | None = "hidden_act"  # the field that names the gate's; None: it is silu
+    clamps_gate: bool = False  # the gate and what it is times are bounded, as in gpt-oss
     has_windows: bool = False  # the config may give layers a sliding window
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
@@ -186,7 +191,8 @@ class Architecture:
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts that layers have; those of experts once for all of them."""
-        return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters)
+        sinks = () if self.sinks is None else (self.sinks,)
+        return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters, *sinks)
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts."""
@@ -292,6 +298,7 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "queries": shape.num_heads * size,
         "keys": shape.num_kv_heads * size,
         "head": size,
+        "heads": shape.num_heads,
         "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * size,
         "gate_up": 2 * inner,
         "conv_in": 3 * config.hidden_size,

@@ -8,6 +8,7 @@ from card.errors import ModelError
 from card.kernels.formats.block_format import Bytes
 
 _HALF = 8  # bytes whose numbers are lower halves in a block of GGUF
+_LOW, _FOUR = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(4)
 
 
 def gguf_blocks(blocks: Bytes, scales: Bytes) -> Bytes:
@@ -25,8 +26,10 @@ def gguf_blocks(blocks: Bytes, scales: Bytes) -> Bytes:
             f"MXFP4 needs blocks [..., 16] and scales [...] of uint8, got {blocks.dtype} {list(blocks.shape)} and "
             f"{scales.dtype} {list(scales.shape)}; download the model again"
         )
-    numbers = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 2, 2 * _HALF)
+    words = np.ascontiguousarray(blocks).view(np.uint64)  # eight bytes at once
+    lower, upper = words[..., 0], words[..., 1]
     out = np.empty((*scales.shape, 1 + 2 * _HALF), np.uint8)
     out[..., 0] = scales
-    out[..., 1:] = numbers[..., 0, :] | numbers[..., 1, :] << 4
+    out[..., 1::2] = (lower & _LOW | (upper & _LOW) << _FOUR)[..., None].view(np.uint8)
+    out[..., 2::2] = (lower >> _FOUR & _LOW | upper & ~_LOW)[..., None].view(np.uint8)
     return out.reshape(*scales.shape[:-1], -1)

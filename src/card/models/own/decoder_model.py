@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from card.errors import ModelError
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
@@ -35,6 +36,7 @@ from card.models.layer_kinds import WITH_WINDOW
 from card.models.long_texts import LONG_ROPE
 from card.models.own.expert_weights import split_experts
 from card.models.own.layers import BlockWeight, Linear, Weight
+from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, mxfp4_experts, with_blocks, without_mxfp4
 
 _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each needs
     "default": (),
@@ -81,6 +83,7 @@ class DecoderLayer:
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
     filters: Mapping[str, Array]  # [channels, 1, taps]
+    sinks: Array | None = None  # [H], where the architecture has them
 
 
 class DecoderModel:
@@ -143,6 +146,8 @@ class DecoderModel:
                     yield f"model.layers.{idx}.{name}.bias", linear.bias
             for name, array in (*layer.norms.items(), *layer.filters.items()):
                 yield f"model.layers.{idx}.{name}.weight", array
+            if layer.sinks is not None and self.architecture.sinks is not None:
+                yield f"model.layers.{idx}.{self.architecture.sinks.name}", layer.sinks
         yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
@@ -197,7 +202,9 @@ class _FileWeights:
             else:
                 weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
                 linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
-        return DecoderLayer(shape, linears, norms, filters)
+        of = architecture.sinks
+        sinks = None if of is None else self.array(prefix + of.name, *(sizes[size] for size in of.shape))
+        return DecoderLayer(shape, linears, norms, filters, sinks)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -291,7 +298,10 @@ def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | Non
 def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
     """Return the config of a plain decoder from what config.json has; None if it is unusual."""
     architecture = find_architecture(raw.get("model_type"))
-    if architecture is None or raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
+    if architecture is None:
+        return None
+    raw = without_mxfp4(raw, architecture)
+    if raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
         return None
     if _PARTIAL in raw and not architecture.turns_parts:
         return None
@@ -311,7 +321,8 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
     """Return the model in a folder; None if it is unusual: transformers then loads it, or says what is wrong.
 
     Args:
-        dtype: "auto" takes what the config names.
+        dtype: "auto" takes what the config names, and leaves blocks as they are.
+    Raises: ModelError if blocks are damaged, or what stands beside them is: transformers would unpack them first.
     """
     try:
         scaled = find_scaled(folder)
@@ -329,18 +340,24 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             if scaled is not None
             else {name: array for file in files for name, array in file.arrays.items()}
         )
+        blocks = mxfp4_experts(stored, architecture, None if dtype == "auto" else wanted)
         weights = {
             name: array.astype(wanted, copy=False)
             for name, array in stored.items()
-            if not name.endswith(_OLD_ANGLES) and not is_of_drafter(name, config.num_hidden_layers)
+            if not name.endswith(_OLD_ANGLES)
+            and not is_of_drafter(name, config.num_hidden_layers)
+            and not is_mxfp4(name, architecture)
         }
         is_mapped = any(array is stored[name] for name, array in weights.items())
-        weights = split_experts(weights, architecture.file_names)
-        model = DecoderModel(architecture, config, read_generation_config(folder), weights)
+        single = with_blocks(split_experts(weights, architecture), blocks)
+        with blocks_explained(blocks):
+            model = DecoderModel(architecture, config, read_generation_config(folder), single)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
         elif is_mapped:
             model.pages = tuple(files)
+    except ModelError:
+        raise
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong
         return None
     return model

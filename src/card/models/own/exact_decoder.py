@@ -76,7 +76,11 @@ class ExactDecoder:
         }
         self._switches = {
             self._code.KV_BYTES: kv_dtype.itemsize,
-            self._code.ACTIVATION: ACTIVATIONS.index(architecture.gate_activation(config)),
+            self._code.ACTIVATION: (
+                self._code.CLAMPED
+                if architecture.clamps_gate
+                else ACTIVATIONS.index(architecture.gate_activation(config))
+            ),
             self._code.CENTRES: architecture.centres,
             self._code.IS_PARALLEL: architecture.is_parallel,
             self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,

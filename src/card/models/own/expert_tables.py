@@ -97,7 +97,8 @@ def _router(its: ExpertLinears) -> PackedLinear:
     scores = [its.router] if its.shared_score is None else [its.router, its.shared_score]
     weights = [one.weight for one in scores]
     assert not any(isinstance(weight, BlockWeight) for weight in weights), "readers keep routers in floats"
-    return float_linear(np.concatenate([np.asarray(weight, np.float32) for weight in weights]), None)
+    bias = None if its.router.bias is None else its.router.bias.astype(np.float32)
+    return float_linear(np.concatenate([np.asarray(weight, np.float32) for weight in weights]), bias)
 
 
 def _packed(pack: Pack, each: Sequence[Mlp], factor: float) -> list[tuple[PackedLinear, PackedLinear, PackedLinear]]:
@@ -106,9 +107,9 @@ def _packed(pack: Pack, each: Sequence[Mlp], factor: float) -> list[tuple[Packed
 
     def one(linear: Linear, factor: float = 1.0) -> PackedLinear:
         found = packed(pack, linear, factor=factor, out_multiple=GROUP)
-        if not linear.has_blocks or linear.bias is not None:
+        if not linear.has_blocks:
             return found
         alike = made.setdefault((factor, len(found.scales)), found)
-        return replace(found, scales=alike.scales, bias=alike.bias)
+        return replace(found, scales=alike.scales, bias=alike.bias if linear.bias is None else found.bias)
 
     return [(one(gate), one(up), one(down, factor)) for gate, up, down in each]

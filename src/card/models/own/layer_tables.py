@@ -153,6 +153,8 @@ class LayerTables:
         for place, linear in linears.items():
             table[place : place + code.LINEAR_SIZE] = linear.entry
         arrays = {**self._norms(layer), **self._filter(layer)}
+        if layer.sinks is not None:
+            arrays[code.SINKS] = layer.sinks.astype(np.float32)
         for place, array in arrays.items():
             table[place] = array.ctypes.data
         self.mlp_widths.append(0 if its.mlp is None else linears[code.GATE].scales.shape[0])

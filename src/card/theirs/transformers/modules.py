@@ -38,7 +38,7 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         made = kind(config)
-    arrays = join_experts(cast(dict[str, Array], weights).items())
+    arrays = join_experts(cast(dict[str, Array], weights).items(), model.architecture)
     made.load_state_dict({name: as_tensor(weight) for name, weight in arrays.items()}, strict=False, assign=True)
     made.tie_weights()
     made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are not in the state dict

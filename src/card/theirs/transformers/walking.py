@@ -115,7 +115,7 @@ def decoder_of(model: PreTrainedModel) -> DecoderModel:
         weights.pop("lm_head.weight", None)
     generation: Any = model.generation_config
     try:
-        single = split_experts(weights, architecture.file_names)
+        single = split_experts(weights, architecture)
         decoder = DecoderModel(architecture, model.config, generation, single, angles=_angles_of(model))
     except (KeyError, ValueError) as error:
         raise ModelError(
@@ -156,4 +156,6 @@ def rotary_table(model: PreTrainedModel, num_positions: int, dtype: torch.dtype,
     cos, sin = inner.rotary_emb(like, positions, *([kind] if kind else []))
     if architecture.turns_neighbours:  # such a module repeats each angle for neighbouring channels
         cos, sin = (torch.cat((table[..., ::2], table[..., ::2]), -1) for table in (cos, sin))
+    if architecture.gives_angles_once:
+        cos, sin = (torch.cat((table, table), -1) for table in (cos, sin))
     return cos[0].to(dtype), sin[0].to(dtype)

@@ -12,11 +12,12 @@ from card.models.architectures import Architecture
 from card.models.architectures.architecture import ExpertPlace, Part
 from card.models.files.gguf.header import DamagedError, GgufError, TensorPlace
 from card.models.files.gguf.keys import GgufFacts
-from card.models.files.gguf.weights import Weight, row_bytes_of
+from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
 
 _SINGLE = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # of one expert, as the first files of Mixtral have it
 _JOINED = "ffn_gate_up_exps"  # gate and up of each expert, one behind the other
 _IN_FLOATS: tuple[ExpertPlace, ...] = ("router", "shared_score")  # whatever type a file has them in
+_BIAS = "bias"  # kind of a tensor [experts, out], others are [experts, out, in]
 _MOST_EXPERTS = 4096  # no published model has half of it
 _UNSTATED, _SOFTMAX, _SOFTMAX_OF_CHOSEN = 0, 1, 3  # llama.cpp's numbers of routers
 
@@ -63,36 +64,40 @@ def expert_weights(place: TensorPlace, architecture: Architecture, config: Mappi
         part = next(one for one in parts.values() if one.gguf_name == f"ffn_{single[1]}_exps")
         return [Weight(f"{begin}{part.name.format(single[2])}.{kind}", place, None)]
     if name == _JOINED:
-        count, rows = _count(place, architecture, config), place.shape[1] // 2
+        count = _count(place, kind, architecture, config)
+        rows = place.shape[1] // 2
         return [
-            *_each(place, parts["gate"], begin, count, slice(0, rows)),
-            *_each(place, parts["up"], begin, count, slice(rows, 2 * rows)),
+            *_each(place, parts["gate"], begin, kind, count, slice(0, rows)),
+            *_each(place, parts["up"], begin, kind, count, slice(rows, 2 * rows)),
         ]
     found = {one.gguf_name: (role, one) for role, one in parts.items()}.get(name)
     if found is None:
         return None
     role, part = found
     if "{}" in part.name:
-        return list(_each(place, part, begin, _count(place, architecture, config), slice(0, place.shape[-2])))
-    if len(place.shape) == 1:
+        count = _count(place, kind, architecture, config)
+        return list(_each(place, part, begin, kind, count, slice(0, place.shape[1])))
+    if len(place.shape) == 1 and kind == "weight":
         place = replace(place, shape=(1, *place.shape))
     return [Weight(f"{begin}{part.name}.{kind}", place, None, stays_float=role in _IN_FLOATS)]
 
 
-def _count(place: TensorPlace, architecture: Architecture, config: Mapping[str, Any]) -> int:
+def _count(place: TensorPlace, kind: str, architecture: Architecture, config: Mapping[str, Any]) -> int:
     """Return how many experts a tensor holds."""
     count = next(config[field] for field, key in architecture.gguf_experts.items() if key == "expert_count")
-    if len(place.shape) != 3 or place.shape[0] != count:
+    if len(place.shape) != (2 if kind == _BIAS else 3) or place.shape[0] != count:
         raise DamagedError(f"damaged: {place.name} has shape {list(place.shape)}, and there are {count} experts")
     return int(count)
 
 
-def _each(place: TensorPlace, part: Part, begin: str, count: int, rows: slice) -> Iterator[Weight]:
-    """Yield the weights of all experts, of these rows of each."""
-    _, num_rows, num_in = place.shape
-    row_bytes, shape = row_bytes_of(place), (rows.stop - rows.start, num_in)
+def _each(place: TensorPlace, part: Part, begin: str, kind: str, count: int, rows: slice) -> Iterator[Weight]:
+    """Yield the weights or biases of all experts, of these rows of each."""
+    if kind == _BIAS and place.type_id not in PLAIN_DTYPES:
+        raise DamagedError(f"damaged: its tensor {place.name} is stored in blocks")
+    shape = rows.stop - rows.start, *place.shape[2:]
     if math.prod(shape) == 0:
         raise DamagedError(f"damaged: {place.name} has shape {list(place.shape)}")
+    row_bytes = row_bytes_of(replace(place, shape=(1,)) if kind == _BIAS else place)
     for expert in range(count):
-        offset = place.offset + row_bytes * (num_rows * expert + rows.start)
-        yield Weight(f"{begin}{part.name.format(expert)}.weight", replace(place, shape=shape, offset=offset), None)
+        offset = place.offset + row_bytes * (place.shape[1] * expert + rows.start)
+        yield Weight(f"{begin}{part.name.format(expert)}.{kind}", replace(place, shape=shape, offset=offset), None)

@@ -130,7 +130,8 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
         place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
     order = _row_order(place.shape[0], head_dim) if is_paired else None
-    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset)
+    own_name = part.name if part is architecture.sinks else f"{part.name}.{kind}"
+    return Weight(f"model.layers.{prefix}.{own_name}", place, order, offset)
 
 
 def _row_order(num_rows: int, head_dim: int) -> IntArray | None:

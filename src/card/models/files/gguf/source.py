@@ -17,7 +17,7 @@ from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import LANES
 from card.machine.memory import is_shortage
-from card.models.architectures import find_architecture
+from card.models.architectures import Architecture, find_architecture
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
@@ -36,7 +36,7 @@ from card.models.files.gguf.weights import PLAIN_DTYPES
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel, config_of
-from card.models.own.expert_weights import grouped, joined_shape, split_experts
+from card.models.own.expert_weights import grouped, joined_pieces, joined_shape, split_experts
 from card.models.own.layers import BlockWeight
 from card.text.tokenizer import Tokenizer
 
@@ -104,8 +104,8 @@ class GgufSource:
         kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
         pages = None if kept is None else self._mapped(kept)
         arrays = self.weights(dtype) if pages is None else pages.arrays
-        single = split_experts({name: array.astype(wanted, copy=False) for name, array in arrays.items()})
-        return self._decoder(single, pages, wanted)
+        stored = {name: array.astype(wanted, copy=False) for name, array in arrays.items()}
+        return self._decoder(split_experts(stored, self._architecture), pages, wanted)
 
     @property
     def why_not_blocks(self) -> str | None:
@@ -149,11 +149,16 @@ class GgufSource:
         config = config_of(self.config)
         assert config is not None
         config.dtype = dtype.name
-        architecture = find_architecture(config.model_type)
-        assert architecture is not None
-        model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
+        generation = GenerationConfig.of(generation_config(self.config))
+        model = DecoderModel(self._architecture, config, generation, weights)
         model.pages = () if pages is None else (pages,)
         return model
+
+    @property
+    def _architecture(self) -> Architecture:
+        found = find_architecture(self.config["model_type"])
+        assert found is not None
+        return found
 
     def _mapped(self, kept: Path) -> MappedWeights:
         with self._explained(kept):
@@ -172,12 +177,12 @@ class GgufSource:
     def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for name, parts in grouped((weight.name, weight) for weight in self._model.weights).items():
-            array = empty(joined_shape(name, [one.place.shape for one in parts]), stored)
-            rows, first = array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, 0
-            for part in (part for weight in parts for part in self._model.read(weight, stored)):
-                rows[first : first + len(part)] = part
-                first += len(part)
+        for name, shape, pieces in _joined(self._model, stored):
+            array, first = empty(shape, stored), 0
+            room = array.reshape(-1)
+            for piece in pieces:
+                room[first : first + piece.size] = piece.reshape(-1)
+                first += piece.size
             weights[name] = array
         self._check_unchanged()
         return weights
@@ -254,9 +259,16 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    stored = grouped((weight.name, weight) for weight in model.weights)
-    kinds = {name: (dtype, joined_shape(name, [one.place.shape for one in parts])) for name, parts in stored.items()}
+    kinds = {name: (dtype, shape) for name, shape, _ in _joined(model, dtype)}
     with tensors_written(file, kinds) as (stream, _):
-        for weight in (one for parts in stored.values() for one in parts):
-            for part in model.read(weight, dtype):
-                stream.write(bytes_of(part))
+        for piece in (one for _, _, pieces in _joined(model, dtype) for one in pieces):
+            stream.write(bytes_of(piece))
+
+
+def _joined(model: GgufModel, dtype: Dtype) -> Iterator[tuple[str, tuple[int, ...], Iterator[Array]]]:
+    """Yield the weights by the names of transformers' modules: each with its shape, and piece after piece."""
+    architecture = find_architecture(model.config["model_type"])
+    assert architecture is not None
+    for name, parts in grouped((weight.name, weight) for weight in model.weights).items():
+        shape = joined_shape(name, [one.place.shape for one in parts], architecture)
+        yield name, shape, joined_pieces(name, parts, lambda one: model.read(one, dtype), architecture)
