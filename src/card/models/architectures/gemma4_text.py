@@ -1,0 +1,162 @@
+"""Gemma 4 of text: larger heads in layers without a window, and shared keys, own numbers of tokens, or experts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from card.kernels.rotation import PROPORTIONAL
+from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, LayerShape, Part
+from card.models.architectures.gemma2 import NORMS, embedding_scale
+from card.models.decoder_config import DecoderConfig
+
+_FULL = "full_attention"
+_SHARED = "num_kv_shared_layers"
+
+
+class Gemma4Fields(DecoderConfig):
+    """Its config. What layers without a window state otherwise stands in ``per_layer_config``, by their numbers."""
+
+    model_type = "gemma4_text"
+    vocab_size: int = 262_144
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_hidden_layers: int = 30
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 256
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: int = 131_072
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    bos_token_id: int | None = 2
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    sliding_window: int = 512
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: str | None = None
+    vocab_size_per_layer_input: int = 262_144
+    hidden_size_per_layer_input: int = 256
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: int = 0
+    enable_moe_block: bool = False
+    use_double_wide_mlp: bool = False
+    num_experts: int | None = None
+    top_k_experts: int | None = None
+    moe_intermediate_size: int | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Write the kind of each layer out, and what layers without a window have of their own."""
+        self.give_windows(6)
+        assert self.layer_types is not None
+        self.layer_types[-1] = _FULL
+        if self.rope_parameters is None:
+            self.rope_parameters = {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                _FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+            }
+        size, kv_heads = others.pop("global_head_dim", 512), others.pop("num_global_key_value_heads", None)
+        own = {"head_dim": size}
+        if self.attention_k_eq_v and kv_heads is not None:
+            own["num_key_value_heads"] = kv_heads
+        full = {idx: own for idx, kind in enumerate(self.layer_types) if kind == _FULL}
+        self.per_layer_config = self._unlike_others(others.pop("per_layer_config", full))
+        super().__post_init__(**others)
+
+    def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
+        """Complete the settings of the angles; there are no older fields."""
+        self.standardize_rope_params()
+        return others
+
+    def _unlike_others(self, stated: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what layers state otherwise than all do, as transformers writes it."""
+        found = {
+            int(idx): {name: value for name, value in own.items() if value != getattr(self, name)}
+            for idx, own in stated.items()
+        }
+        found = {idx: own for idx, own in found.items() if own}
+        digits = len(str(max(found, default=0)))
+        return {str(idx).zfill(digits): own for idx, own in found.items()}
+
+
+def _of_layer(config: Any, layer: int) -> tuple[int, int]:
+    """Return KV heads and the size of a head, by a config of ours or of transformers."""
+    its, names = config.per_layer_config, ("num_key_value_heads", "head_dim")
+    if not isinstance(its, Mapping):
+        kv_heads, size = (getattr(its[layer], name) for name in names)
+        return kv_heads, size
+    own = {int(idx): one for idx, one in its.items()}.get(layer, {})
+    kv_heads, size = (own.get(name, getattr(config, name)) for name in names)
+    return kv_heads, size
+
+
+def _kv_source(config: Any, layer: int) -> int | None:
+    """Return the last layer of a layer's kind that has keys of its own, if this one has none."""
+    kinds, first = config.layer_types, config.num_hidden_layers - getattr(config, _SHARED)
+    if layer < first:
+        return None
+    return next(idx for idx in reversed(range(first)) if kinds[idx] == kinds[layer])
+
+
+def shape_of(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer. Raises: StopIteration if it shares keys and none before it is of its kind."""
+    kv_heads, size = _of_layer(config, layer)
+    source = _kv_source(config, layer)
+    is_wide = config.use_double_wide_mlp and source is not None
+    return LayerShape(
+        config.num_attention_heads,
+        kv_heads,
+        size,
+        config.intermediate_size * (2 if is_wide else 1),
+        kv_source=source,
+        has_values=not (config.attention_k_eq_v and config.layer_types[layer] == _FULL),
+        input_width=config.hidden_size_per_layer_input,
+    )
+
+
+def _why_not(config: Any) -> str | None:
+    if getattr(config, _SHARED) and config.num_hidden_layers - getattr(config, _SHARED) < 1:
+        return "all its layers share keys, and none makes them"
+    if config.hidden_size_per_layer_input and config.vocab_size_per_layer_input < config.vocab_size:
+        return "some of its tokens have no numbers for its layers"
+    if config.enable_moe_block:
+        return "it has experts beside its MLPs"
+    return None
+
+
+def _has_keys(shape: LayerShape) -> bool:
+    return shape.kv_source is None
+
+
+def _has_values(shape: LayerShape) -> bool:
+    return shape.kv_source is None and shape.has_values
+
+
+_QUERY, _KEY, _VALUE, *_OTHERS = LINEARS
+ARCHITECTURE = Architecture(
+    model_class="Gemma4ForCausalLM",
+    config_class=Gemma4Fields,
+    biases={"qkv": "attention_bias", "out": "attention_bias"},
+    scales={"attention": lambda config: 1.0, "embedding": embedding_scale},
+    caps={"logits": "final_logit_softcapping"},
+    linears=(_QUERY, replace(_KEY, only=_has_keys), replace(_VALUE, only=_has_values), *_OTHERS),
+    norms={
+        **NORMS,
+        "query": HEAD_NORMS["query"],
+        "key": replace(HEAD_NORMS["key"], only=_has_keys),
+        "input_out": Part(
+            "post_per_layer_input_norm", "post_norm", ("hidden",), only=lambda shape: shape.input_width > 0
+        ),
+    },
+    norms_values=True,
+    layer_inputs="hidden_size_per_layer_input",
+    input_parts={
+        "gate": Part("per_layer_input_gate", "inp_gate", ("layer_input", "hidden")),
+        "out": Part("per_layer_projection", "proj", ("hidden", "layer_input")),
+    },
+    vectors={"layer": Part("layer_scalar", "layer_output_scale", ("one",), is_bare=True)},
+    activation="hidden_activation",
+    has_windows=True,
+    shapes=shape_of,
+    turns_parts=True,
+    why_not=_why_not,
+)
