@@ -15,7 +15,7 @@ from typing import Any
 
 from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend_part
-from card.kernels.jit.experts import run_experts
+from card.kernels.jit.experts import add_both, run_experts
 from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.heads import norm_all_heads, prepare_heads
 from card.kernels.jit.layer_inputs import gate_own_input, layer_inputs_bytes, make_layer_inputs, own_input
@@ -173,23 +173,50 @@ def begin_layer(
 
 
 @compiled
+def gate_mlp(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of the gate of the MLP of some rows; return the next turn."""
+    of, groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
+    scales = scales_behind(own, num_rows, groups)
+    sums = sums_behind(scales, num_rows, groups)
+    takes = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
+    prepare_input(table, takes, entry(of, t.MLP_NORM), first_row, num_rows, own, scales, sums)
+    gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
+    return wait(entry(table, t.BARRIER), parts, turn)
+
+
+@compiled
 def run_mlp(
     table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
 ) -> int:  # fmt: skip
     """Compute a part of the MLP of some rows, or of what it adds if its gate is done; return the next turn."""
-    of, groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
+    of = layer_entry(table, layer)
     if not entry(table, t.IS_PARALLEL):
-        scales = scales_behind(own, num_rows, groups)
-        sums = sums_behind(scales, num_rows, groups)
-        takes = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
-        prepare_input(table, takes, entry(of, t.MLP_NORM), first_row, num_rows, own, scales, sums)
-        gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
-        turn = wait(entry(table, t.BARRIER), parts, turn)
+        turn = gate_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
     return add_output(
         table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first_row, num_rows, gated_bytes(table, of, first_row),
         gated_scales(table, of, first_row), gated_sums(table, of, first_row), entry(of, t.MLP) // GROUP,
         entry(of, t.FACTOR), part, parts, turn,
     )  # fmt: skip
+
+
+@compiled
+def run_both(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of an MLP and of the experts beside it; return the next turn."""
+    of, padded = layer_entry(table, layer), entry(table, t.PADDED_WIDTH)
+    turn = gate_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
+    project(
+        of + 8 * t.DOWN, num_rows, share(padded // PANEL, part, parts), share(padded // PANEL, part + 1, parts),
+        gated_bytes(table, of, first_row), gated_scales(table, of, first_row), gated_sums(table, of, first_row),
+        entry(of, t.MLP) // GROUP, entry(table, t.ADDED) + 4 * padded * first_row, 4 * padded, 0,
+    )  # fmt: skip
+    turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
+    for row in range(first_row + part, first_row + num_rows, parts):
+        add_both(table, of, row)
+    return wait(entry(table, t.BARRIER), parts, turn)
 
 
 @compiled
@@ -228,7 +255,9 @@ def end_layer(
     )  # fmt: skip
     norm = entry(of, t.ATTENTION_OUT_NORM)
     turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, 0, part, parts, turn)
-    if entry(of, t.EXPERTS):
+    if entry(of, t.EXPERTS) and entry(of, t.MLP):
+        turn = run_both(table, layer, first_row, num_rows, part, parts, thread, turn, own)
+    elif entry(of, t.EXPERTS):
         turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
     else:
         turn = run_mlp(table, layer, first_row, num_rows, part, parts, turn, own)

@@ -14,8 +14,8 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
     CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
     GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, INPUTS, INPUT_SIZE,
     ROUTED, EXPERTS_AT, EXPERTS_READ, OWN_WIDTH, PADDED_OWN_WIDTH, TOKEN_INPUTS,
-    LAYER_INPUTS, OWN_NORM, OUTPUT,
-) = range(42)  # fmt: skip
+    LAYER_INPUTS, OWN_NORM, EXPERT_SUMS, OUTPUT,
+) = range(43)  # fmt: skip
 INPUT_PROJECTION = OUTPUT + LINEAR_SIZE
 TABLE_SIZE = INPUT_PROJECTION + LINEAR_SIZE
 SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
@@ -41,11 +41,14 @@ INPUT_GATE, INPUT_OUT = 0, LINEAR_SIZE
 INPUT_OUT_NORM, INPUT_FACTOR, INPUT_AT, OWN_INPUT_SIZE = range(2 * LINEAR_SIZE, 2 * LINEAR_SIZE + 4)
 # Places in the table of a layer's experts: how many a row chooses from and how many of them it takes, whether weights
 # are over the sum of the chosen ones', what they are times, NO_SHARED, PLAIN_SHARED or GATED_SHARED, and which
-# activations the experts take. Then the router, whose last channel is the gate of a shared expert, and the experts, the
+# activations the experts take. Where they stand beside an MLP: the weights of the norms of what the router reads, of
+# what the experts read, of what the MLP gives and of what they give; 0 elsewhere. Where factors of the experts' weights
+# lie; 0 for none. Then the router, whose last channel is the gate of a shared expert, and the experts, the
 # shared one last: three linear layers each, and groups of channels of the first two.
 (
-    NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER,
-) = range(7)  # fmt: skip
+    NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER_NORM, EXPERT_NORM,
+    MLP_ALONE_NORM, EXPERTS_OUT_NORM, EXPERT_FACTORS, ROUTER,
+) = range(12)  # fmt: skip
 NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)
 EXPERT_LIST = ROUTER + LINEAR_SIZE
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, EXPERT_GROUPS = range(0, 4 * LINEAR_SIZE, LINEAR_SIZE)

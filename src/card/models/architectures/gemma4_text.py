@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from card.kernels.rotation import PROPORTIONAL
-from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, LayerShape, Part
+from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, Experts, LayerShape, Part
 from card.models.architectures.gemma2 import NORMS, embedding_scale
 from card.models.decoder_config import DecoderConfig
 
@@ -102,11 +102,15 @@ def shape_of(config: Any, layer: int) -> LayerShape:
     kv_heads, size = _of_layer(config, layer)
     source = _kv_source(config, layer)
     is_wide = config.use_double_wide_mlp and source is not None
+    experts = Experts(
+        count=config.num_experts, chosen=config.top_k_experts, width=config.moe_intermediate_size, is_normed=True
+    )
     return LayerShape(
         config.num_attention_heads,
         kv_heads,
         size,
         config.intermediate_size * (2 if is_wide else 1),
+        experts=experts if config.enable_moe_block else None,
         kv_source=source,
         has_values=not (config.attention_k_eq_v and config.layer_types[layer] == _FULL),
         input_width=config.hidden_size_per_layer_input,
@@ -118,13 +122,15 @@ def _why_not(config: Any) -> str | None:
         return "all its layers share keys, and none makes them"
     if config.hidden_size_per_layer_input and config.vocab_size_per_layer_input < config.vocab_size:
         return "some of its tokens have no numbers for its layers"
-    if config.enable_moe_block:
-        return "it has experts beside its MLPs"
     return None
 
 
 def _has_keys(shape: LayerShape) -> bool:
     return shape.kv_source is None
+
+
+def _has_experts(shape: LayerShape) -> bool:
+    return shape.experts is not None
 
 
 def _has_values(shape: LayerShape) -> bool:
@@ -146,6 +152,9 @@ ARCHITECTURE = Architecture(
         "input_out": Part(
             "post_per_layer_input_norm", "post_norm", ("hidden",), only=lambda shape: shape.input_width > 0
         ),
+        "mlp_alone": Part("post_feedforward_layernorm_1", "post_ffw_norm_1", ("hidden",), only=_has_experts),
+        "experts_in": Part("pre_feedforward_layernorm_2", "pre_ffw_norm_2", ("hidden",), only=_has_experts),
+        "experts_out": Part("post_feedforward_layernorm_2", "post_ffw_norm_2", ("hidden",), only=_has_experts),
     },
     norms_values=True,
     layer_inputs="hidden_size_per_layer_input",
@@ -153,7 +162,19 @@ ARCHITECTURE = Architecture(
         "gate": Part("per_layer_input_gate", "inp_gate", ("layer_input", "hidden")),
         "out": Part("per_layer_projection", "proj", ("hidden", "layer_input")),
     },
-    vectors={"layer": Part("layer_scalar", "layer_output_scale", ("one",), is_bare=True)},
+    vectors={
+        "layer": Part("layer_scalar", "layer_output_scale.weight", ("one",), is_bare=True),
+        "router": Part("router.scale", "ffn_gate_inp.scale", ("hidden",), only=_has_experts, is_bare=True),
+        "experts": Part(
+            "router.per_expert_scale", "ffn_down_exps.scale", ("experts",), only=_has_experts, is_bare=True
+        ),
+    },
+    expert_parts={
+        "router": Part("router.proj", "ffn_gate_inp", ("experts", "hidden")),
+        "gate": Part("experts.{}.gate_proj", "ffn_gate_exps", ("expert", "hidden")),
+        "up": Part("experts.{}.up_proj", "ffn_up_exps", ("expert", "hidden")),
+        "down": Part("experts.{}.down_proj", "ffn_down_exps", ("hidden", "expert")),
+    },
     activation="hidden_activation",
     has_windows=True,
     shapes=shape_of,

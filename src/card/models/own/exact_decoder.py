@@ -276,6 +276,7 @@ class ExactDecoder:
             code.HIDDEN: buffers.hidden,
             code.ADDED: empty(buffers.hidden.shape),
             code.ROUTED: empty((num_rows, scores)),
+            code.EXPERT_SUMS: empty((num_rows if layers.has_both else 0, width)),
             code.NORM: self._norm,
             code.ROW_TABLE: empty((num_rows, code.ROW_SIZE), np.int64),
         }

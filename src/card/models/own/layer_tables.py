@@ -25,7 +25,7 @@ from card.models.own.exact_layers import (
     with_padded_heads,
 )
 from card.models.own.exact_rows import IntArray
-from card.models.own.expert_tables import ExpertRoom, expert_table
+from card.models.own.expert_tables import ExpertRoom, expert_table, stand_beside
 from card.models.own.layer_input_tables import factor_at, own_input_table
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.kv_cache import KVLayout, KVShape
@@ -84,6 +84,11 @@ class LayerTables:
         """Numbers that layers take in of a row, all together, and how many of its last ancestors they need; or 0."""
         taps = (self.shapes[idx].num_taps - 1 for idx in self._summing)
         return len(self._summing) * padded(self._width, PANEL), max(taps, default=0)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether a layer has experts beside an MLP."""
+        return any(shape.experts is not None and shape.mlp_width for shape in self.shapes)
 
     @property
     def alike(self) -> LayerShape:
@@ -170,7 +175,7 @@ class LayerTables:
             code.MLP: self.mlp_widths[-1],
             **self._place(idx),
             code.MADE_KV_HEADS: num_kv_heads if shape.kv_source is None else 0,
-            code.EXPERTS: self._experts(its, shape),
+            code.EXPERTS: self._experts(its, layer),
             **self._last(idx, layer),
         }
         for place, number in numbers.items():
@@ -232,11 +237,14 @@ class LayerTables:
             }
         return found
 
-    def _experts(self, its: Linears, shape: LayerShape) -> int:
+    def _experts(self, its: Linears, layer: DecoderLayer) -> int:
         """Pack the experts of a layer and return the address of their table; 0 if it has none."""
+        shape = layer.shape
         if its.experts is None or shape.experts is None:
             return 0
         made = expert_table(self._pack, its.experts, shape.experts, self._residual_scale)
+        if its.mlp is not None:
+            self._held.append(stand_beside(made.entries, self._model, layer))
         self.expert_rooms.append(made.room)
         self._held.append(made)
         return int(made.entries.ctypes.data)

@@ -49,9 +49,9 @@ def why_not_walked(model: PreTrainedModel) -> str | None:
     heads = {
         (kind, architecture.layer_shape(config, idx).head_size) for idx, kind in enumerate(kinds) if kind is not None
     }
-    for kind, head_size in heads:
-        turned = rotary_table(model, 1, torch.float32, kind)[0].shape[-1]
-        if turned != rotary_size(config, kind, head_size) or not (architecture.turns_parts or turned == head_size):
+    for rotation, head_size in heads:
+        turned = rotary_table(model, 1, torch.float32, rotation)[0].shape[-1]
+        if turned != rotary_size(config, rotation, head_size) or not (architecture.turns_parts or turned == head_size):
             return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
