@@ -21,6 +21,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     GraniteConfig,
@@ -72,6 +74,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+GEMMA4_KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+}
 KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "llama, tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
@@ -87,6 +97,45 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Gemma3ForCausalLM,
         Gemma3TextConfig,
         {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
+    ),
+    "gemma4, own inputs": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": 2 * GEMMA4_KINDS,
+            "hidden_size_per_layer_input": 64,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma4, keys as values": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": 2 * GEMMA4_KINDS,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4, experts": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "num_hidden_layers": 3,
+            "layer_types": GEMMA4_KINDS,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
     ),
     "granite": (
         GraniteForCausalLM,
@@ -186,6 +235,19 @@ _NAMES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
     "conv.conv": "shortconv.conv",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
+    "router.proj": "ffn_gate_inp",
+    "router": "ffn_gate_inp",
+    "router.per_expert_scale": "ffn_down_exps",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -194,7 +256,13 @@ _NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
-_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
+_POST_NORMED = (
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "olmo2",
+    "exaone4",
+)  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -245,12 +313,17 @@ def save_model(
     more = {**more, **(sizes or {})}
     vocab = max(tokenizer.get_vocab().values()) + 1
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    if more.get("hidden_size_per_layer_input"):
+        more["vocab_size_per_layer_input"] = vocab
     config = config_class(**{**SIZES, "vocab_size": vocab, "pad_token_id": tokenizer.pad_token_id, **ends, **more})
     torch.manual_seed(seed)
     model = model_class(config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight) * 0.2 + (weight.dim() == 1))
+        for name, factor in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                factor.copy_(1 + torch.randn(1) / 9)
         for weight in model.parameters():
             weight.add_(noise * weight.std() * torch.randn_like(weight))
     model.save_pretrained(folder)
@@ -309,20 +382,21 @@ def write_gguf(
         _ADD[type(value)](writer, key, value)
     _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
-    for name, weight in model.named_parameters():
+    factors = [(f"{name}.weight", one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
+    for name, weight in (*model.named_parameters(), *factors):
         if weight.ndim == 3:
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
                 if own not in without:
                     writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
             continue
-        stem, _, part = name.rpartition(".")
+        stem, _, part = name.replace("per_expert_scale", "per_expert_scale.scale").rpartition(".")
         _, _, rest = stem.partition("model.layers.")
         layer, _, inside = rest.partition(".")
         own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
         if own in without:
             continue
         values = weight.detach().numpy()
-        if arch.startswith("gemma") and values.ndim == 1:
+        if arch in ("gemma2", "gemma3") and values.ndim == 1:
             values = values + np.float32(1.0)
         if arch in ("llama", "granite", "granitemoe", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
@@ -337,8 +411,8 @@ def write_gguf(
         of = Kind.F32 if values.ndim == 1 or inside == "conv.conv" or "ffn_gate_inp" in own else kind
         of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
         writer.add_tensor(own, stored, raw_dtype=of)
-    if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
+    if (factors_of_angles := _factors_of_angles(config)) is not None:
+        writer.add_tensor("rope_freqs.weight", factors_of_angles)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -368,6 +442,8 @@ def _expert_tensors(
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
+    if config["model_type"] == "gemma4_text":
+        return _gemma4_facts(config)
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
     taps = config.get("conv_L_cache")
@@ -391,6 +467,47 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
+    }
+
+
+def _gemma4_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    full = next(iter(config["per_layer_config"].values()))
+    is_full = [kind == "full_attention" for kind in config["layer_types"]]
+    kv_heads, shared = config["num_key_value_heads"], config["num_kv_shared_layers"]
+    widths = [config["intermediate_size"]] * len(is_full)
+    if config["use_double_wide_mlp"]:
+        widths[-shared:] = [2 * widths[0]] * shared
+    cap = config["final_logit_softcapping"]
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": len(is_full),
+        "feed_forward_length": widths if config["use_double_wide_mlp"] else widths[0],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": [full.get("num_key_value_heads", kv_heads) if one else kv_heads for one in is_full],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": full["head_dim"],
+        "attention.value_length": full["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [not one for one in is_full],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "rope.dimension_count": full["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base": config["rope_parameters"]["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        **({} if cap is None else {"final_logit_softcapping": cap}),
+        **(
+            {}
+            if config["num_experts"] is None
+            else {
+                "expert_count": config["num_experts"],
+                "expert_used_count": config["top_k_experts"],
+                "expert_feed_forward_length": config["moe_intermediate_size"],
+            }
+        ),
     }
 
 
@@ -423,6 +540,17 @@ def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int, merges:
     writer.add_add_bos_token(False)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _factors_of_angles(config: Mapping[str, Any]) -> np.ndarray | None:
+    """Return what a file says of angles besides their base, if it says anything."""
+    rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        of_full = rope["full_attention"]
+        pairs = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
+        turning = int(pairs * of_full["partial_rotary_factor"])
+        return np.repeat([1.0, 1e30], [turning, pairs - turning]).astype(np.float32)
+    return _llama3_factors(rope, config["head_dim"]) if rope.get("rope_type") == "llama3" else None
 
 
 def _llama3_factors(rope: Mapping[str, Any], size: int) -> np.ndarray:

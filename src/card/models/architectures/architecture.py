@@ -204,6 +204,11 @@ class Architecture:
     gguf_sizes: Mapping[str, str] = field(default_factory=dict)  # whole numbers that files state, by the config's field
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
+    gguf_layers: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda facts, tensors, config: {}
+    )
+    """Fields about unequal layers, by a file's facts, its tensors by their names, and the other fields."""
+    gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
@@ -235,6 +240,18 @@ class Architecture:
     def has_wide_norms(self) -> bool:
         """True if queries and keys have norms, each over all heads at once."""
         return "query" in self.norms and self.norms["query"].shape != ("head",)
+
+    @property
+    def may_lack_experts(self) -> bool:
+        """True if experts stand beside MLPs, so that models without any have all else."""
+        return "mlp_alone" in self.norms
+
+    def unread(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return parts of a layer that files may have though it reads the keys and values of another one."""
+        if shape.kv_source is None:
+            return ()
+        alone = replace(shape, kv_source=None)
+        return tuple(part for part in self.parts if part.is_in(alone) and not part.is_in(shape))
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""

@@ -5,12 +5,22 @@ from dataclasses import replace
 from typing import Any
 
 from card.kernels.rotation import PROPORTIONAL
-from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, Experts, LayerShape, Part
+from card.models.architectures.architecture import (
+    HEAD_NORMS,
+    LINEARS,
+    Architecture,
+    Experts,
+    LayerShape,
+    Part,
+    of_layer,
+)
 from card.models.architectures.gemma2 import NORMS, embedding_scale
 from card.models.decoder_config import DecoderConfig
+from card.models.files.gguf.header import GgufError
 
 _FULL = "full_attention"
 _SHARED = "num_kv_shared_layers"
+_FREQUENCIES = "rope_freqs.weight"  # of layers without a window, in GGUF files
 
 
 class Gemma4Fields(DecoderConfig):
@@ -137,6 +147,58 @@ def _has_values(shape: LayerShape) -> bool:
     return shape.kv_source is None and shape.has_values
 
 
+def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields about unequal layers. Raises: GgufError if they are unequal in another way."""
+    if "layer_types" not in config or _FREQUENCIES not in tensors:
+        what = "its attention.sliding_window_pattern" if "layer_types" not in config else f"its tensor {_FREQUENCIES}"
+        raise GgufError(f"is incomplete: {what} is missing")
+    kinds, rope = config["layer_types"], config["rope_parameters"]
+    full, size = config["head_dim"], facts.whole("attention.key_length_swa", config["head_dim"])
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if facts.whole(key, size) != size:
+            raise GgufError(f"has heads whose parts differ in size: {key} is not {size}; use the model's folder")
+    sizes = [full if kind == _FULL else size for kind in kinds]
+    kv_heads = [of_layer(config["num_key_value_heads"], idx) for idx in range(len(kinds))]
+    layers = zip(sizes, kv_heads, strict=True)
+    shared, width = (
+        _stated_or_0(facts, key) for key in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
+    )
+    own = [idx for idx, kind in enumerate(kinds) if kind == _FULL and idx < len(kinds) - shared]
+    table = tensors.get("per_layer_token_embd.weight")
+    return {
+        **_mlp_width(config["intermediate_size"], len(kinds), shared),
+        "sliding_window": facts.whole("attention.sliding_window"),
+        "head_dim": size,
+        "num_key_value_heads": kv_heads[0],
+        "per_layer_config": {
+            str(idx): {"head_dim": its, "num_key_value_heads": count} for idx, (its, count) in enumerate(layers)
+        },
+        _SHARED: shared,
+        "attention_k_eq_v": any(f"blk.{idx}.attn_v.weight" not in tensors for idx in own),
+        "hidden_size_per_layer_input": width,
+        "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
+        "enable_moe_block": bool(facts.optional("expert_count", 0)),
+        "rope_parameters": {
+            _FULL: rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", 10_000.0)},
+        },
+    }
+
+
+def _stated_or_0(facts: Any, key: str) -> int:
+    """Return a whole number, 0 if a file does not state it."""
+    return 0 if facts.optional(key, None) is None else int(facts.each_layer(key, least=0))
+
+
+def _mlp_width(stated: int | list[int], num_layers: int, shared: int) -> dict[str, Any]:
+    """Return the fields about the width of the MLPs, which may be twice that of the others in the last layers."""
+    widths = stated if isinstance(stated, list) else [stated] * num_layers
+    usual, last = widths[0], widths[-1]
+    if last not in (usual, 2 * usual) or widths != [usual] * (num_layers - shared) + [last] * shared:
+        raise GgufError("has MLPs of widths that are not known here; use a folder saved by transformers")
+    return {"intermediate_size": usual, "use_double_wide_mlp": last != usual}
+
+
 _QUERY, _KEY, _VALUE, *_OTHERS = LINEARS
 ARCHITECTURE = Architecture(
     model_class="Gemma4ForCausalLM",
@@ -179,5 +241,13 @@ ARCHITECTURE = Architecture(
     has_windows=True,
     shapes=shape_of,
     turns_parts=True,
+    gguf_name="gemma4",
+    gguf_layers=_gguf_layers,
+    gguf_keys=("attention.shared_kv_layers", "embedding_length_per_layer_input"),
+    gguf_experts={
+        "num_experts": "expert_count",
+        "top_k_experts": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    },
     why_not=_why_not,
 )

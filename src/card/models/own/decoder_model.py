@@ -211,6 +211,9 @@ class _FileWeights:
             else:
                 weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
                 linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
+        for part in architecture.unread(shape):
+            for kind in ("weight", "bias"):
+                self._weights.pop(f"{prefix}{part.name}.{kind}", None)
         return DecoderLayer(shape, linears, norms, filters, vectors)
 
     def check_empty(self) -> None:

@@ -23,7 +23,7 @@ _SOFTMAX, _SOFTMAX_OF_CHOSEN = 1, 3  # llama.cpp's numbers of routers
 
 def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     """Return the fields of the config about experts. Raises: GgufError if they are not those of a model run here."""
-    if not architecture.gguf_experts:
+    if not architecture.gguf_experts or (architecture.may_lack_experts and not facts.optional("expert_count", 0)):
         return {}
     count, chosen = facts.whole("expert_count"), facts.whole("expert_used_count")
     if count > _MOST_EXPERTS:
@@ -57,6 +57,8 @@ def expert_weights(place: TensorPlace, architecture: Architecture, config: Mappi
     if not architecture.expert_parts:
         return None
     stem, _, kind = place.name.rpartition(".")
+    if kind == "scale":  # a vector of its own
+        return None
     layer, _, name = stem.removeprefix("blk.").partition(".")
     begin, parts = f"model.layers.{layer}.", architecture.expert_parts
     if (single := _SINGLE.fullmatch(name)) is not None:

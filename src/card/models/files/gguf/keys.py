@@ -178,6 +178,7 @@ class GgufFacts:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
         known |= {_CAPS[cap] for cap in architecture.caps} | {*architecture.gguf_sizes.values()}
+        known |= {*architecture.gguf_keys}
         idle = _IDLE
         if architecture.gguf_experts:
             known, idle = (known | _OF_EXPERTS) - _IDLE_WITH_EXPERTS.keys(), {**_IDLE, **_IDLE_WITH_EXPERTS}

@@ -13,7 +13,7 @@ from typing import Any
 
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
-from card.kernels.packed_linear import LANES
+from card.kernels.packed_linear import GROUP, LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
 from card.models.files.generation_config import GenerationConfig
@@ -110,7 +110,9 @@ class GgufSource:
         """True if the file's own blocks can run as they are on a CPU that runs integer passes."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
         are_blocks = not types.isdisjoint(BLOCK_FORMATS) and types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
-        return are_blocks and self.config["head_dim"] % LANES == 0
+        heads = [self.config, *self.config.get("per_layer_config", {}).values()]
+        own_width = self.config.get("hidden_size_per_layer_input", 0)
+        return are_blocks and all(one["head_dim"] % LANES == 0 for one in heads) and own_width % GROUP == 0
 
     def block_decoder(self) -> DecoderModel:
         """Return the model with the file's own blocks, packed for integer passes; `can_run_blocks` must be true."""
