@@ -384,7 +384,7 @@ def write_gguf(
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     factors = [(f"{name}.weight", one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
     for name, weight in (*model.named_parameters(), *factors):
-        if weight.ndim == 3:
+        if weight.ndim == 3 and not name.endswith("conv.conv.weight"):
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
                 if own not in without:
                     writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
