@@ -163,6 +163,8 @@ def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, An
     shared, width = (
         _stated_or_0(facts, key) for key in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
     )
+    if shared >= len(kinds):
+        raise GgufError(f"cannot be used: its attention.shared_kv_layers is {shared}, of {len(kinds)} layers")
     own = [idx for idx, kind in enumerate(kinds) if kind == _FULL and idx < len(kinds) - shared]
     table = tensors.get("per_layer_token_embd.weight")
     return {

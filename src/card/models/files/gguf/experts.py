@@ -54,7 +54,7 @@ def expert_weights(place: TensorPlace, architecture: Architecture, config: Mappi
 
     Raises: GgufError if it does not hold as many experts as the config says.
     """
-    if not architecture.expert_parts:
+    if not architecture.expert_parts or not architecture.gguf_experts.keys() <= config.keys():
         return None
     stem, _, kind = place.name.rpartition(".")
     if kind == "scale":  # a vector of its own
