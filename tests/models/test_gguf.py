@@ -560,7 +560,7 @@ def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cac
     assert content.count(name + b"llama") == 1
     file.write_bytes(content.replace(name + b"llama", name + b"gemma"))
     assert failure(file, cache).startswith(
-        "holds a model of the architecture gemma; of GGUF files those of cohere2, exaone4, gemma2, gemma3, glm4"
+        "holds a model of the architecture gemma; of GGUF files those of cohere2, exaone4, gemma2, gemma3, gemma4, glm4"
     )
     place = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     for type_id, called in ((99, "type 99"), (24, "I8"), (9, "Q8_1")):

@@ -21,7 +21,7 @@ _HALF_EACH = 0.5**0.5  # of the sum of what tokens have and what their embedding
 
 
 class LayerInputTables:
-    """What a pass needs to make them: their table, and the packed projection of embeddings."""
+    """The table of such numbers, and the packed projection of embeddings that adds to them."""
 
     def __init__(self, model: DecoderModel, its: LayerInputs, pack: Pack) -> None:
         """Pack the projection; rows of the table are read as passes need them."""

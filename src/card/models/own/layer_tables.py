@@ -87,7 +87,7 @@ class LayerTables:
 
     @property
     def has_both(self) -> bool:
-        """Whether a layer has experts beside an MLP."""
+        """True if a layer has experts beside an MLP."""
         return any(shape.experts is not None and shape.mlp_width for shape in self.shapes)
 
     @property
