@@ -18,13 +18,10 @@ from card.kernels.jit.rows import (
     MINUS_ONE,
     ONE,
     ZERO,
-    add_row,
     exponential,
     floats_behind,
     multiply_tile,
     project,
-    rms_norm,
-    scale_row,
     scales_behind,
     sums_behind,
     tile_size,
@@ -440,22 +437,3 @@ def run_experts(
     turn = wait(barrier, threads, turn)
     add_experts(table, of, thread, own)
     return wait(barrier, threads, turn)
-
-
-@compiled
-def add_both(table: int, layer: int, row: int) -> None:
-    """Add to a row what an MLP and the experts beside it give, each normed and then both together."""
-    of, padded, eps = entry(layer, t.EXPERTS), entry(table, t.PADDED_WIDTH), real_entry(table, t.EPS)
-    width, before = entry(table, t.WIDTH), 4 * padded * row
-    its, others, hidden = (
-        entry(table, t.ADDED) + before,
-        entry(table, t.EXPERT_SUMS) + before,
-        entry(table, t.HIDDEN) + before,
-    )
-    rms_norm(its, entry(of, t.MLP_ALONE_NORM), its, width, padded, eps)
-    rms_norm(others, entry(of, t.EXPERTS_OUT_NORM), others, width, padded, eps)
-    add_row(others, its, padded)
-    rms_norm(its, entry(layer, t.MLP_OUT_NORM), its, width, padded, eps)
-    add_row(its, hidden, padded)
-    if entry(layer, t.FACTOR):
-        scale_row(hidden, load_float(entry(layer, t.FACTOR)), padded)

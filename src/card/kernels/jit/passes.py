@@ -15,7 +15,7 @@ from typing import Any
 
 from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend_part
-from card.kernels.jit.experts import add_both, run_experts
+from card.kernels.jit.experts import run_experts
 from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.heads import norm_all_heads, prepare_heads
 from card.kernels.jit.layer_inputs import gate_own_input, layer_inputs_bytes, make_layer_inputs, own_input
@@ -199,6 +199,25 @@ def run_mlp(
         gated_scales(table, of, first_row), gated_sums(table, of, first_row), entry(of, t.MLP) // GROUP,
         entry(of, t.FACTOR), part, parts, turn,
     )  # fmt: skip
+
+
+@compiled
+def add_both(table: int, layer: int, row: int) -> None:
+    """Add to a row what an MLP and the experts beside it give, each normed and then both together."""
+    of, padded, eps = entry(layer, t.EXPERTS), entry(table, t.PADDED_WIDTH), real_entry(table, t.EPS)
+    width, before = entry(table, t.WIDTH), 4 * padded * row
+    its, others, hidden = (
+        entry(table, t.ADDED) + before,
+        entry(table, t.EXPERT_SUMS) + before,
+        entry(table, t.HIDDEN) + before,
+    )
+    rms_norm(its, entry(of, t.MLP_ALONE_NORM), its, width, padded, eps)
+    rms_norm(others, entry(of, t.EXPERTS_OUT_NORM), others, width, padded, eps)
+    add_row(others, its, padded)
+    rms_norm(its, entry(layer, t.MLP_OUT_NORM), its, width, padded, eps)
+    add_row(its, hidden, padded)
+    if entry(layer, t.FACTOR):
+        scale_row(hidden, load_float(entry(layer, t.FACTOR)), padded)
 
 
 @compiled
