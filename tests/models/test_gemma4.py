@@ -232,3 +232,22 @@ def test_a_config_that_does_not_fit_is_left_to_transformers_and_one_line(
         load_decoder(str(to))
         raise ModelError("it runs by transformers' modules")
     assert "\n" not in str(caught.value)
+
+
+def test_the_text_model_of_a_multimodal_folder_is_read_without_its_other_parts(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = json.loads((folders(OWN_INPUTS) / "config.json").read_text())
+    outer = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": text.pop("dtype")}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": text, "vision_config": {"depth": 1}}))
+    weights = load_file(folders(OWN_INPUTS) / "model.safetensors")
+    named = {f"model.language_model.{name.removeprefix('model.')}": weight for name, weight in weights.items()}
+    more = {"model.vision_tower.encoder.weight": np.ones(3, np.float32), "model.embed_vision.a": np.ones(3, np.float32)}
+    save_file({**named, **more}, tmp_path / "model.safetensors", {"format": "pt"})
+    model, alone = own(tmp_path), own(folders(OWN_INPUTS))
+    assert model.config.model_type == "gemma4_text"
+    assert [name for name, _ in model.weights] == [name for name, _ in alone.weights]
+    assert np.array_equal(logits_of(model, [5, 6, 7]), logits_of(alone, [5, 6, 7]))
+    assert model.layer_inputs is not None
+    table, (pages,) = model.layer_inputs.table, model.pages
+    assert any(np.shares_memory(table, one) for one in pages.arrays.values())

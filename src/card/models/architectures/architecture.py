@@ -172,6 +172,7 @@ class Architecture:
 
     model_class: str  # transformers'
     config_class: type[DecoderConfig]
+    outer_type: str | None = None  # the ``model_type`` of multimodal models whose text model is one of these
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
     scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
     """Factors: fields of the config, or functions of it. Logits are divided by theirs."""

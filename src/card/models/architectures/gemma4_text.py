@@ -205,6 +205,7 @@ _QUERY, _KEY, _VALUE, *_OTHERS = LINEARS
 ARCHITECTURE = Architecture(
     model_class="Gemma4ForCausalLM",
     config_class=Gemma4Fields,
+    outer_type="gemma4",
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     scales={"attention": lambda config: 1.0, "embedding": embedding_scale},
     caps={"logits": "final_logit_softcapping"},

@@ -32,6 +32,7 @@ from card.models.files.generation_config import GenerationConfig, read_generatio
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import is_of_drafter, raw_config, weight_files
+from card.models.inner_text import inner_config, inner_name
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.long_texts import LONG_ROPE
 from card.models.own.expert_weights import split_experts
@@ -302,7 +303,7 @@ def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | Non
     raw = raw_config(folder)
     if is_scaled and isinstance(raw, dict):
         raw = unquantized(raw)
-    return config_of({**raw, "name_or_path": str(folder)}) if isinstance(raw, dict) else None
+    return config_of({**inner_config(raw), "name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
 def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
@@ -346,6 +347,8 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             if scaled is not None
             else {name: array for file in files for name, array in file.arrays.items()}
         )
+        if architecture.outer_type is not None:
+            stored = {own: array for name, array in stored.items() if (own := inner_name(name)) is not None}
         weights = {
             name: array if name == LAYER_TABLE and _holds(wanted, array) else array.astype(wanted, copy=False)
             for name, array in stored.items()
