@@ -21,6 +21,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     GptOssConfig,
@@ -80,6 +82,14 @@ LONG_ROPE = {
     "short_factor": [1.0, 1.0, 1.25, 1.5, 1.75, 2.0, 2.1, 2.3],
     "long_factor": [1.0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 8.0],
 }
+GEMMA4_KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+}
 KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "llama, tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
@@ -95,6 +105,45 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Gemma3ForCausalLM,
         Gemma3TextConfig,
         {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
+    ),
+    "gemma4, own inputs": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": 2 * GEMMA4_KINDS,
+            "hidden_size_per_layer_input": 64,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma4, keys as values": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": 2 * GEMMA4_KINDS,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4, experts": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            **GEMMA4,
+            "num_hidden_layers": 3,
+            "layer_types": GEMMA4_KINDS,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
     ),
     "granite": (
         GraniteForCausalLM,
@@ -229,6 +278,19 @@ _NAMES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
     "conv.conv": "shortconv.conv",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
+    "router.proj": "ffn_gate_inp",
+    "router": "ffn_gate_inp",
+    "router.per_expert_scale": "ffn_down_exps",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
@@ -239,7 +301,8 @@ _NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama", "gpt_oss": "gpt-oss"}
-_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss")  # files name it after attention, as transformers
+# Files name their post_attention_layernorm after attention, as transformers.
+_POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -290,12 +353,17 @@ def save_model(
     more = {**more, **(sizes or {})}
     vocab = max(tokenizer.get_vocab().values()) + 1
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    if more.get("hidden_size_per_layer_input"):
+        more["vocab_size_per_layer_input"] = vocab
     config = config_class(**{**SIZES, "vocab_size": vocab, "pad_token_id": tokenizer.pad_token_id, **ends, **more})
     torch.manual_seed(seed)
     model = model_class(config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight) * 0.2 + (weight.dim() == 1))
+        for name, factor in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                factor.copy_(1 + torch.randn(1) / 9)
         for weight in model.parameters():
             weight.add_(noise * weight.std() * torch.randn_like(weight))
     model.save_pretrained(folder)
@@ -356,7 +424,8 @@ def write_gguf(
         _ADD[type(value)](writer, key, value)
     _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
-    for name, weight in model.named_parameters():
+    factors = [(f"{name}.weight", one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
+    for name, weight in (*model.named_parameters(), *factors):
         if ".experts." in name:
             joined = _expert_tensors(
                 name, weight.detach().numpy(), joins_experts=joins_experts, is_interleaved=arch == "gpt-oss"
@@ -367,7 +436,8 @@ def write_gguf(
                     of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
                     writer.add_tensor(own, stored, raw_dtype=of)
             continue
-        stem, _, part = (f"{name}.weight" if name.endswith("sinks") else name).rpartition(".")
+        stem = name.replace("per_expert_scale", "per_expert_scale.scale")
+        stem, _, part = (f"{stem}.weight" if name.endswith("sinks") else stem).rpartition(".")
         _, _, rest = stem.partition("model.layers.")
         layer, _, inside = rest.partition(".")
         own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
@@ -397,7 +467,7 @@ def write_gguf(
 
 def _as_in_files(values: np.ndarray[Any, Any], part: str, arch: str, config: Mapping[str, Any]) -> Any:
     """Return a weight with what the converter adds to it, and with neighbours in a head where it turns neighbours."""
-    if arch.startswith("gemma") and values.ndim == 1:
+    if arch in ("gemma2", "gemma3") and values.ndim == 1:
         return values + np.float32(1.0)
     if arch in ("llama", "granite", "granitemoe", "smollm3") and part in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
@@ -430,6 +500,8 @@ def _expert_tensors(
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
+    if config["model_type"] == "gemma4_text":
+        return _gemma4_facts(config)
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
     taps = config.get("conv_L_cache")
@@ -472,6 +544,47 @@ def _scaling(rope: Mapping[str, Any], num_positions: int) -> dict[str, Any]:
     return {"rope.scaling.type": "yarn", **context, **stated}
 
 
+def _gemma4_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    full = next(iter(config["per_layer_config"].values()))
+    is_full = [kind == "full_attention" for kind in config["layer_types"]]
+    kv_heads, shared = config["num_key_value_heads"], config["num_kv_shared_layers"]
+    widths = [config["intermediate_size"]] * len(is_full)
+    if config["use_double_wide_mlp"]:
+        widths[-shared:] = [2 * widths[0]] * shared
+    cap = config["final_logit_softcapping"]
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": len(is_full),
+        "feed_forward_length": widths if config["use_double_wide_mlp"] else widths[0],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": [full.get("num_key_value_heads", kv_heads) if one else kv_heads for one in is_full],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": full["head_dim"],
+        "attention.value_length": full["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [not one for one in is_full],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "rope.dimension_count": full["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base": config["rope_parameters"]["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        **({} if cap is None else {"final_logit_softcapping": cap}),
+        **(
+            {}
+            if config["num_experts"] is None
+            else {
+                "expert_count": config["num_experts"],
+                "expert_used_count": config["top_k_experts"],
+                "expert_feed_forward_length": config["moe_intermediate_size"],
+            }
+        ),
+    }
+
+
 def _mlp_width(config: Mapping[str, Any]) -> int:
     """Return the width of the MLP; LFM2 states what it was made from."""
     if not config.get("block_auto_adjust_ff_dim"):
@@ -506,6 +619,10 @@ def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int, merges:
 def _rotation_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Yield the tensors that angles are divided by."""
     rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        pairs = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
+        turning = int(pairs * rope["full_attention"]["partial_rotary_factor"])
+        yield "rope_freqs.weight", np.repeat([1.0, 1e30], [turning, pairs - turning]).astype(np.float32)
     if rope.get("rope_type") == "llama3":
         yield "rope_freqs.weight", _llama3_factors(rope, config["head_dim"])
     if rope.get("rope_type") == "longrope":

@@ -15,7 +15,7 @@ RUNNING = {
     "llama": "own pass",
     "qwen3": "own pass",
     "gemma3_text": "own pass",
-    "gemma4_text": "transformers' modules",
+    "gemma4_text": "own pass",
     "gpt_oss": "own pass",
     "deepseek_v3": "transformers' modules",
     "mixtral": "own pass",

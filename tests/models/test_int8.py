@@ -22,6 +22,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     GPT2Config,
@@ -94,6 +96,13 @@ pytestmark = [
 # Neither 80 nor a head of 20 fills whole vectors.
 SIZES = tiny(96, hidden_size=80, intermediate_size=112, max_position_embeddings=256)
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA4 = {
+    **SIZES,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
@@ -164,6 +173,30 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         ),
     ),
     "granitemoe": (GraniteMoeForCausalLM, GraniteMoeConfig(**SIZES, residual_multiplier=0.4, logits_scaling=2.0)),
+    "gemma4": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **{**GEMMA4, "num_hidden_layers": 4, "layer_types": 2 * GEMMA4["layer_types"]},
+            hidden_size_per_layer_input=24,
+            vocab_size_per_layer_input=96,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            final_logit_softcapping=9.0,
+        ),
+    ),
+    "gemma4_moe": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(
+            **GEMMA4,
+            hidden_size_per_layer_input=0,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            enable_moe_block=True,
+            num_experts=12,
+            top_k_experts=3,
+            moe_intermediate_size=40,
+        ),
+    ),
 }
 STORED = (  # kinds with weights as they are
     "llama float32",
@@ -186,6 +219,9 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Row
     model = model_class(copy.deepcopy(config))  # which whoever runs the model writes to
     for name, parameter in model.named_parameters():
         parameter.data.normal_(mean=1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0, std=std)
+    for name, factor in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            factor.fill_(0.8)
     if dtype:
         model = model.to(getattr(torch, dtype))
     if in_integers and not dtype:

@@ -20,6 +20,7 @@ _Reals = npt.NDArray[np.float64]
 
 _DIGITS = 30  # of a power: twice those of a float64
 _PI = Decimal("3.14159265358979323846264338327950288")
+PROPORTIONAL = "proportional"  # angles of a part of each head's pairs, at the pace that they have in the whole head
 _LEAST_WIDTH = 0.001  # of yarn's channels between those that slow down and those that do not, as transformers has it
 _BLOCK = 128  # positions computed at once: what lies between stays in a core's cache
 _TWO_OVER_PI = 6.36619772367581382433e-01
@@ -42,7 +43,7 @@ def inverse_frequencies(
     """Return by how much each pair of a head turns from one position to the next, [size / 2].
 
     Args:
-        rope: a config's ``rope_parameters``, of the type default, linear, llama3, yarn or longrope.
+        rope: a config's ``rope_parameters``, of the type default, linear, llama3, yarn, longrope or proportional.
         size: number of a head's channels that turn.
         num_positions: the most that the model has.
         is_long: of texts beyond the context of the first training, where longrope has other factors.
@@ -139,11 +140,18 @@ def _mixed(plain: _Reals, factor: float, kept: _Reals) -> _Reals:
     return mixed
 
 
+def _proportional_frequencies(plain: _Reals, rope: Mapping[str, Any], _: int) -> _Reals:
+    """Let a share of the pairs turn, the fast ones, and the others not at all (Gemma 4)."""
+    num_turning = int(rope.get("partial_rotary_factor", 1.0) * 2 * len(plain) // 2)
+    return np.where(np.arange(len(plain)) < num_turning, plain, 0.0) / float(rope.get("factor", 1.0))
+
+
 _SCALED: Mapping[str, Callable[[_Reals, Mapping[str, Any], int], _Reals]] = {
     "default": lambda plain, rope, _: plain,
     "linear": lambda plain, rope, _: plain / float(rope["factor"]),
     "llama3": _llama3_frequencies,
     "yarn": _yarn_frequencies,
+    PROPORTIONAL: _proportional_frequencies,
 }
 
 

@@ -194,6 +194,8 @@ def choose(of: int, scores: int, choice: int, room: int) -> None:
     for i in range(chosen):
         store_int(choice + _CHOICE * i, load_int(room + 8 * i))
         weight = load_float(best + 4 * i) / together * real_entry(of, t.WEIGHT_SCALE)
+        if entry(of, t.EXPERT_FACTORS):
+            weight = weight * load_float(entry(of, t.EXPERT_FACTORS) + 4 * load_int(room + 8 * i))
         store_float(choice + _CHOICE * i + 8, weight)
     if entry(of, t.SHARED) != t.NO_SHARED:
         weight = ONE
@@ -205,16 +207,26 @@ def choose(of: int, scores: int, choice: int, room: int) -> None:
 
 
 @compiled
+def prepare_records(table: int, takes: int, norm: int, first_row: int, num_rows: int, own: int) -> None:
+    """Prepare some rows as records, each of its own."""
+    num_groups, record = entry(table, t.PADDED_WIDTH) // GROUP, record_bytes(table)
+    for row in range(num_rows):
+        at = own + record * row
+        scales = scales_behind(at, 1, num_groups)
+        prepare_input(table, takes, norm, first_row + row, 1, at, scales, sums_behind(scales, 1, num_groups))
+
+
+@compiled
 def route(
     table: int, of: int, norm: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
 ) -> int:  # fmt: skip
     """Prepare some rows, and choose their experts; threads share out the router's channels. Return the next turn."""
     num_groups, record, slots = entry(table, t.PADDED_WIDTH) // GROUP, record_bytes(table), slots_at(table, of, own)
-    tile, takes = tile_at(table, of, own), entry(of, t.EXPERT_TAKES) | t.AS_FLOATS
-    for row in range(num_rows):
-        at = own + record * row
-        scales = scales_behind(at, 1, num_groups)
-        prepare_input(table, takes, norm, first_row + row, 1, at, scales, sums_behind(scales, 1, num_groups))
+    tile, takes, router_norm = tile_at(table, of, own), entry(of, t.EXPERT_TAKES), entry(of, t.ROUTER_NORM)
+    if router_norm:
+        prepare_records(table, t.AS_FLOATS, router_norm, first_row, num_rows, own)
+    else:
+        prepare_records(table, takes | t.AS_FLOATS, norm, first_row, num_rows, own)
     panels = (entry(of, t.NUM_EXPERTS) + int(entry(of, t.SHARED) == t.GATED_SHARED) + PANEL - 1) // PANEL
     start, stop, score_bytes = share(panels, part, parts), share(panels, part + 1, parts), 4 * PANEL * panels
     done, out = 0, entry(table, t.ROUTED) + score_bytes * first_row
@@ -229,6 +241,8 @@ def route(
             out + score_bytes * done, score_bytes, 0,
         )  # fmt: skip
         done += count
+    if router_norm:
+        prepare_records(table, takes, norm, first_row, num_rows, own)
     turn = wait(entry(table, t.BARRIER), parts, turn)
     for row in range(num_rows):
         choose(of, out + score_bytes * row, choices_at(table, of, own, row), room_at(table, of, own))
@@ -353,9 +367,9 @@ def gate_experts(table: int, of: int, thread: int, own: int) -> None:
 
 @compiled
 def add_expert(
-    table: int, of: int, its: int, slots: int, rows: int, start: int, stop: int, before: int, own: int
+    table: int, of: int, its: int, slots: int, rows: int, start: int, stop: int, before: int, own: int, to: int
 ) -> None:  # fmt: skip
-    """Add output panels ``start`` to ``stop`` of an expert to its rows, times their weights; see `gate_expert`."""
+    """Add output panels ``start`` to ``stop`` of an expert to its rows of ``to``, times weights; see `gate_expert`."""
     padded, num_groups, room = entry(table, t.PADDED_WIDTH), entry(its, t.EXPERT_GROUPS), room_at(table, of, own)
     out_bytes, done = 4 * PANEL * _DOWN_PANELS, 0
     while done < rows:
@@ -374,7 +388,7 @@ def add_expert(
                 for row in range(size):
                     slot = slots + _SLOT * (done + first + row)
                     weight, source = fill(load_float(slot + 16)), room + out_bytes * row
-                    hidden = entry(table, t.HIDDEN) + 4 * padded * load_int(slot + 8) + 4 * PANEL * panel
+                    hidden = to + 4 * padded * load_int(slot + 8) + 4 * PANEL * panel
                     for at in range(0, 4 * PANEL * (end - panel), 4 * LANES):
                         store(hidden + at, fma(weight, load(source + at), load(hidden + at)))
                 first += size
@@ -383,15 +397,21 @@ def add_expert(
 
 @compiled
 def add_experts(table: int, of: int, thread: int, own: int) -> None:
-    """Add a thread's channels of what all experts give to the hidden states."""
+    """Add a thread's channels of what all experts give to the hidden states, or to zeros beside an MLP."""
     threads, panels, before = entry(table, t.THREADS), entry(table, t.PADDED_WIDTH) // PANEL, 0
-    starts, slots = starts_at(table, of, own), slots_at(table, of, own)
+    starts, slots, to = starts_at(table, of, own), slots_at(table, of, own), entry(table, t.HIDDEN)
     start, stop = share(panels, thread, threads), share(panels, thread + 1, threads)
+    if entry(of, t.EXPERTS_OUT_NORM):
+        to = entry(table, t.EXPERT_SUMS)
+        for row in range(entry(table, t.ROWS)):
+            its_sums = to + 4 * PANEL * panels * row
+            for at in range(its_sums + 4 * PANEL * start, its_sums + 4 * PANEL * stop, 4 * LANES):
+                store(at, fill(ZERO))
     for expert in range(num_listed(of)):
         rows, its = rows_of(starts, expert), expert_entry(of, expert)
         if rows:
             place = slots + _SLOT * load_int(starts + 8 * expert)
-            add_expert(table, of, its, place, rows, start, stop, before, own)
+            add_expert(table, of, its, place, rows, start, stop, before, own, to)
             before += rows * entry(its, t.EXPERT_GROUPS)
 
 
@@ -406,7 +426,8 @@ def run_experts(
         first_row, num_rows: the rows that the thread prepares, all of them or its own.
     """
     of, barrier, threads = entry(layer, t.EXPERTS), entry(table, t.BARRIER), entry(table, t.THREADS)
-    turn = route(table, of, entry(layer, t.MLP_NORM), first_row, num_rows, part, parts, turn, own)
+    norm = entry(of, t.EXPERT_NORM) if entry(of, t.EXPERT_NORM) else entry(layer, t.MLP_NORM)
+    turn = route(table, of, norm, first_row, num_rows, part, parts, turn, own)
     if shares_rows(table):
         turn = wait(barrier, threads, turn)
     sort_rows(table, of, own)

@@ -53,6 +53,7 @@ def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: 
     heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
     size, padded, eps = entry(of, t.HEAD), entry(of, t.PADDED_HEAD), real_entry(table, t.EPS)
     has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
+    value_norm = entry(of, t.VALUE_NORM)
     for row in range(first_row, last_row):
         its = row_entry(table, row)
         angle = 4 * turned * entry(its, t.ANGLE)
@@ -64,6 +65,8 @@ def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: 
                     rms_norm(x, norm, x, size, padded, eps)
                 if turned:
                     turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
+            elif value_norm:
+                rms_norm(x, value_norm, x, size, padded, eps)
             if head >= heads:
                 out = kept_at(table, of, its, head - heads) + entry(its, t.SLOT) * kept_bytes(table, of)
                 for at in range(0, padded, LANES):

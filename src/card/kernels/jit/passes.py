@@ -18,6 +18,7 @@ from card.kernels.jit.attention import attend_part
 from card.kernels.jit.experts import run_experts
 from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.heads import norm_all_heads, prepare_heads
+from card.kernels.jit.layer_inputs import gate_own_input, layer_inputs_bytes, make_layer_inputs, own_input
 from card.kernels.jit.rows import (
     add_row,
     capped,
@@ -25,6 +26,7 @@ from card.kernels.jit.rows import (
     project,
     rms_norm,
     room_behind,
+    scale_row,
     scales_behind,
     sums_behind,
 )
@@ -40,6 +42,7 @@ from card.kernels.jit.vectors import (
     entered,
     fill,
     load,
+    load_float,
     store,
 )
 
@@ -103,12 +106,13 @@ def project_heads(
 @compiled
 def add_output(
     table: int, linear: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int,
-    num_groups: int, part: int, parts: int, turn: int,
+    num_groups: int, factor: int, part: int, parts: int, turn: int,
 ) -> int:  # fmt: skip
     """Add a part of what a block computes for some rows to the hidden states; return the next turn.
 
     Args:
         norm: weight of a norm to apply first; 0 for none. It sees whole rows, so the parts are then rows.
+        factor: where a float lies that the sums are times, with such a norm; 0 for none.
     """
     barrier, padded = entry(table, t.BARRIER), entry(table, t.PADDED_WIDTH)
     before = 4 * padded * first_row
@@ -123,6 +127,8 @@ def add_output(
         its = added + 4 * padded * row
         rms_norm(its, norm, its, entry(table, t.WIDTH), padded, real_entry(table, t.EPS))
         add_row(its, hidden + 4 * padded * row, padded)
+        if factor:
+            scale_row(hidden + 4 * padded * row, load_float(factor), padded)
     return wait(barrier, parts, turn)
 
 
@@ -142,7 +148,7 @@ def begin_layer(
 ) -> int:  # fmt: skip
     """Compute a part of queries, keys and values of some rows, and return the next turn."""
     of, groups, barrier = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP, entry(table, t.BARRIER)
-    heads, kv_heads, is_parallel = entry(of, t.HEADS), entry(of, t.KV_HEADS), entry(table, t.IS_PARALLEL)
+    heads, kv_heads, is_parallel = entry(of, t.HEADS), entry(of, t.MADE_KV_HEADS), entry(table, t.IS_PARALLEL)
     scales = scales_behind(own, num_rows, groups)
     sums = sums_behind(scales, num_rows, groups)
     takes = entry(of + 8 * t.QUERY, t.TAKES) | entry(of + 8 * t.KEY, t.TAKES) | entry(of + 8 * t.VALUE, t.TAKES)
@@ -167,22 +173,88 @@ def begin_layer(
 
 
 @compiled
+def gate_mlp(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of the gate of the MLP of some rows; return the next turn."""
+    of, groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
+    scales = scales_behind(own, num_rows, groups)
+    sums = sums_behind(scales, num_rows, groups)
+    takes = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
+    prepare_input(table, takes, entry(of, t.MLP_NORM), first_row, num_rows, own, scales, sums)
+    gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
+    return wait(entry(table, t.BARRIER), parts, turn)
+
+
+@compiled
 def run_mlp(
     table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
 ) -> int:  # fmt: skip
     """Compute a part of the MLP of some rows, or of what it adds if its gate is done; return the next turn."""
-    of, groups = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP
+    of = layer_entry(table, layer)
     if not entry(table, t.IS_PARALLEL):
-        scales = scales_behind(own, num_rows, groups)
-        sums = sums_behind(scales, num_rows, groups)
-        takes = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
-        prepare_input(table, takes, entry(of, t.MLP_NORM), first_row, num_rows, own, scales, sums)
-        gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
-        turn = wait(entry(table, t.BARRIER), parts, turn)
+        turn = gate_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
     return add_output(
         table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first_row, num_rows, gated_bytes(table, of, first_row),
-        gated_scales(table, of, first_row), gated_sums(table, of, first_row), entry(of, t.MLP) // GROUP, part, parts,
-        turn,
+        gated_scales(table, of, first_row), gated_sums(table, of, first_row), entry(of, t.MLP) // GROUP,
+        entry(of, t.FACTOR), part, parts, turn,
+    )  # fmt: skip
+
+
+@compiled
+def add_both(table: int, layer: int, row: int) -> None:
+    """Add to a row what an MLP and the experts beside it give, each normed and then both together."""
+    of, padded, eps = entry(layer, t.EXPERTS), entry(table, t.PADDED_WIDTH), real_entry(table, t.EPS)
+    width, before = entry(table, t.WIDTH), 4 * padded * row
+    its, others, hidden = (
+        entry(table, t.ADDED) + before,
+        entry(table, t.EXPERT_SUMS) + before,
+        entry(table, t.HIDDEN) + before,
+    )
+    rms_norm(its, entry(of, t.MLP_ALONE_NORM), its, width, padded, eps)
+    rms_norm(others, entry(of, t.EXPERTS_OUT_NORM), others, width, padded, eps)
+    add_row(others, its, padded)
+    rms_norm(its, entry(layer, t.MLP_OUT_NORM), its, width, padded, eps)
+    add_row(its, hidden, padded)
+    if entry(layer, t.FACTOR):
+        scale_row(hidden, load_float(entry(layer, t.FACTOR)), padded)
+
+
+@compiled
+def run_both(
+    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Compute a part of an MLP and of the experts beside it; return the next turn."""
+    of, padded = layer_entry(table, layer), entry(table, t.PADDED_WIDTH)
+    turn = gate_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
+    project(
+        of + 8 * t.DOWN, num_rows, share(padded // PANEL, part, parts), share(padded // PANEL, part + 1, parts),
+        gated_bytes(table, of, first_row), gated_scales(table, of, first_row), gated_sums(table, of, first_row),
+        entry(of, t.MLP) // GROUP, entry(table, t.ADDED) + 4 * padded * first_row, 4 * padded, 0,
+    )  # fmt: skip
+    turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
+    for row in range(first_row + part, first_row + num_rows, parts):
+        add_both(table, of, row)
+    return wait(entry(table, t.BARRIER), parts, turn)
+
+
+@compiled
+def add_own_input(
+    table: int, of: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
+) -> int:  # fmt: skip
+    """Add a part of what the numbers give that tokens have for a layer; return the next turn."""
+    its, num_groups = entry(of, t.OWN_INPUT), entry(table, t.PADDED_OWN_WIDTH) // GROUP
+    gate_own_input(table, its, first_row, num_rows, part, parts, own)
+    turn = wait(entry(table, t.BARRIER), parts, turn)
+    scales = scales_behind(own, num_rows, num_groups)
+    sums = sums_behind(scales, num_rows, num_groups)
+    prepare_rows(
+        entry(its + 8 * t.INPUT_OUT, t.TAKES), own_input(table, its, first_row), layer_inputs_bytes(table), num_rows, 0,
+        0, 0, num_groups, real_entry(table, t.EPS), own, scales, sums, 0,
+    )  # fmt: skip
+    return add_output(
+        table, its + 8 * t.INPUT_OUT, entry(its, t.INPUT_OUT_NORM), first_row, num_rows, own, scales, sums, num_groups,
+        entry(its, t.INPUT_FACTOR), part, parts, turn,
     )  # fmt: skip
 
 
@@ -201,11 +273,15 @@ def end_layer(
         real_entry(table, t.EPS), own, scales, sums, 0,
     )  # fmt: skip
     norm = entry(of, t.ATTENTION_OUT_NORM)
-    turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, part, parts, turn)
-    if entry(of, t.EXPERTS):
+    turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, 0, part, parts, turn)
+    if entry(of, t.EXPERTS) and entry(of, t.MLP):
+        turn = run_both(table, layer, first_row, num_rows, part, parts, thread, turn, own)
+    elif entry(of, t.EXPERTS):
         turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
     else:
         turn = run_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
+    if entry(of, t.OWN_INPUT):
+        turn = add_own_input(table, of, first_row, num_rows, part, parts, turn, own)
     copy_to, padded = entry(of, t.COPY_TO), entry(table, t.PADDED_WIDTH)
     if (
         copy_to and part == 0
@@ -223,6 +299,8 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     if shares_rows(table):
         first_row = share(num_rows, thread, threads)
         num_rows, part, parts = share(num_rows, thread + 1, threads) - first_row, 0, 1
+    if layer == 0 and entry(table, t.PADDED_OWN_WIDTH):
+        make_layer_inputs(table, first_row, num_rows, part, parts, own)
     turn = begin_layer(table, layer, first_row, num_rows, part, parts, turn, own)
     turn = wait(barrier, threads, turn)
     if entry(layer_entry(table, layer), t.FILTER):

@@ -154,6 +154,14 @@ def add_row(x: int, out: int, padded: int) -> None:
 
 
 @compiled
+def scale_row(x: int, factor: float, padded: int) -> None:
+    """Multiply a row by a factor, in place."""
+    factors = fill(factor)
+    for at in range(0, 4 * padded, 4 * LANES):
+        store(x + at, times(load(x + at), factors))
+
+
+@compiled
 def rms_norm(x: int, weight: int, out: int, width: int, padded: int, eps: float) -> None:
     """Write the norm of a row of ``width``; its padding must be 0, and stays so."""
     squares = fill(ZERO)

@@ -13,30 +13,42 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, ACTIVATION,
     CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
     GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, INPUTS, INPUT_SIZE,
-    ROUTED, EXPERTS_AT, EXPERTS_READ, OUTPUT,
-) = range(37)  # fmt: skip
-TABLE_SIZE = OUTPUT + LINEAR_SIZE
+    ROUTED, EXPERTS_AT, EXPERTS_READ, OWN_WIDTH, PADDED_OWN_WIDTH, TOKEN_INPUTS,
+    LAYER_INPUTS, OWN_NORM, EXPERT_SUMS, OUTPUT,
+) = range(43)  # fmt: skip
+INPUT_PROJECTION = OUTPUT + LINEAR_SIZE
+TABLE_SIZE = INPUT_PROJECTION + LINEAR_SIZE
 SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # Places in the table of a layer: its linear layers one after the other, then single entries. SINKS is where a float for
 # each query head lies, a score beside those of the positions that has no value (0: none). Those from HEADS on are its
 # shape: heads of queries, of keys, channels of each and with its padding, the scale of scores, channels of the MLP
 # with their padding. Then where its keys lie, as bytes of a row of the cache that lie before them, and its number among
 # the layers that keep keys. A layer with a convolution has PANEL channels in each of as many heads of B, C and u; then
-# come its weights, one row for each tap, how many taps, and the bytes of a record that lie before its own. Last the
-# address of the table of its experts; 0 for a plain MLP.
+# come its weights, one row for each tap, how many taps, and the bytes of a record that lie before its own. Then the
+# address of the table of its experts; 0 for a plain MLP. Then heads of keys that it makes itself, all or 0; the weight
+# of the norm of values, where a float lies that its hidden states are times, and the address of the table of the
+# numbers that tokens have for it; 0 for none of these.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
     SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, EXPERTS,
-    LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 25)  # fmt: skip
+    MADE_KV_HEADS, VALUE_NORM, FACTOR, OWN_INPUT, LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 29)  # fmt: skip
+# Places in the table of numbers that tokens have for a layer: two linear layers, what makes a gate of hidden states and
+# what those behind the gate give, the weight of the norm of the latter, where a factor of hidden states lies that takes
+# the place of the layer's, and the bytes of a row of all layers' numbers that lie before these.
+INPUT_GATE, INPUT_OUT = 0, LINEAR_SIZE
+INPUT_OUT_NORM, INPUT_FACTOR, INPUT_AT, OWN_INPUT_SIZE = range(2 * LINEAR_SIZE, 2 * LINEAR_SIZE + 4)
 # Places in the table of a layer's experts: how many a row chooses from and how many of them it takes, whether weights
 # are over the sum of the chosen ones', what they are times, NO_SHARED, PLAIN_SHARED or GATED_SHARED, and which
-# activations the experts take. Then the router, whose last channel is the gate of a shared expert, and the experts, the
+# activations the experts take. Where they stand beside an MLP: the weights of the norms of what the router reads, of
+# what the experts read, of what the MLP gives and of what they give; 0 elsewhere. Where factors of the experts' weights
+# lie; 0 for none. Then the router, whose last channel is the gate of a shared expert, and the experts, the
 # shared one last: three linear layers each, and groups of channels of the first two.
 (
-    NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER,
-) = range(7)  # fmt: skip
+    NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER_NORM, EXPERT_NORM,
+    MLP_ALONE_NORM, EXPERTS_OUT_NORM, EXPERT_FACTORS, ROUTER,
+) = range(12)  # fmt: skip
 NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)
 EXPERT_LIST = ROUTER + LINEAR_SIZE
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, EXPERT_GROUPS = range(0, 4 * LINEAR_SIZE, LINEAR_SIZE)

@@ -12,20 +12,30 @@ from typing import Any, Literal
 import numpy as np
 
 from card.kernels.number_types import Dtype
+from card.kernels.rotation import PROPORTIONAL
 from card.models.decoder_config import DecoderConfig
 
 Mixer = Literal["attention", "short_conv"]
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
-    "shared", "one"
+    "shared", "one", "layer_input"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp", "experts"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
-# Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
-NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key"]
+# Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys. Then of what a
+# token's own numbers add; and where experts stand beside an MLP, of what each gives and of what the experts read.
+NormPlace = Literal[
+    "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "input_out", "mlp_alone", "experts_in",
+    "experts_out",
+]  # fmt: skip
 # The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
 ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
+
+# What makes a gate of hidden states for a token's own numbers, and what those behind it give.
+InputPlace = Literal["gate", "out"]
+# Factors: of a layer's hidden states, of what its router reads, and of each expert's weight.
+VectorPlace = Literal["layer", "router", "experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,10 @@ class LayerShape:
     mlp_width: int
     mixer: Mixer = "attention"  # what its rows learn of each other by
     num_taps: int = 0  # of a convolution: rows that one sums up, itself included
-    experts: Experts | None = None  # in the place of the MLP
+    experts: Experts | None = None  # in the place of the MLP, or beside one whose width is above 0
+    kv_source: int | None = None  # the layer whose keys and values it reads; None: it has its own
+    has_values: bool = True  # False: values are made by the layer of the keys
+    input_width: int = 0  # numbers that a token has for this layer alone; 0: none
 
     def state_size(self, hidden: int) -> int:
         """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
@@ -70,6 +83,17 @@ class Part:
     shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
     bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
     mixer: Mixer | None = None  # of the layers that have it; None: all
+    only: Callable[[LayerShape], bool] | None = None  # which of these layers have it; None: all
+    is_bare: bool = False  # its weight has the name of the part, in transformers' files
+
+    @property
+    def weight_name(self) -> str:
+        """transformers' name of its weight, in a layer."""
+        return self.name if self.is_bare else f"{self.name}.weight"
+
+    def is_in(self, shape: LayerShape) -> bool:
+        """Return whether a layer of this shape has it."""
+        return self.mixer in (None, shape.mixer) and (self.only is None or self.only(shape))
 
     def of_each(self, count: int) -> "list[Part]":
         """Return the parts of so many experts, whose number stands in the name; this one if there is none in it."""
@@ -152,6 +176,7 @@ class Architecture:
 
     model_class: str  # transformers'
     config_class: type[DecoderConfig]
+    outer_type: str | None = None  # the ``model_type`` of multimodal models whose text model is one of these
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
     scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
     """Factors: fields of the config, or functions of it. Logits are divided by theirs."""
@@ -163,6 +188,10 @@ class Architecture:
     interleaves_experts: bool = False
     """Its folders hold weights of experts [in, out] whose columns are of gate and up in turn, or rows of MXFP4."""
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
+    norms_values: bool = False  # each head of values is normed, without a weight
+    layer_inputs: str | None = None  # the field with how many numbers a token has for each layer
+    input_parts: Mapping[InputPlace, Part] = field(default_factory=dict)  # of layers with some
+    vectors: Mapping[VectorPlace, Part] = field(default_factory=dict)
     filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
     sinks: Part | None = None  # a score of each query head beside those of the positions, which has no value
     mixers: Mapping[str, Mixer] = field(default_factory=dict)
@@ -185,32 +214,55 @@ class Architecture:
     gguf_sizes: Mapping[str, str] = field(default_factory=dict)  # whole numbers that files state, by the config's field
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
+    gguf_layers: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda facts, tensors, config: {}
+    )
+    """Fields about unequal layers, by a file's facts, its tensors by their names, and the other fields."""
+    gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts that layers have; those of experts once for all of them."""
+        others = (self.expert_parts, self.norms, self.input_parts, self.vectors)
         sinks = () if self.sinks is None else (self.sinks,)
-        return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters, *sinks)
+        return (*self.linears, *(part for of in others for part in of.values()), *self.filters, *sinks)
+
+    def places_of(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return the linear layers that a layer with this mixer has a place for, but for those of its experts."""
+        found = (part for part in self.linears if part.mixer in (None, shape.mixer))
+        return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
-        """Return the linear layers of a layer, but for those of its experts."""
-        found = (part for part in self.linears if part.mixer in (None, shape.mixer))
-        return tuple(part for part in found if shape.experts is None or not _OF_MLP.intersection(part.shape))
+        """Return the linear layers of a layer, but for those of its experts and of a token's own numbers."""
+        return tuple(part for part in self.places_of(shape) if part.is_in(shape))
 
     def parts_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the parts of a layer."""
         experts = shape.experts
         of_experts = () if experts is None else self.expert_parts.values()
         each = (one for part in of_experts for one in part.of_each(0 if experts is None else experts.count))
-        others = (part for part in (*self.norms.values(), *self.filters) if part.mixer in (None, shape.mixer))
-        return (*self.linears_of(shape), *each, *others)
+        of_inputs = self.input_parts.values() if shape.input_width else ()
+        others = (*of_inputs, *self.norms.values(), *self.vectors.values(), *self.filters)
+        return (*self.linears_of(shape), *each, *(part for part in others if part.is_in(shape)))
 
     @property
     def has_wide_norms(self) -> bool:
         """True if queries and keys have norms, each over all heads at once."""
         return "query" in self.norms and self.norms["query"].shape != ("head",)
+
+    @property
+    def may_lack_experts(self) -> bool:
+        """True if experts stand beside MLPs, so that models without any have all else."""
+        return "mlp_alone" in self.norms
+
+    def unread(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return parts of a layer that files may have though it reads the keys and values of another one."""
+        if shape.kv_source is None:
+            return ()
+        alone = replace(shape, kv_source=None)
+        return tuple(part for part in self.parts if part.is_in(alone) and not part.is_in(shape))
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""
@@ -270,7 +322,10 @@ def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
 
 def rotary_size(config: Any, kind: str, head_size: int) -> int:
     """Return how many of the first channels of a head turn."""
-    return int(head_size * rotary_parameters(config)[kind].get("partial_rotary_factor", 1.0))
+    rope = rotary_parameters(config)[kind]
+    if rope["rope_type"] == PROPORTIONAL:  # where the other channels turn by nothing
+        return head_size
+    return int(head_size * rope.get("partial_rotary_factor", 1.0))
 
 
 def neighbours_first(size: int, head_size: int) -> list[int]:
@@ -304,6 +359,7 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "conv_in": 3 * config.hidden_size,
         "one": 1,
         "taps": shape.num_taps,
+        "layer_input": shape.input_width,
     }
     if experts is not None:
         sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}

@@ -6,6 +6,7 @@ before it compares them with the weights.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not 
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")  # fields that count the experts of a layer
+_CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts")  # and those that a token takes
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")  # names of weights that one expert has
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
 
@@ -98,13 +100,10 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
 
 def _check_experts(config: Mapping[str, Any]) -> None:
     """Check that no token takes more experts than there are. Raises: FolderError that names the fields."""
-    chosen = config.get("num_experts_per_tok")
-    for name in _EXPERT_COUNTS:
-        count = config.get(name)
+    for of, name in itertools.product(_CHOSEN_EXPERTS, _EXPERT_COUNTS):
+        chosen, count = config.get(of), config.get(name)
         if isinstance(chosen, int) and isinstance(count, int) and 0 < count < chosen:
-            raise FolderError(
-                f"its num_experts_per_tok is {chosen}, and it has {count} experts ({name}); download it again"
-            )
+            raise FolderError(f"its {of} is {chosen}, and it has {count} experts ({name}); download it again")
 
 
 def _check_each_expert(config: Mapping[str, Any], shapes: Shapes) -> None:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from card.errors import ModelError
-from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.rotation import PROPORTIONAL
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
@@ -32,9 +33,11 @@ from card.models.files.generation_config import GenerationConfig, read_generatio
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
 from card.models.files.weight_files import is_of_drafter, raw_config, weight_files
+from card.models.inner_text import inner_config, inner_name
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.long_texts import LONG_ROPE
 from card.models.own.expert_weights import split_experts
+from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, mxfp4_experts, with_blocks, without_mxfp4
 
@@ -44,6 +47,7 @@ _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each need
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
     LONG_ROPE: ("original_max_position_embeddings",),
+    PROPORTIONAL: (),
 }
 _MAY_STATE = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # numbers, or None
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
@@ -83,6 +87,7 @@ class DecoderLayer:
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
     filters: Mapping[str, Array]  # [channels, 1, taps]
+    vectors: Mapping[str, Array]
     sinks: Array | None = None  # [H], where the architecture has them
 
 
@@ -119,6 +124,7 @@ class DecoderModel:
         self.norm = source.array(self._norm_name, config.hidden_size)
         is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight)
         self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, *self.embeddings.shape))
+        self.layer_inputs = layer_inputs_of(architecture, config, source.take)  # None: tokens have embeddings alone
         source.check_empty()
 
     @property
@@ -131,6 +137,8 @@ class DecoderModel:
         """All linear layers, the head last."""
         for layer in self.layers:
             yield from layer.linears.values()
+        if self.layer_inputs is not None:
+            yield self.layer_inputs.projection
         yield self.lm_head
 
     @property
@@ -148,6 +156,10 @@ class DecoderModel:
                 yield f"model.layers.{idx}.{name}.weight", array
             if layer.sinks is not None and self.architecture.sinks is not None:
                 yield f"model.layers.{idx}.{self.architecture.sinks.name}", layer.sinks
+            for part in self.architecture.vectors.values():
+                if part.name in layer.vectors:
+                    yield f"model.layers.{idx}.{part.weight_name}", layer.vectors[part.name]
+        yield from () if self.layer_inputs is None else self.layer_inputs.weights
         yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
@@ -193,18 +205,24 @@ class _FileWeights:
         linears: dict[str, Linear] = {}
         norms: dict[str, Array] = {}
         filters: dict[str, Array] = {}
+        vectors: dict[str, Array] = {}
         for part in architecture.parts_of(shape):
             name, its = prefix + part.name, [sizes[size] for size in part.shape]
-            if len(its) == 1:
+            if part in architecture.vectors.values():
+                vectors[part.name] = self.array(prefix + part.weight_name, *its)
+            elif len(its) == 1:
                 norms[part.name] = self.array(f"{name}.weight", *its)
             elif part in architecture.filters:
                 filters[part.name] = self.array(f"{name}.weight", *its)
             else:
                 weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
                 linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
+        for part in architecture.unread(shape):
+            for kind in ("weight", "bias"):
+                self._weights.pop(f"{prefix}{part.name}.{kind}", None)
         of = architecture.sinks
         sinks = None if of is None else self.array(prefix + of.name, *(sizes[size] for size in of.shape))
-        return DecoderLayer(shape, linears, norms, filters, sinks)
+        return DecoderLayer(shape, linears, norms, filters, vectors, sinks)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -231,8 +249,8 @@ class Linears(NamedTuple):
     """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u."""
 
     query: Linear
-    key: Linear
-    value: Linear
+    key: Linear | None  # None: it reads the keys and values of another layer
+    value: Linear | None  # None: that of the keys makes values too
     out: Linear
     mlp: Mlp | None
     experts: ExpertLinears | None
@@ -241,9 +259,9 @@ class Linears(NamedTuple):
 def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
     sizes = sizes_of(config, layer.shape)
-    found: list[Linear] = []
-    for part in architecture.linears_of(layer.shape):
-        found += _split(layer.linears[part.name], part, sizes)
+    found: list[Any] = []
+    for part in architecture.places_of(layer.shape):
+        found += _split(layer.linears[part.name], part, sizes) if part.is_in(layer.shape) else [None]
     query, key, value, out, *mlp = found
     return Linears(query, key, value, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
 
@@ -292,7 +310,7 @@ def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | Non
     raw = raw_config(folder)
     if is_scaled and isinstance(raw, dict):
         raw = unquantized(raw)
-    return config_of({**raw, "name_or_path": str(folder)}) if isinstance(raw, dict) else None
+    return config_of({**inner_config(raw), "name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
 def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
@@ -341,8 +359,10 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             else {name: array for file in files for name, array in file.arrays.items()}
         )
         blocks = mxfp4_experts(stored, architecture, None if dtype == "auto" else wanted)
+        if architecture.outer_type is not None:
+            stored = {own: array for name, array in stored.items() if (own := inner_name(name)) is not None}
         weights = {
-            name: array.astype(wanted, copy=False)
+            name: array if name == LAYER_TABLE and _holds(wanted, array) else array.astype(wanted, copy=False)
             for name, array in stored.items()
             if not name.endswith(_OLD_ANGLES)
             and not is_of_drafter(name, config.num_hidden_layers)
@@ -361,6 +381,11 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong
         return None
     return model
+
+
+def _holds(wanted: Dtype, array: Array) -> bool:
+    """Return whether numbers stay the same in a dtype, so that rows can be converted when they are read."""
+    return array.dtype == wanted or (wanted == FLOAT32 and array.dtype in STORED_DTYPES.values())
 
 
 def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
@@ -396,7 +421,8 @@ def _is_plain_layer(shape: LayerShape) -> bool:
         min(sizes) > 0
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.head_size % 2 == 0
-        and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts))
+        and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts) and shape.mlp_width >= 0)
+        and shape.input_width >= 0
     )
 
 
@@ -416,7 +442,7 @@ def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool
     return (
         kinds <= {"full_attention"} | WITH_WINDOW
         and (window > 0 if window is not None else not kinds & WITH_WINDOW)
-        and not getattr(config, "use_bidirectional_attention", False)
+        and getattr(config, "use_bidirectional_attention", None) in (None, False, "vision")  # where texts have none
     )
 
 

@@ -32,13 +32,15 @@ from card.models.own.exact_layers import (
     as_stored,
     in_integers,
     layer_norm,
+    norm_weight,
     packed,
     products_of,
     rms_norm,
 )
 from card.models.own.exact_rows import IntArray, NewRows, input_tables, row_tables
 from card.models.own.expert_tables import expert_facts
-from card.models.own.layer_tables import LayerTables, norm_weight
+from card.models.own.layer_input_tables import LayerInputTables
+from card.models.own.layer_tables import LayerTables
 from card.models.own.layers import EmbeddedRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
@@ -92,6 +94,8 @@ class ExactDecoder:
         pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
         self._output = packed(pack, head, factor=1 / architecture.scale("logits", config))
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
+        its = model.layer_inputs
+        self._inputs = None if its is None else LayerInputTables(model, its, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self.long_rows: BoolArray | None = None
@@ -138,7 +142,10 @@ class ExactDecoder:
             if self.long_rows is not None:
                 buffers.rows[:num_rows, code.ANGLE] += self.long_rows * self._layers.first_long
         hidden = buffers.hidden[:num_rows]
-        hidden[:, : self._width] = self._embedded.of([one for step in steps for one in step.extension.token_ids])
+        ids = [one for step in steps for one in step.extension.token_ids]
+        hidden[:, : self._width] = self._embedded.of(ids)
+        if self._inputs is not None:
+            self._inputs.take(ids)
         if images is not None and len(images.rows):
             hidden[images.rows, : self._width] = images.features
         if self._embedding_scale != 1.0:
@@ -236,7 +243,8 @@ class ExactDecoder:
         """Return what a thread needs for itself in the largest pass that there is room for."""
         layers, buffers = self._layers, self._buffers
         size = max((layer.head_size for layer in self.layout.layers), default=0)
-        groups = max(padded(self._width, GROUP), layers.attended) // GROUP
+        of_inputs = 0 if self._inputs is None else self._inputs.padded_width
+        groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
         attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
         own = (
@@ -272,9 +280,12 @@ class ExactDecoder:
             code.HIDDEN: buffers.hidden,
             code.ADDED: empty(buffers.hidden.shape),
             code.ROUTED: empty((num_rows, scores)),
+            code.EXPERT_SUMS: empty((num_rows if layers.has_both else 0, width)),
             code.NORM: self._norm,
             code.ROW_TABLE: empty((num_rows, code.ROW_SIZE), np.int64),
         }
+        if self._inputs is not None:
+            parts |= self._inputs.make_room(num_rows)
         buffers.parts, buffers.rows = parts, parts[code.ROW_TABLE]
         buffers.numbers = np.arange(num_rows)
         buffers.numbers_at = buffers.numbers.ctypes.data
@@ -293,6 +304,8 @@ class ExactDecoder:
         }
         for place, number in numbers.items():
             table[place] = number
+        if self._inputs is not None:
+            self._inputs.fill(table)
         for place, real in self._reals.items():
             ctypes.c_float.from_buffer(table, 8 * place).value = real
         self._table = table

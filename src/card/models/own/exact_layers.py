@@ -120,6 +120,12 @@ def angles_of_axes(tables: tuple[Floats, Floats], positions: IntArray, axes: Int
     return cos, sin
 
 
+def norm_weight(stored: Array, offset: float) -> Floats:
+    """Return the weight of a norm."""
+    weight: Floats = stored.astype(np.float32) + np.float32(offset)
+    return weight
+
+
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """Return rows [n, D] over the root of their mean square, times a weight [D]."""
     square = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)

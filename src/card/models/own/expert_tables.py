@@ -10,10 +10,10 @@ import numpy as np
 
 from card.kernels.float_linear import float_linear
 from card.kernels.machine_code import machine_code
-from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, padded
-from card.models.architectures.architecture import Experts, LayerShape
-from card.models.own.decoder_model import ExpertLinears, Mlp
-from card.models.own.exact_layers import Pack, packed
+from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
+from card.models.architectures.architecture import Experts, LayerShape, NormPlace
+from card.models.own.decoder_model import DecoderLayer, DecoderModel, ExpertLinears, Mlp
+from card.models.own.exact_layers import Pack, norm_weight, packed
 from card.models.own.exact_rows import IntArray
 from card.models.own.layers import BlockWeight, Linear
 
@@ -90,6 +90,27 @@ def expert_table(pack: Pack, its: ExpertLinears, experts: Experts, factor: float
         taken=experts.chosen + num_shared,
     )
     return ExpertTable(entries, room, (router, each))
+
+
+def stand_beside(entries: IntArray, model: DecoderModel, layer: DecoderLayer) -> Any:
+    """Write into the table of experts what they need beside an MLP; return what its entries then hold addresses of."""
+    code, architecture, width = machine_code("tables"), model.architecture, int(model.config.hidden_size)
+    norms: dict[int, NormPlace] = {
+        code.EXPERT_NORM: "experts_in",
+        code.MLP_ALONE_NORM: "mlp_alone",
+        code.EXPERTS_OUT_NORM: "experts_out",
+    }
+    weights = {
+        place: norm_weight(layer.norms[architecture.norms[name].name], architecture.norm_offset)
+        for place, name in norms.items()
+    }
+    scale, factors = (layer.vectors[architecture.vectors[one].name] for one in ("router", "experts"))
+    weights[code.ROUTER_NORM] = scale.astype(np.float32) * np.float32(width**-0.5)
+    held = {place: extended(weight, padded(width, GROUP)) for place, weight in weights.items()}
+    held[code.EXPERT_FACTORS] = factors.astype(np.float32)
+    for place, array in held.items():
+        entries[place] = array.ctypes.data
+    return held
 
 
 def _router(its: ExpertLinears) -> PackedLinear:

@@ -9,7 +9,7 @@ import numpy as np
 
 from card.errors import ModelError
 from card.kernels.machine_code import machine_code
-from card.kernels.number_types import Array, Dtype, Floats
+from card.kernels.number_types import Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.models.architectures.architecture import LayerShape, NormPlace, neighbours_first, rotary_size
 from card.models.layer_kinds import layer_windows
@@ -18,13 +18,15 @@ from card.models.own.decoder_model import DecoderLayer, DecoderModel, Linears, l
 from card.models.own.exact_layers import (
     Pack,
     angles_of_axes,
+    norm_weight,
     packed,
     packed_heads,
     turning_tables,
     with_padded_heads,
 )
 from card.models.own.exact_rows import IntArray
-from card.models.own.expert_tables import ExpertRoom, expert_table
+from card.models.own.expert_tables import ExpertRoom, expert_table, stand_beside
+from card.models.own.layer_input_tables import factor_at, own_input_table
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.kv_cache import KVLayout, KVShape
 
@@ -43,8 +45,9 @@ class LayerTables:
         self.shapes: list[LayerShape] = [layer.shape for layer in model.layers]
         self._width = int(config.hidden_size)
         self._attending = [idx for idx, one in enumerate(self.shapes) if one.mixer == "attention"]
+        self._keeping = [idx for idx in self._attending if self.shapes[idx].kv_source is None]
         self._summing = [idx for idx, one in enumerate(self.shapes) if one.mixer == "short_conv"]
-        its = [self.shapes[idx] for idx in self._attending]
+        its = [self.shapes[idx] for idx in self._keeping]
         self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in its), kv_dtype)
         self._windows = layer_windows(config, max_model_len)
         kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
@@ -74,13 +77,18 @@ class LayerTables:
     @property
     def windows(self) -> list[int | None]:
         """The windows of the layers that keep keys."""
-        return [self._windows[idx] for idx in self._attending]
+        return [self._windows[idx] for idx in self._keeping]
 
     @property
     def record(self) -> tuple[int, int]:
         """Numbers that layers take in of a row, all together, and how many of its last ancestors they need; or 0."""
         taps = (self.shapes[idx].num_taps - 1 for idx in self._summing)
         return len(self._summing) * padded(self._width, PANEL), max(taps, default=0)
+
+    @property
+    def has_both(self) -> bool:
+        """True if a layer has experts beside an MLP."""
+        return any(shape.experts is not None and shape.mlp_width for shape in self.shapes)
 
     @property
     def alike(self) -> LayerShape:
@@ -168,7 +176,9 @@ class LayerTables:
             code.PADDED_HEAD: size,
             code.MLP: self.mlp_widths[-1],
             **self._place(idx),
-            code.EXPERTS: self._experts(its, shape),
+            code.MADE_KV_HEADS: num_kv_heads if shape.kv_source is None else 0,
+            code.EXPERTS: self._experts(its, layer),
+            **self._last(idx, layer),
         }
         for place, number in numbers.items():
             table[place] = number
@@ -181,7 +191,8 @@ class LayerTables:
         if idx in self._summing:
             before = self._summing.index(idx) * padded(self._width, PANEL)
             return {code.NUM_TAPS: self.shapes[idx].num_taps, code.RECORD_AT: 4 * before}
-        number = self._attending.index(idx)
+        source = self.shapes[idx].kv_source
+        number = self._keeping.index(idx if source is None else source)
         return {code.KV_AT: self.layout.places[number] * self.layout.dtype.itemsize, code.KV_LAYER: number}
 
     def _filter(self, layer: DecoderLayer) -> dict[int, Floats]:
@@ -204,6 +215,8 @@ class LayerTables:
         """Return the packed linear layers by their places, but for those of experts."""
         code, pack = self._code, self._pack
         if shape.mixer == "short_conv":
+            assert its.key is not None
+            assert its.value is not None
             found = {code.QUERY: packed(pack, its.query), code.KEY: packed(pack, its.key)}
             found[code.VALUE] = packed(pack, its.value)
             found[code.ATTENTION_OUT] = packed(pack, its.out, factor=self._residual_scale, out_multiple=GROUP)
@@ -211,10 +224,13 @@ class LayerTables:
             heads, kv_heads, size = self._heads(shape)
             found = {
                 code.QUERY: packed_heads(pack, its.query, order, heads, size),
-                code.KEY: packed_heads(pack, its.key, order, kv_heads, size),
-                code.VALUE: packed_heads(pack, its.value, None, kv_heads, size),
                 code.ATTENTION_OUT: self._attention_out(its.out, shape),
             }
+            for place, linear, its_order in ((code.KEY, its.key, order), (code.VALUE, its.value, None)):
+                if linear is not None:
+                    found[place] = packed_heads(pack, linear, its_order, kv_heads, size)
+            if its.value is None and its.key is not None:
+                found[code.VALUE] = found[code.KEY]
         if its.mlp is not None:
             found |= {
                 code.GATE: packed(pack, its.mlp.gate, out_multiple=GROUP),
@@ -223,14 +239,27 @@ class LayerTables:
             }
         return found
 
-    def _experts(self, its: Linears, shape: LayerShape) -> int:
+    def _experts(self, its: Linears, layer: DecoderLayer) -> int:
         """Pack the experts of a layer and return the address of their table; 0 if it has none."""
+        shape = layer.shape
         if its.experts is None or shape.experts is None:
             return 0
         made = expert_table(self._pack, its.experts, shape.experts, self._residual_scale)
+        if its.mlp is not None:
+            self._held.append(stand_beside(made.entries, self._model, layer))
         self.expert_rooms.append(made.room)
         self._held.append(made)
         return int(made.entries.ctypes.data)
+
+    def _last(self, idx: int, layer: DecoderLayer) -> dict[int, int]:
+        """Return what a layer's table says of its end: the numbers of tokens, and a factor of what there is then."""
+        part = self._model.architecture.vectors.get("layer")
+        factor = np.ones(1, np.float32) if part is None else layer.vectors[part.name].astype(np.float32)
+        own = own_input_table(self._model, idx, layer, self._pack, factor)
+        self._held += [factor, own]
+        if own is not None:
+            return {self._code.OWN_INPUT: own.entries.ctypes.data}
+        return {self._code.FACTOR: factor_at(factor)}
 
     def _attention_out(self, linear: Linear, shape: LayerShape) -> PackedLinear:
         """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
@@ -252,7 +281,7 @@ class LayerTables:
         }
         norms = {}
         for name, part in architecture.norms.items():
-            if part.name not in layer.norms:  # of layers with another mixer
+            if name not in places or part.name not in layer.norms:  # those of other tables and other layers
                 continue
             place, num_heads = places[name]
             weight = norm_weight(layer.norms[part.name], architecture.norm_offset)
@@ -260,15 +289,11 @@ class LayerTables:
                 norms[place] = with_padded_heads(weight, num_heads, 0, size)
             else:
                 norms[place] = extended(weight, width)
+        if architecture.norms_values:
+            norms[code.VALUE_NORM] = extended(np.ones(shape.head_size, np.float32), size)
         return norms
 
 
 def padded_head(shape: LayerShape) -> int:
     """Return the channels of a head with the zeros behind them."""
     return padded(shape.head_size, LANES)
-
-
-def norm_weight(stored: Array, offset: float) -> Floats:
-    """Return the weight of a norm."""
-    weight: Floats = stored.astype(np.float32) + np.float32(offset)
-    return weight

@@ -71,6 +71,8 @@ def why_not_fused(model: PreTrainedModel) -> str | None:
     if (reason := why_not_walked(model)) is not None:
         return reason
     architecture = architecture_of(model)
+    if architecture is not None and architecture.norms_values:
+        return "it norms its values"
     return "it has experts" if architecture is not None and architecture.expert_parts else None
 
 

@@ -1,4 +1,4 @@
-"""The text model inside a multimodal checkpoint: its config, and the names of its weights.
+"""The config of the text model inside a multimodal checkpoint, as transformers has it.
 
 Towers for images and sound are not loaded. On text such a model computes the same as a text model with these weights:
 angles for time, height and width are those of the position if all three are equal.
@@ -6,7 +6,6 @@ angles for time, height and width are those of the position if all three are equ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +14,7 @@ from transformers import PreTrainedConfig
 
 # Text models without a class in transformers, and the equivalent models on text.
 _KINDS: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-# Prefixes of the text model's tensors in older and newer files, in this order.
-WEIGHT_NAMES: Mapping[str, str] = {
-    r"^(model\.)?(language_model|text_model)\.(model\.)?(?!lm_head)": "model.",
-    r"^(model\.)?(language_model|text_model)\.lm_head\.": "lm_head.",
-}
 TURNS_BY_AXES = "turns_by_axes"  # mark on a config: rows of an image are rotated by time, height and width
-_OTHER_PARTS = re.compile(r"^(model\.)?(visual|vision|multi_modal|audio|embed_vision|embed_audio|mm_|connector)")
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
@@ -37,15 +30,6 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
     if config.tie_word_embeddings:
         inner.tie_word_embeddings = True
     return inner
-
-
-def inner_name(name: str) -> str | None:
-    """Return the text model's name of a tensor of the checkpoint; None for a tensor of another part."""
-    if _OTHER_PARTS.match(name):
-        return None
-    for pattern, replacement in WEIGHT_NAMES.items():
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def _as_kind(inner: PreTrainedConfig, kind: str) -> PreTrainedConfig:

@@ -19,11 +19,12 @@ from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scal
 from card.models.files.sources import Source, explained
 from card.models.files.weight_files import Shapes, raw_config
 from card.models.files.weight_files import check_folder as check_files
+from card.models.inner_text import WEIGHT_NAMES, inner_name
 from card.models.layer_kinds import check_kinds
 from card.models.names import OTHER_FAMILY
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.built_sizes import check_sizes
-from card.theirs.transformers.inner_text import WEIGHT_NAMES, inner_name, text_config
+from card.theirs.transformers.inner_text import text_config
 
 
 def read_model(source: Source, dtype: str) -> tuple[Any, dict[str, Any]]:

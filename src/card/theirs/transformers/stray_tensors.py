@@ -13,7 +13,7 @@ from card.errors import ModelError
 from card.models.files.scaled_weights import is_left_aside
 from card.models.files.sources import Source
 from card.models.files.weight_files import is_of_drafter
-from card.theirs.transformers.inner_text import inner_name
+from card.models.inner_text import inner_name
 
 # Buffers that are computed.
 _HARMLESS = re.compile(

@@ -14,7 +14,7 @@ from card.kernels.float_linear import FLOAT_PRODUCTS
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import STORED_DTYPES, Floats, dtype_name
 from card.models.architectures import Architecture, all_architectures, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, head_dim, rotary_parameters, rotary_size
+from card.models.architectures.architecture import ACTIVATIONS, rotary_parameters, rotary_size
 from card.models.layer_kinds import WITH_CHUNKS, WITH_STATE, has_state, layer_kinds
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.expert_weights import split_experts
@@ -43,14 +43,16 @@ def why_not_walked(model: PreTrainedModel) -> str | None:
     inner: Any = model.model
     if (reason := _why_not_of(architecture, config)) is not None:
         return reason
-    kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
-    if not kinds <= rotary_parameters(config).keys():
+    kinds = architecture.rotary_kinds(config)
+    if not {kind for kind in kinds if kind is not None} <= rotary_parameters(config).keys():
         return "its config does not say which rotary embedding each layer has"
-    sizes = {kind: rotary_table(model, 1, torch.float32, kind)[0].shape[-1] for kind in kinds}
-    if any(size != rotary_size(config, kind, head_dim(config)) for kind, size in sizes.items()) or (
-        not architecture.turns_parts and set(sizes.values()) - {head_dim(config)}
-    ):
-        return "its rotary embedding turns only a part of each head"
+    heads = {
+        (kind, architecture.layer_shape(config, idx).head_size) for idx, kind in enumerate(kinds) if kind is not None
+    }
+    for rotation, head_size in heads:
+        turned = rotary_table(model, 1, torch.float32, rotation)[0].shape[-1]
+        if turned != rotary_size(config, rotation, head_size) or not (architecture.turns_parts or turned == head_size):
+            return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
         return "its weights are spread over several devices or dtypes"

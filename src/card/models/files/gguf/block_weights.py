@@ -23,6 +23,7 @@ from card.models.files.gguf.model import GgufModel
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import tensors_written
+from card.models.own.layer_inputs import LAYER_TABLE
 from card.models.own.layers import BlockWeight
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
@@ -101,10 +102,10 @@ def _parts(model: GgufModel) -> Sequence[_Part]:
             continue
         num_out, num_in = shape
         panels = -(-num_out // PANEL), form.panel_bytes(num_in)
-        if weight.name == _EMBEDDINGS:
+        if weight.name in (_EMBEDDINGS, LAYER_TABLE):
             rows = num_out, num_in // form.inputs * form.num_bytes
             parts.append(_Part(weight.name, weight, "rows", rows, np.dtype(np.uint8)))
-            if not model.config["tie_word_embeddings"]:
+            if weight.name == LAYER_TABLE or not model.config["tie_word_embeddings"]:
                 continue
         name = _HEAD if weight.name == _EMBEDDINGS else weight.name
         parts.append(_Part(name, weight, "panels", panels, np.dtype(np.uint8)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
-from card.kernels.rotation import attention_factor
+from card.kernels.rotation import PROPORTIONAL, attention_factor
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import of_layer
 from card.models.files.gguf.experts import check_router, stated_experts
@@ -28,6 +28,7 @@ ROTATION_TENSORS = frozenset({ROPE_FACTORS, *_LONG_FACTORS.values()})  # which a
 _PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one
 _TURNED = "rope.dimension_count"  # channels of a head
 _NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # of norms that subtract the mean
+_STILL = 1e29  # a factor of angles so small that nothing turns: files have 1e30
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
 _SCALE_TOLERANCE = 1e-5  # relative, of a scale that files store in 32 bits
 _CONTEXT, _FIRST_CONTEXT = "original_max_position_embeddings", "rope.scaling.original_context_length"
@@ -81,7 +82,8 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": special_id(metadata, "padding"),
     }
-    config = {**stated, **architecture.gguf_fields(stated), **stated_experts(facts, architecture)}
+    stated |= {**architecture.gguf_fields(stated), **architecture.gguf_layers(facts, places, stated)}
+    config = {**stated, **stated_experts(facts, architecture)}
     if architecture.gguf_experts:
         check_router(facts, config)
     return config
@@ -176,7 +178,7 @@ def _rotations(
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
     rope, thetas = _rope(header, facts, head_dim), architecture.config_class.default_theta
-    if architecture.turns_parts:
+    if architecture.turns_parts and rope["rope_type"] != PROPORTIONAL:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:
             raise DamagedError(f"damaged: {turned} channels of heads of {head_dim} turn")
@@ -208,6 +210,8 @@ def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     factors = _factors(header, ROPE_FACTORS)
     if (factors == 1).all():
         return {"rope_type": "default", "rope_theta": theta}
+    if (num_turning := int((factors == 1).sum())) and (factors[num_turning:] >= _STILL).all():
+        return {"rope_type": PROPORTIONAL, "rope_theta": theta, "partial_rotary_factor": num_turning / len(factors)}
     factor = float(factors.max())
     if factors.shape != (head_dim // 2,) or not np.allclose(factors, _llama3_factors(theta, head_dim, factor)):
         return _slowed(theta, factors, head_dim, facts)

@@ -24,7 +24,7 @@ _UNSTATED, _SOFTMAX, _SOFTMAX_OF_CHOSEN = 0, 1, 3  # llama.cpp's numbers of rout
 
 def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     """Return the fields of the config about experts. Raises: GgufError if they are not those of a model run here."""
-    if not architecture.gguf_experts:
+    if not architecture.gguf_experts or (architecture.may_lack_experts and not facts.optional("expert_count", 0)):
         return {}
     count, chosen = facts.whole("expert_count"), facts.whole("expert_used_count")
     if count > _MOST_EXPERTS:
@@ -55,9 +55,11 @@ def expert_weights(place: TensorPlace, architecture: Architecture, config: Mappi
 
     Raises: GgufError if it does not hold as many experts as the config says.
     """
-    if not architecture.expert_parts:
+    if not architecture.expert_parts or not architecture.gguf_experts.keys() <= config.keys():
         return None
     stem, _, kind = place.name.rpartition(".")
+    if kind == "scale":  # a vector of its own
+        return None
     layer, _, name = stem.removeprefix("blk.").partition(".")
     begin, parts = f"model.layers.{layer}.", architecture.expert_parts
     if (single := _SINGLE.fullmatch(name)) is not None:

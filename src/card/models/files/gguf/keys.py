@@ -175,7 +175,7 @@ class GgufFacts:
     def check(self, path: Path, architecture: Architecture) -> None:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
-        known |= {*architecture.gguf_sizes.values()}
+        known |= {*architecture.gguf_sizes.values(), *architecture.gguf_keys}
         idle = _IDLE
         if architecture.gguf_experts:
             known, idle = (known | _OF_EXPERTS) - _IDLE_WITH_EXPERTS.keys(), {**_IDLE, **_IDLE_WITH_EXPERTS}

@@ -29,6 +29,11 @@ from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+_LAYER_INPUTS = {  # of tokens' numbers for each layer
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ def open_gguf(path: Path) -> GgufModel:
         for place in places
         for weight in expert_weights(place, architecture, config) or [_weight(place, architecture, config["head_dim"])]
     ]
+    unread = _unread(architecture, plain)
+    weights = [weight for weight in weights if weight.name not in unread]
     _check_weights(weights, architecture, plain)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
@@ -117,21 +124,31 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     """Return what a tensor of the file becomes."""
     stem, _, kind = place.name.rpartition(".")
     own_norm, gguf_norm = architecture.last_norm
-    outside = {**_OUTSIDE, gguf_norm: f"model.{own_norm}"}.get(stem)
+    of_inputs = {} if architecture.layer_inputs is None else _LAYER_INPUTS
+    outside = {**_OUTSIDE, **of_inputs, gguf_norm: f"model.{own_norm}"}.get(stem)
     is_norm = len(place.shape) == 1 and kind == "weight"
     offset = architecture.norm_offset if is_norm else 0.0
     if outside is not None:
         return Weight(f"{outside}.{kind}", place, None, offset)
     prefix, _, name = stem.partition(".")[2].partition(".")
-    part = next((one for one in architecture.parts if one.gguf_name == name), None)
+    parts = {one.gguf_name: one for one in reversed(architecture.parts)}
+    part = parts.get(f"{name}.{kind}") or parts.get(name)
     if not stem.startswith("blk.") or part is None:
         raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
     if part in architecture.filters:
         place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
     order = _row_order(place.shape[0], head_dim) if is_paired else None
-    own_name = part.name if part is architecture.sinks else f"{part.name}.{kind}"
-    return Weight(f"model.layers.{prefix}.{own_name}", place, order, offset)
+    own = part.weight_name if part.is_bare else f"{part.name}.{kind}"
+    own = part.name if part is architecture.sinks else own
+    return Weight(f"model.layers.{prefix}.{own}", place, order, offset)
+
+
+def _unread(architecture: Architecture, config: DecoderConfig) -> set[str]:
+    """Return the names of weights that no layer reads, though files may have them."""
+    shapes = {idx: architecture.layer_shape(config, idx) for idx in range(config.num_hidden_layers)}
+    parts = [(idx, part) for idx, shape in shapes.items() for part in architecture.unread(shape)]
+    return {f"model.layers.{idx}.{part.name}.{kind}" for idx, part in parts for kind in ("weight", "bias")}
 
 
 def _row_order(num_rows: int, head_dim: int) -> IntArray | None:

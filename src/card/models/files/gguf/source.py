@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType
 
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
-from card.kernels.packed_linear import LANES
+from card.kernels.packed_linear import GROUP, LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import Architecture, find_architecture
 from card.models.files.generation_config import GenerationConfig
@@ -116,8 +116,11 @@ class GgufSource:
             return f"some of its tensors are {names}, which have no products of integers here"
         if types.isdisjoint(BLOCK_FORMATS):
             return "it has none"
-        if self.config["head_dim"] % LANES:
-            return f"heads of {self.config['head_dim']} channels are no multiple of {LANES}"
+        heads = [one["head_dim"] for one in (self.config, *self.config.get("per_layer_config", {}).values())]
+        if odd := [size for size in heads if size % LANES]:
+            return f"heads of {odd[0]} channels are no multiple of {LANES}"
+        if (own := self.config.get("hidden_size_per_layer_input", 0)) % GROUP:
+            return f"{own} numbers of a token for each layer are no multiple of {GROUP}"
         return None
 
     def block_decoder(self) -> DecoderModel:
