@@ -29,6 +29,8 @@ from transformers import (
     GraniteMoeForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -117,6 +119,19 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2Config,
         {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
     ),
+    "lfm2_moe": (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention"] * 2,
+            "num_dense_layers": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
@@ -187,13 +202,15 @@ _NAMES = {
     "conv.out_proj": "shortconv.out_proj",
     "conv.conv": "shortconv.conv",
     "mlp.gate": "ffn_gate_inp",
+    "feed_forward.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
+_VECTORS = {"feed_forward.expert_bias": "exp_probs_b.bias"}  # whose names end there
+_ARCHITECTURES = {"lfm2_moe": "lfm2moe", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
 _POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -210,6 +227,7 @@ _OF_EXPERTS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "num_dense_layers": "leading_dense_block_count",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -249,7 +267,7 @@ def save_model(
     torch.manual_seed(seed)
     model = model_class(config)
     with torch.no_grad():
-        for weight in model.parameters():
+        for _, weight in _tensors(model):
             weight.copy_(torch.randn_like(weight) * 0.2 + (weight.dim() == 1))
         for weight in model.parameters():
             weight.add_(noise * weight.std() * torch.randn_like(weight))
@@ -309,8 +327,12 @@ def write_gguf(
         _ADD[type(value)](writer, key, value)
     _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
-    for name, weight in model.named_parameters():
-        if weight.ndim == 3:
+    for name, weight in _tensors(model):
+        layer, _, inside = name.removeprefix("model.layers.").partition(".")
+        if inside in _VECTORS:
+            writer.add_tensor(f"blk.{layer}.{_VECTORS[inside]}", weight.detach().numpy())
+            continue
+        if weight.ndim == 3 and "experts" in name:
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
                 if own not in without:
                     writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
@@ -345,6 +367,12 @@ def write_gguf(
     written = writer.format_shard_names(file)
     writer.close()
     return Path(written[0])
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters, and the buffers that files have."""
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
 
 
 def _expert_tensors(
@@ -391,6 +419,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
+        **({"expert_gating_func": 2} if config["model_type"] == "lfm2_moe" else {}),
     }
 
 

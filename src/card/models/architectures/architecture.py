@@ -14,18 +14,21 @@ import numpy as np
 from card.kernels.number_types import Dtype
 from card.models.decoder_config import DecoderConfig
 
-Mixer = Literal["attention", "short_conv"]
+Mixer = Literal["attention", "short_conv", "delta_rule"]
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps", "experts", "expert", "shared",
-    "one"
+    "one", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
-# Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
-NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key"]
+# Norms of what a block reads, of what it adds to the hidden states, of each head's queries and keys, and of what heads of
+# the delta rule give.
+NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out"]
 # The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
 ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
+# What is added to scores of experts for the choice; logarithms of rates of decay, and what is added to its scores.
+VectorPlace = Literal["expert_biases", "rates", "step_biases"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +39,28 @@ class Experts:
     chosen: int  # by each row
     width: int  # of each
     is_normed: bool  # the weights of those that a row chooses are over their sum
+    has_sigmoids: bool = False  # weights are sigmoids of the scores, not their softmax
+    sum_offset: float = 0.0  # what is added to the sum of such weights
+    has_biases: bool = False  # something is added to such weights for the choice alone
     scale: float = 1.0  # what weights are times
     shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
     has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeads:
+    """The heads of a layer of the gated delta rule."""
+
+    num_keys: int
+    num_values: int  # heads; several may share a key
+    key_size: int
+    value_size: int
+    is_tiled: bool = False  # those that share a key are num_keys apart, not neighbours
+
+    @property
+    def num_inputs(self) -> int:
+        """Channels that the convolution takes in."""
+        return 2 * self.num_keys * self.key_size + self.num_values * self.value_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +74,8 @@ class LayerShape:
     mixer: Mixer = "attention"  # what its rows learn of each other by
     num_taps: int = 0  # of a convolution: rows that one sums up, itself included
     experts: Experts | None = None  # in the place of the MLP
+    has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
+    delta: DeltaHeads | None = None  # of the mixer delta_rule
 
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
@@ -62,7 +86,7 @@ class Part:
     """A part of a layer: a linear layer, or a norm."""
 
     name: str  # transformers'
-    gguf_name: str  # llama.cpp's
+    gguf_name: str  # llama.cpp's; of a vector the whole name of the tensor
     shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
     bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
     mixer: Mixer | None = None  # of the layers that have it; None: all
@@ -92,6 +116,7 @@ SPLITS: Mapping[Size, tuple[Size, ...]] = {
     "qkv": ("queries", "keys", "keys"),
     "gate_up": ("inner", "inner"),
     "conv_in": ("hidden", "hidden", "hidden"),
+    "gated_queries": ("queries", "queries"),
 }
 PRE_NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
@@ -155,13 +180,16 @@ class Architecture:
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
     linears: tuple[Part, ...] = LINEARS
     expert_parts: Mapping[ExpertPlace, Part] = field(default_factory=dict)  # in layers whose shape has experts
-    file_names: Mapping[str, str] = field(default_factory=dict)  # what stands in files for parts of names, by these
+    file_names: Mapping[str, str] = field(default_factory=dict)  # patterns in files' names, and what they are here
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
     filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
+    vectors: Mapping[VectorPlace, Part] = field(default_factory=dict)
+    """Numbers that are no weight of a module, under names of their own; always in float32."""
     mixers: Mapping[str, Mixer] = field(default_factory=dict)
     """Mixers of layers without attention, by their kind in the config; a GGUF file gives these no KV heads."""
     last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
-    norm_offset: float = 0.0  # added to the weights of all norms
+    rotary: str = "rotary_emb"  # transformers' name of what computes the angles
+    norm_offset: float = 0.0  # added to the weights of all norms, but for that of delta_out
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
     centres: bool = False  # norms subtract the mean of a row first
     is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
@@ -177,12 +205,13 @@ class Architecture:
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
+    gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts that layers have; those of experts once for all of them."""
-        return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters)
+        return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters, *self.vectors.values())
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts."""
@@ -195,12 +224,25 @@ class Architecture:
         of_experts = () if experts is None else self.expert_parts.values()
         each = (one for part in of_experts for one in part.of_each(0 if experts is None else experts.count))
         others = (part for part in (*self.norms.values(), *self.filters) if part.mixer in (None, shape.mixer))
-        return (*self.linears_of(shape), *each, *others)
+        return (*self.linears_of(shape), *each, *others, *self.vectors_of(shape).values())
+
+    def vectors_of(self, shape: LayerShape) -> "dict[VectorPlace, Part]":
+        """Return the vectors of a layer."""
+        has_biases = shape.experts is not None and shape.experts.has_biases
+        return {
+            place: part
+            for place, part in self.vectors.items()
+            if part.mixer in (None, shape.mixer) and (place != "expert_biases" or has_biases)
+        }
 
     @property
     def has_wide_norms(self) -> bool:
         """True if queries and keys have norms, each over all heads at once."""
         return "query" in self.norms and self.norms["query"].shape != ("head",)
+
+    def is_vector(self, name: str) -> bool:
+        """Return whether a weight of this name is a vector."""
+        return any(name.endswith(f".{part.name}") for part in self.vectors.values())
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""
@@ -293,7 +335,16 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "conv_in": 3 * config.hidden_size,
         "one": 1,
         "taps": shape.num_taps,
+        "gated_queries": 2 * shape.num_heads * size,
     }
+    if shape.delta is not None:
+        num_values = shape.delta.num_values
+        sizes |= {
+            "delta_in": shape.delta.num_inputs,
+            "delta_values": num_values * shape.delta.value_size,
+            "delta_heads": num_values,
+            "delta_value": shape.delta.value_size,
+        }
     if experts is not None:
         sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}
     return sizes

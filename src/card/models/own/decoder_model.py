@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.packed_linear import LANES
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
     SPLITS,
+    DeltaHeads,
     Experts,
     LayerShape,
     Part,
@@ -81,6 +83,7 @@ class DecoderLayer:
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
     filters: Mapping[str, Array]  # [channels, 1, taps]
+    vectors: Mapping[str, Array]  # float32
 
 
 class DecoderModel:
@@ -143,6 +146,8 @@ class DecoderModel:
                     yield f"model.layers.{idx}.{name}.bias", linear.bias
             for name, array in (*layer.norms.items(), *layer.filters.items()):
                 yield f"model.layers.{idx}.{name}.weight", array
+            for name, array in layer.vectors.items():
+                yield f"model.layers.{idx}.{name}", array
         yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
@@ -188,16 +193,20 @@ class _FileWeights:
         linears: dict[str, Linear] = {}
         norms: dict[str, Array] = {}
         filters: dict[str, Array] = {}
+        vectors: dict[str, Array] = {}
+        are_vectors = set(architecture.vectors_of(shape).values())
         for part in architecture.parts_of(shape):
             name, its = prefix + part.name, [sizes[size] for size in part.shape]
-            if len(its) == 1:
+            if part in are_vectors:
+                vectors[part.name] = self.array(name, *its)
+            elif len(its) == 1:
                 norms[part.name] = self.array(f"{name}.weight", *its)
             elif part in architecture.filters:
                 filters[part.name] = self.array(f"{name}.weight", *its)
             else:
                 weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
                 linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
-        return DecoderLayer(shape, linears, norms, filters)
+        return DecoderLayer(shape, linears, norms, filters, vectors)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -221,11 +230,16 @@ class ExpertLinears(NamedTuple):
 
 
 class Linears(NamedTuple):
-    """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u."""
+    """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u.
+
+    Those of the delta rule give what its convolution takes in, scores of beta, scores of the decay, and as gates those
+    of its output.
+    """
 
     query: Linear
     key: Linear
     value: Linear
+    gates: Linear | None
     out: Linear
     mlp: Mlp | None
     experts: ExpertLinears | None
@@ -237,8 +251,13 @@ def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> 
     found: list[Linear] = []
     for part in architecture.linears_of(layer.shape):
         found += _split(layer.linears[part.name], part, sizes)
+    gates: Linear | None = None
+    if layer.shape.has_gates:
+        gates = found.pop(1)
+    elif layer.shape.mixer == "delta_rule":
+        gates = found.pop(3)
     query, key, value, out, *mlp = found
-    return Linears(query, key, value, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
+    return Linears(query, key, value, gates, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
 
 
 def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLinears | None:
@@ -258,6 +277,9 @@ def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
     """Return the layers that one is made of."""
     if part.shape[0] not in SPLITS:
         return [whole]
+    if part.shape[0] == "gated_queries":  # a query and its gate, head by head
+        heads = np.arange(whole.out_features).reshape(-1, 2, sizes["head"])
+        return [whole.select(heads[:, half].ravel()) for half in range(2)]
     ends = np.cumsum([sizes[size] for size in SPLITS[part.shape[0]]]).tolist()
     rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     if isinstance(whole.weight, BlockWeight):
@@ -330,7 +352,7 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             else {name: array for file in files for name, array in file.arrays.items()}
         )
         weights = {
-            name: array.astype(wanted, copy=False)
+            name: array if architecture.is_vector(name) else array.astype(wanted, copy=False)
             for name, array in stored.items()
             if not name.endswith(_OLD_ANGLES) and not is_of_drafter(name, config.num_hidden_layers)
         }
@@ -374,13 +396,21 @@ def _is_whole(stated: object, num_layers: object) -> bool:
 
 def _is_plain_layer(shape: LayerShape) -> bool:
     sizes = [shape.num_heads, shape.num_kv_heads, shape.head_size]
-    sizes += [shape.num_taps] if shape.mixer == "short_conv" else []
+    sizes += [shape.num_taps] if shape.mixer != "attention" else []
+    if shape.delta is not None:
+        sizes += [shape.delta.num_keys, shape.delta.num_values, shape.delta.key_size, shape.delta.value_size]
     return (
         min(sizes) > 0
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.head_size % 2 == 0
+        and (shape.delta is None or _has_whole_vectors(shape.delta))
         and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts))
     )
+
+
+def _has_whole_vectors(delta: DeltaHeads) -> bool:
+    """Return whether the machine code has heads of the delta rule that are like this."""
+    return delta.num_values % delta.num_keys == 0 and not (delta.key_size % LANES or delta.value_size % LANES)
 
 
 def _are_plain(experts: Experts) -> bool:

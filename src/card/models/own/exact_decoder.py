@@ -40,6 +40,7 @@ from card.models.own.exact_rows import IntArray, NewRows, input_tables, row_tabl
 from card.models.own.expert_tables import expert_facts
 from card.models.own.layer_tables import LayerTables, norm_weight
 from card.models.own.layers import EmbeddedRows
+from card.models.own.state_steps import state_steps, step_table
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import BoolArray
@@ -90,6 +91,7 @@ class ExactDecoder:
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
+        self.state_size = self._layers.state_size  # numbers of the states of a sequence
         self.long_rows: BoolArray | None = None
         self._pages = model.pages
         self._check_pages()
@@ -120,7 +122,9 @@ class ExactDecoder:
         """
         code, buffers = self._code, self._buffers
         scored = self._make_score_room(steps)
-        inputs = input_tables(steps) if self._layers.record[1] else _NO_INPUTS
+        inputs = input_tables(steps) if self.record[1] else _NO_INPUTS
+        sequences = state_steps(steps) if self.state_size else []
+        state_table = step_table(sequences)
         rows, ancestors = row_tables(steps)
         num_rows, threads = len(rows), integer_pass_threads()
         self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
@@ -151,11 +155,16 @@ class ExactDecoder:
         table[code.INPUTS], table[code.INPUT_SIZE] = inputs.ctypes.data, inputs.shape[1]
         table[code.LOGITS] = logits.ctypes.data
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
+        table[code.STEPS], table[code.NUM_STEPS] = state_table.ctypes.data, len(state_table)
         table[code.EXPERTS_READ] = 0
+        for one in sequences:
+            one.begin()
         if states:
             self._run_and_take(states, hidden)
         else:
             self._team.run(table)
+        for one in sequences:
+            one.finish()
         self.experts_read = int(table[code.EXPERTS_READ])
         self._check_pages()
         for step in scored:
@@ -238,7 +247,7 @@ class ExactDecoder:
         own = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
-            + max(attending, 8 * GROUP * MOST_TILE_ROWS)
+            + max(attending, 8 * GROUP * MOST_TILE_ROWS, layers.state_room)
         )
         return padded(own, 4 * GROUP)
 

@@ -21,7 +21,7 @@ def split_experts(weights: Mapping[str, Any], file_names: Mapping[str, str] | No
 
     Args:
         weights: by the names that files or modules have.
-        file_names: what is replaced in these names; see `Architecture.file_names`.
+        file_names: patterns of what is replaced in these names; see `Architecture.file_names`.
     """
     return dict(_split(weights.items(), file_names or {}))
 
@@ -29,7 +29,7 @@ def split_experts(weights: Mapping[str, Any], file_names: Mapping[str, str] | No
 def _split(weights: Iterable[tuple[str, Any]], file_names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     for name, weight in weights:
         for old, new in file_names.items():
-            name = name.replace(old, new)  # noqa: PLW2901 - another name of the same weight
+            name = re.sub(old, new, name)  # noqa: PLW2901 - another name of the same weight
         found = _JOINED.fullmatch(name)
         if found is None or weight.ndim != 3:
             yield name, weight

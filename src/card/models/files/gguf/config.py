@@ -71,7 +71,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     }
     config = {**stated, **architecture.gguf_fields(stated), **stated_experts(facts, architecture)}
     if architecture.gguf_experts:
-        check_router(facts, config)
+        check_router(facts, architecture, config)
     return config
 
 

@@ -180,7 +180,8 @@ class GgufFacts:
         known |= {_CAPS[cap] for cap in architecture.caps} | {*architecture.gguf_sizes.values()}
         idle = _IDLE
         if architecture.gguf_experts:
-            known, idle = (known | _OF_EXPERTS) - _IDLE_WITH_EXPERTS.keys(), {**_IDLE, **_IDLE_WITH_EXPERTS}
+            must_be_idle = _IDLE_WITH_EXPERTS.keys() - {*architecture.gguf_sizes.values()}
+            known, idle = (known | _OF_EXPERTS) - must_be_idle, {**_IDLE, **_IDLE_WITH_EXPERTS}
         else:
             known |= (_OF_EXPERTS - {"expert_count"}) | _IDLE_WITH_EXPERTS.keys()
         begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."

@@ -120,6 +120,8 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     offset = architecture.norm_offset if is_norm else 0.0
     if outside is not None:
         return Weight(f"{outside}.{kind}", place, None, offset)
+    if (vector := _vector(place, architecture)) is not None:
+        return vector
     prefix, _, name = stem.partition(".")[2].partition(".")
     part = next((one for one in architecture.parts if one.gguf_name == name), None)
     if not stem.startswith("blk.") or part is None:
@@ -129,6 +131,13 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
     order = _row_order(place.shape[0], head_dim) if is_paired else None
     return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset)
+
+
+def _vector(place: TensorPlace, architecture: Architecture) -> Weight | None:
+    """Return what a tensor becomes that is a vector; None if it is none."""
+    layer, _, name = place.name.removeprefix("blk.").partition(".")
+    part = next((one for one in architecture.vectors.values() if one.gguf_name == name), None)
+    return None if part is None else Weight(f"model.layers.{layer}.{part.name}", place, None, stays_float=True, is_vector=True)
 
 
 def _row_order(num_rows: int, head_dim: int) -> IntArray | None:

@@ -30,7 +30,7 @@ from card.models.files.gguf.tokenizer import (
     tokenizer_digest,
     write_tokenizer,
 )
-from card.models.files.gguf.weights import PLAIN_DTYPES
+from card.models.files.gguf.weights import PLAIN_DTYPES, Weight
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel, config_of
@@ -102,7 +102,7 @@ class GgufSource:
         kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
         pages = None if kept is None else self._mapped(kept)
         arrays = self.weights(dtype) if pages is None else pages.arrays
-        single = split_experts({name: array.astype(wanted, copy=False) for name, array in arrays.items()})
+        single = split_experts(arrays)
         return self._decoder(single, pages, wanted)
 
     @property
@@ -165,9 +165,10 @@ class GgufSource:
         """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
         for name, parts in grouped((weight.name, weight) for weight in self._model.weights).items():
-            array = empty(joined_shape(name, [one.place.shape for one in parts]), stored)
+            of = _kept_dtype(parts[0], stored)
+            array = empty(joined_shape(name, [one.place.shape for one in parts]), of)
             rows, first = array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, 0
-            for part in (part for weight in parts for part in self._model.read(weight, stored)):
+            for part in (part for weight in parts for part in self._model.read(weight, of)):
                 rows[first : first + len(part)] = part
                 first += len(part)
             weights[name] = array
@@ -247,8 +248,16 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
     stored = grouped((weight.name, weight) for weight in model.weights)
-    kinds = {name: (dtype, joined_shape(name, [one.place.shape for one in parts])) for name, parts in stored.items()}
+    kinds = {
+        name: (_kept_dtype(parts[0], dtype), joined_shape(name, [one.place.shape for one in parts]))
+        for name, parts in stored.items()
+    }
     with tensors_written(file, kinds) as (stream, _):
         for weight in (one for parts in stored.values() for one in parts):
-            for part in model.read(weight, dtype):
+            for part in model.read(weight, _kept_dtype(weight, dtype)):
                 stream.write(bytes_of(part))
+
+
+def _kept_dtype(weight: Weight, dtype: Dtype) -> Dtype:
+    """Return what a weight is kept in, in a folder of this dtype."""
+    return FLOAT32 if weight.is_vector else dtype

@@ -33,6 +33,7 @@ class Weight:
     order: IntArray | None  # of its rows in the file; None: as they are
     offset: float = 0.0  # that files add to it
     stays_float: bool = False  # it is never multiplied in blocks
+    is_vector: bool = False  # and kept in 32 bits
 
 
 def check_tensors(header: Header) -> None:
