@@ -48,6 +48,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -73,6 +75,15 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
 }
 KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
@@ -118,6 +129,12 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2ForCausalLM,
         Lfm2Config,
         {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
+    ),
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA),
+    "qwen3_5, a key each": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        {**DELTA, "linear_num_key_heads": 4, "tie_word_embeddings": True},
     ),
     "lfm2_moe": (
         Lfm2MoeForCausalLM,
@@ -201,6 +218,13 @@ _NAMES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
     "conv.conv": "shortconv.conv",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     "mlp.gate": "ffn_gate_inp",
     "feed_forward.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
@@ -209,9 +233,13 @@ _NAMES = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_VECTORS = {"feed_forward.expert_bias": "exp_probs_b.bias"}  # whose names end there
-_ARCHITECTURES = {"lfm2_moe": "lfm2moe", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
-_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
+_VECTORS = {  # whose names end there
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+}
+_ARCHITECTURES = {"qwen3_5": "qwen35", "lfm2_moe": "lfm2moe", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
+_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4", "qwen35")  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -330,7 +358,9 @@ def write_gguf(
     for name, weight in _tensors(model):
         layer, _, inside = name.removeprefix("model.layers.").partition(".")
         if inside in _VECTORS:
-            writer.add_tensor(f"blk.{layer}.{_VECTORS[inside]}", weight.detach().numpy())
+            values = tiled(arch, inside, weight.detach().numpy(), config)
+            values = -np.exp(values.astype(np.float64)).astype(np.float32) if inside.endswith("A_log") else values
+            writer.add_tensor(f"blk.{layer}.{_VECTORS[inside]}", values)
             continue
         if weight.ndim == 3 and "experts" in name:
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
@@ -344,7 +374,8 @@ def write_gguf(
         if own in without:
             continue
         values = weight.detach().numpy()
-        if arch.startswith("gemma") and values.ndim == 1:
+        values = tiled(arch, inside, values, config)
+        if arch.startswith(("gemma", "qwen35")) and values.ndim == 1 and inside != "linear_attn.norm":
             values = values + np.float32(1.0)
         if arch in ("llama", "granite", "granitemoe", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
@@ -354,9 +385,10 @@ def write_gguf(
         if own.endswith("ffn_gate_inp_shexp.weight"):
             values = values[0]
         values = np.ascontiguousarray(values)
-        if inside == "conv.conv":
+        is_filter = inside in ("conv.conv", "linear_attn.conv1d")
+        if is_filter:
             values = values[:, 0]
-        of = Kind.F32 if values.ndim == 1 or inside == "conv.conv" or "ffn_gate_inp" in own else kind
+        of = Kind.F32 if values.ndim == 1 or is_filter or "ffn_gate_inp" in own else kind
         of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
         writer.add_tensor(own, stored, raw_dtype=of)
     if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
@@ -367,6 +399,20 @@ def write_gguf(
     written = writer.format_shard_names(file)
     writer.close()
     return Path(written[0])
+
+
+def tiled(arch: str, name: str, values: np.ndarray[Any, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Return a weight of the delta rule with value heads that share a key apart, where files have them so."""
+    if arch not in ("qwen35", "qwen35moe") or "linear_attn" not in name or name.endswith("norm"):
+        return values
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if name.endswith("out_proj"):
+        return tiled(arch, "linear_attn.in_proj_z", values.T, config).T
+    has_keys = name.endswith(("in_proj_qkv", "conv1d"))
+    before = 2 * keys * config["linear_key_head_dim"] if has_keys else 0
+    of_values = values[before:]
+    moved = of_values.reshape(keys, heads // keys, -1, *values.shape[1:]).swapaxes(0, 1).reshape(of_values.shape)
+    return np.concatenate([values[:before], moved])
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -398,7 +444,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
-    taps = config.get("conv_L_cache")
+    taps, delta = config.get("conv_L_cache"), config.get("linear_num_value_heads")
     return {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -409,6 +455,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
             kv_heads if taps is None else [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
         ),
         **({} if taps is None else {"shortconv.l_cache": taps}),
+        **({} if delta is None else _delta_facts(config)),
         **({"attention.layer_norm_rms_epsilon": config["norm_eps"]} if "norm_eps" in config else {}),
         **({"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]} if "rms_norm_eps" in config else {}),
         **({"attention.layer_norm_epsilon": config["layer_norm_eps"]} if "layer_norm_eps" in config else {}),
@@ -420,6 +467,19 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
         **({"expert_gating_func": 2} if config["model_type"] == "lfm2_moe" else {}),
+    }
+
+
+def _delta_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["linear_num_value_heads"]
+    return {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+        "full_attention_interval": 4,
+        "rope.dimension_sections": [2, 1, 1, 0],
     }
 
 

@@ -78,6 +78,7 @@ class LayerShape:
     delta: DeltaHeads | None = None  # of the mixer delta_rule
 
 
+TILED = "tiles_value_heads"  # a mark on configs: value heads that share a key are apart, as GGUF files have them
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
 
 
@@ -206,6 +207,9 @@ class Architecture:
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
     gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
+    gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
+    gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
+    gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property

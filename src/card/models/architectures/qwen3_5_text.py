@@ -8,6 +8,7 @@ from card.models.architectures.architecture import (
     HEAD_NORMS,
     LINEARS,
     PRE_NORMS,
+    TILED,
     Architecture,
     DeltaHeads,
     LayerShape,
@@ -62,7 +63,6 @@ def shape_of(config: Any, layer: int) -> LayerShape:
     return replace(shape, mixer="delta_rule", num_taps=config.linear_conv_kernel_dim, delta=heads)
 
 
-TILED = "tiles_value_heads"  # a mark on configs: the value heads that share a key are apart, as GGUF files have them
 GATED_ATTENTION = (
     Part("self_attn.q_proj", "attn_q", ("gated_queries", "hidden"), "qkv", mixer="attention"),
     Part("self_attn.k_proj", "attn_k", ("keys", "hidden"), "qkv", mixer="attention"),
@@ -81,6 +81,20 @@ VECTORS: Mapping[VectorPlace, Part] = {
     "rates": Part("linear_attn.A_log", "ssm_a", ("delta_heads",), mixer="delta_rule"),
     "step_biases": Part("linear_attn.dt_bias", "ssm_dt.bias", ("delta_heads",), mixer="delta_rule"),
 }
+GGUF_SIZES = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_inner_size": "ssm.inner_size",
+}
+
+
+def gguf_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the size of value heads, of which files state the sum."""
+    return {"linear_value_head_dim": config["linear_inner_size"] // config["linear_num_value_heads"]}
+
+
 ARCHITECTURE = Architecture(
     model_class="Qwen3_5ForCausalLM",
     config_class=Qwen35Fields,
@@ -102,4 +116,10 @@ ARCHITECTURE = Architecture(
     shapes=shape_of,
     turns=lambda config, layer: config.layer_types[layer] != "linear_attention",
     turns_parts=True,
+    gguf_name="qwen35",
+    gguf_sizes=GGUF_SIZES,
+    gguf_fields=gguf_fields,
+    gguf_period=4,
+    gguf_is_tiled=True,
+    gguf_ignored=frozenset({"rope.dimension_sections"}),
 )

@@ -94,6 +94,7 @@ _TOKENIZER = _names(
     "fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id prefix_token_id suffix_token_id "
     "middle_token_id normalizer.lowercase normalizer.strip_accents"
 )
+PERIOD, RECURRENT = "full_attention_interval", "attention.recurrent_layers"  # which layers attend, and which do not
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _INSTEAD = "use a folder saved by transformers"
 
@@ -178,6 +179,7 @@ class GgufFacts:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
         known |= {_CAPS[cap] for cap in architecture.caps} | {*architecture.gguf_sizes.values()}
+        known |= architecture.gguf_ignored | ({PERIOD, RECURRENT} if architecture.gguf_period else set())
         idle = _IDLE
         if architecture.gguf_experts:
             must_be_idle = _IDLE_WITH_EXPERTS.keys() - {*architecture.gguf_sizes.values()}

@@ -16,6 +16,7 @@ from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empt
 from card.kernels.packed_linear import LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import find_architecture
+from card.models.architectures.architecture import TILED
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
@@ -121,7 +122,7 @@ class GgufSource:
         else:
             with self._explained(kept):
                 weights, pages = map_blocks(kept)
-        return self._decoder(weights, pages, FLOAT32)
+        return self._decoder(weights, pages, FLOAT32, as_stored=True)
 
     def _kept_blocks(self, store: KeptWeights) -> Path | None:
         name = self._name(f"blocks{_BLOCKS_FORMAT}")
@@ -136,13 +137,20 @@ class GgufSource:
         self._check_unchanged()
 
     def _decoder(
-        self, weights: Mapping[str, Array | BlockWeight], pages: MappedWeights | None, dtype: Dtype
+        self,
+        weights: Mapping[str, Array | BlockWeight],
+        pages: MappedWeights | None,
+        dtype: Dtype,
+        *,
+        as_stored: bool = False,
     ) -> DecoderModel:
-        config = config_of(self.config)
+        """Return the model with these weights; ``as_stored`` if their heads have the file's order."""
+        architecture = find_architecture(self.config["model_type"])
+        assert architecture is not None
+        marks = {TILED: True} if as_stored and architecture.gguf_is_tiled else {}
+        config = config_of({**self.config, **marks})
         assert config is not None
         config.dtype = dtype.name
-        architecture = find_architecture(config.model_type)
-        assert architecture is not None
         model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
         model.pages = () if pages is None else (pages,)
         return model
