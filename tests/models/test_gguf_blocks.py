@@ -47,7 +47,6 @@ KINDS = {
     "gemma3": Kind.Q8_0,
     "lfm2": Kind.Q8_0,
     "qwen3_5": Kind.Q8_0,
-    "lfm2_moe": Kind.Q8_0,
 }
 KINDS |= {"phi3": Kind.Q8_0, "glm4": Kind.Q5_1, "cohere2": Kind.Q8_0}
 

@@ -85,10 +85,20 @@ class RecordingRunner(ExactRunner):
         else:
             if not is_cut:
                 super().keep(slot, num_prefix_rows, rows)  # which numbers them anew
-            token_ids, parents = records.token_ids[:num_kept].tolist(), self._cache[slot].tree.parents[:num_kept].tolist()
-            super().keep(slot, records.reach(num_prefix_rows))
-            self._run_again(slot, token_ids, parents)
+            self._go_back(slot, num_prefix_rows, num_kept)
         records.num_text = num_prefix_rows
+
+    def _go_back(self, slot: int, num_prefix_rows: int, num_kept: int) -> None:
+        """Keep so many rows, of which the first are a chain, by a landmark and what is run again behind it."""
+        records, tree = self._records(slot), self._cache[slot].tree
+        token_ids, parents = records.token_ids[:num_kept].tolist(), tree.parents[:num_kept].tolist()
+        super().keep(slot, records.reach(num_prefix_rows))
+        try:
+            self._run_again(slot, token_ids, parents)
+        except BaseException:  # its keys and values are there all the same: whatever is run gives the same bits
+            tree.append(parents[tree.num_rows :])
+            records.is_lost = True
+            raise
 
     def _run_again(self, slot: int, token_ids: Sequence[int], parents: Sequence[int]) -> None:
         """Run those of some rows that a sequence lacks."""

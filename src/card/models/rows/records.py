@@ -87,7 +87,7 @@ class Records:
     first: int = 0  # row from which on the ring holds all records
     num_absorbed: int = 0
     num_text: int = 0  # rows that are known to be text, which is rarely cut
-    is_lost: bool = False  # a pass that failed may have changed the state
+    is_lost: bool = False  # a pass that failed may have changed what goes on behind landmarks
 
     def note(self, start: int, token_ids: Sequence[int]) -> None:
         """Take the tokens of new rows, whose records a pass is about to fill."""
@@ -98,11 +98,11 @@ class Records:
 
     def holds(self, num_rows: int) -> bool:
         """Return whether a text can go on behind its first ``num_rows`` rows, without a landmark."""
-        has_inputs = max(0, num_rows - self.layout.num_needed) >= self.first
+        has_inputs = max(0, num_rows - self.layout.num_needed) >= self.first and not self.is_lost
         if not self.layout.state_size:
             return has_inputs
         has_records = self.first <= self.num_absorbed or num_rows == self.num_absorbed
-        return has_inputs and has_records and self.num_absorbed <= num_rows and not self.is_lost
+        return has_inputs and has_records and self.num_absorbed <= num_rows
 
     def reach(self, num_rows: int) -> int:
         """Return behind how many of the first ``num_rows`` rows a text can go on."""
