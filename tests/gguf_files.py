@@ -49,6 +49,8 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -135,6 +137,17 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Qwen3_5ForCausalLM,
         Qwen3_5TextConfig,
         {**DELTA, "linear_num_key_heads": 4, "tie_word_embeddings": True},
+    ),
+    "qwen3_5_moe": (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig,
+        {
+            **DELTA,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
     ),
     "lfm2_moe": (
         Lfm2MoeForCausalLM,
@@ -238,8 +251,8 @@ _VECTORS = {  # whose names end there
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
 }
-_ARCHITECTURES = {"qwen3_5": "qwen35", "lfm2_moe": "lfm2moe", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
-_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4", "qwen35")  # their post_attention_layernorm stands behind attention
+_ARCHITECTURES = {"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "lfm2_moe": "lfm2moe", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
+_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4", "qwen35", "qwen35moe")  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",

@@ -56,11 +56,15 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -142,6 +146,29 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Lfm2Config(**{**SIZES, "num_hidden_layers": 4}, full_attn_idxs=[1, 3], block_multiple_of=16),
     ),
     "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**SIZES, "num_hidden_layers": 4, "head_dim": 40}, **DELTA)),
+    "qwen3_5_moe": (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig(
+            **{**SIZES, "num_hidden_layers": 4, "head_dim": 40},
+            **DELTA,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            shared_expert_intermediate_size=72,
+        ),
+    ),
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig(
+            **{**SIZES, "num_hidden_layers": 4, "head_dim": 40},
+            **DELTA,
+            mlp_only_layers=[1],
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            shared_expert_intermediate_size=72,
+        ),
+    ),
     "lfm2_moe": (
         Lfm2MoeForCausalLM,
         Lfm2MoeConfig(
@@ -187,8 +214,12 @@ STORED = (  # kinds with weights as they are
     "lfm2_moe float32",
     "qwen3_5 float32",
     "qwen3_5 bfloat16",
+    "qwen3_5_moe float32",
+    "qwen3_next float32",
 )
 CASES = [*KINDS, *STORED]
+# Norms of weights around 1 let layers add much, heads of the delta rule have 16 channels, and routers choose others.
+FAR = {"qwen3_5": 0.15, "qwen3_5_moe": 0.4, "qwen3_next": 0.4}
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
 
 
@@ -355,7 +386,7 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
         runner.features.wish([wish])
         found.append(logits_of(runner, TEXT))
         features.append(runner.features.of(0, wish))
-    most = 0.15 if kind.startswith("qwen3_5") else 0.05  # heads of 16 channels, shortened to 1, and norms of 16 more
+    most = FAR.get(kind, 0.05)
     assert distance(*found) < most
     assert features[0].shape == features[1].shape
     assert distance(*features) < most
@@ -369,6 +400,8 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
         ("lfm2 float32", 2e-6),
         ("lfm2_moe float32", 2e-6),
         ("qwen3_5 float32", 1e-5),
+        ("qwen3_5_moe float32", 1e-5),
+        ("qwen3_next float32", 1e-5),
         ("gemma2 bfloat16", 4e-2),
         ("granite float16", 4e-3),
     ],

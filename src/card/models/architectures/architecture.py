@@ -5,19 +5,22 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
+import numpy.typing as npt
+
 from card.kernels.number_types import Dtype
 from card.models.decoder_config import DecoderConfig
 
+IntArray = npt.NDArray[np.int64]
 Mixer = Literal["attention", "short_conv", "delta_rule"]
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "qkv", "gate_up", "conv_in", "taps", "experts", "expert", "shared",
-    "one", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value"
+    "one", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value", "delta_joined", "delta_scores"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
@@ -61,6 +64,21 @@ class DeltaHeads:
     def num_inputs(self) -> int:
         """Channels that the convolution takes in."""
         return 2 * self.num_keys * self.key_size + self.num_values * self.value_size
+
+    def ungrouped(self, sizes: Sequence[int]) -> list[IntArray]:
+        """Return which rows of a weight make up each of its parts, if it has some of each part for each key.
+
+        Args:
+            sizes: rows of each part for a key.
+        """
+        rows = np.arange(self.num_keys * sum(sizes)).reshape(self.num_keys, -1)
+        return [part.ravel() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
+
+    @property
+    def joined_sizes(self) -> tuple[int, int, int, int]:
+        """Rows of query, key, value and gate for each key, of a weight that has all of them."""
+        of_values = self.num_values // self.num_keys * self.value_size
+        return self.key_size, self.key_size, of_values, of_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,8 @@ SPLITS: Mapping[Size, tuple[Size, ...]] = {
     "gate_up": ("inner", "inner"),
     "conv_in": ("hidden", "hidden", "hidden"),
     "gated_queries": ("queries", "queries"),
+    "delta_joined": ("delta_in", "delta_values"),
+    "delta_scores": ("delta_heads", "delta_heads"),
 }
 PRE_NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
@@ -208,6 +228,7 @@ class Architecture:
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
     gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
     gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
+    gguf_linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
     gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
     gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
@@ -348,6 +369,8 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
             "delta_values": num_values * shape.delta.value_size,
             "delta_heads": num_values,
             "delta_value": shape.delta.value_size,
+            "delta_joined": shape.delta.num_inputs + num_values * shape.delta.value_size,
+            "delta_scores": 2 * num_values,
         }
     if experts is not None:
         sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}

@@ -15,7 +15,6 @@ from card.models.architectures.architecture import (
     NormPlace,
     Part,
     VectorPlace,
-    stated_shape,
 )
 from card.models.decoder_config import DecoderConfig
 
@@ -50,7 +49,12 @@ class Qwen35Fields(DecoderConfig):
 
 def shape_of(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer."""
-    shape = stated_shape(config, layer)
+    return mixed_shape(config, layer, config.intermediate_size)
+
+
+def mixed_shape(config: Any, layer: int, mlp_width: int) -> LayerShape:
+    """Return the shape of a layer with an MLP of this width."""
+    shape = LayerShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim, mlp_width)
     if config.layer_types[layer] != "linear_attention":
         return replace(shape, has_gates=True)
     heads = DeltaHeads(
@@ -69,6 +73,11 @@ GATED_ATTENTION = (
     Part("self_attn.v_proj", "attn_v", ("keys", "hidden"), "qkv", mixer="attention"),
     Part("self_attn.o_proj", "attn_output", ("hidden", "queries"), "out", mixer="attention"),
 )
+INPUTS = (
+    Part("linear_attn.in_proj_qkv", "attn_qkv", ("delta_in", "hidden"), mixer="delta_rule"),
+    Part("linear_attn.in_proj_z", "attn_gate", ("delta_values", "hidden"), mixer="delta_rule"),
+)
+DELTA_OUT = Part("linear_attn.out_proj", "ssm_out", ("hidden", "delta_values"), mixer="delta_rule")
 NORMS: Mapping[NormPlace, Part] = {
     "attention_in": PRE_NORMS["attention_in"],
     "mlp_in": replace(PRE_NORMS["mlp_in"], gguf_name="post_attention_norm"),
@@ -101,11 +110,10 @@ ARCHITECTURE = Architecture(
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     linears=(
         *GATED_ATTENTION,
-        Part("linear_attn.in_proj_qkv", "attn_qkv", ("delta_in", "hidden"), mixer="delta_rule"),
+        *INPUTS,
         Part("linear_attn.in_proj_b", "ssm_beta", ("delta_heads", "hidden"), mixer="delta_rule"),
         Part("linear_attn.in_proj_a", "ssm_alpha", ("delta_heads", "hidden"), mixer="delta_rule"),
-        Part("linear_attn.in_proj_z", "attn_gate", ("delta_values", "hidden"), mixer="delta_rule"),
-        Part("linear_attn.out_proj", "ssm_out", ("hidden", "delta_values"), mixer="delta_rule"),
+        DELTA_OUT,
         *LINEARS[4:],
     ),
     norms=NORMS,

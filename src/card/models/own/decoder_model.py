@@ -250,12 +250,10 @@ def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> 
     sizes = sizes_of(config, layer.shape)
     found: list[Linear] = []
     for part in architecture.linears_of(layer.shape):
-        found += _split(layer.linears[part.name], part, sizes)
+        found += _split(layer.linears[part.name], part, sizes, layer.shape.delta)
     gates: Linear | None = None
-    if layer.shape.has_gates:
+    if layer.shape.has_gates or layer.shape.mixer == "delta_rule":
         gates = found.pop(1)
-    elif layer.shape.mixer == "delta_rule":
-        gates = found.pop(3)
     query, key, value, out, *mlp = found
     return Linears(query, key, value, gates, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
 
@@ -273,13 +271,20 @@ def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLi
     return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
 
 
-def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
+def _split(whole: Linear, part: Part, sizes: Mapping[Any, int], delta: DeltaHeads | None) -> list[Linear]:
     """Return the layers that one is made of."""
     if part.shape[0] not in SPLITS:
         return [whole]
     if part.shape[0] == "gated_queries":  # a query and its gate, head by head
         heads = np.arange(whole.out_features).reshape(-1, 2, sizes["head"])
         return [whole.select(heads[:, half].ravel()) for half in range(2)]
+    if part.shape[0] == "delta_joined":
+        assert delta is not None
+        *inputs, gates = delta.ungrouped(delta.joined_sizes)
+        return [whole.select(np.concatenate(inputs)), whole.select(gates)]
+    if part.shape[0] == "delta_scores":
+        assert delta is not None
+        return [whole.select(rows) for rows in delta.ungrouped([delta.num_values // delta.num_keys] * 2)]
     ends = np.cumsum([sizes[size] for size in SPLITS[part.shape[0]]]).tolist()
     rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     if isinstance(whole.weight, BlockWeight):
