@@ -56,6 +56,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -149,6 +151,17 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
             "shared_expert_intermediate_size": 96,
         },
     ),
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        {
+            **DELTA,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
     "lfm2_moe": (
         Lfm2MoeForCausalLM,
         Lfm2MoeConfig,
@@ -233,6 +246,7 @@ _NAMES = {
     "conv.conv": "shortconv.conv",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.conv1d": "ssm_conv1d",
@@ -251,8 +265,24 @@ _VECTORS = {  # whose names end there
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
 }
-_ARCHITECTURES = {"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "lfm2_moe": "lfm2moe", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama"}
-_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4", "qwen35", "qwen35moe")  # their post_attention_layernorm stands behind attention
+_ARCHITECTURES = {
+    "qwen3_next": "qwen3next",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "lfm2_moe": "lfm2moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+    "mixtral": "llama",
+}
+_POST_NORMED = (
+    "gemma2",
+    "gemma3",
+    "olmo2",
+    "exaone4",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+)  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -370,40 +400,21 @@ def write_gguf(
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     for name, weight in _tensors(model):
         layer, _, inside = name.removeprefix("model.layers.").partition(".")
-        if inside in _VECTORS:
-            values = tiled(arch, inside, weight.detach().numpy(), config)
-            values = -np.exp(values.astype(np.float64)).astype(np.float32) if inside.endswith("A_log") else values
-            writer.add_tensor(f"blk.{layer}.{_VECTORS[inside]}", values)
-            continue
         if weight.ndim == 3 and "experts" in name:
             for own, experts in _expert_tensors(name, weight.detach().numpy(), joins_experts=joins_experts):
                 if own not in without:
                     writer.add_tensor(own, quantize(experts, kind), raw_dtype=kind)
-            continue
-        stem, _, part = name.rpartition(".")
-        _, _, rest = stem.partition("model.layers.")
-        layer, _, inside = rest.partition(".")
-        own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
-        if own in without:
-            continue
-        values = weight.detach().numpy()
-        values = tiled(arch, inside, values, config)
-        if arch.startswith(("gemma", "qwen35")) and values.ndim == 1 and inside != "linear_attn.norm":
-            values = values + np.float32(1.0)
-        if arch in ("llama", "granite", "granitemoe", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
-            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if num_pads and own in ("token_embd.weight", "output.weight"):
-            values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
-        if own.endswith("ffn_gate_inp_shexp.weight"):
-            values = values[0]
-        values = np.ascontiguousarray(values)
-        is_filter = inside in ("conv.conv", "linear_attn.conv1d")
-        if is_filter:
-            values = values[:, 0]
-        of = Kind.F32 if values.ndim == 1 or is_filter or "ffn_gate_inp" in own else kind
-        of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
-        writer.add_tensor(own, stored, raw_dtype=of)
+        elif inside == "linear_attn.in_proj_qkvz.weight":
+            for own, values in _inputs(weight.detach().numpy(), config).items():
+                writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
+        elif (own := _own_name(name, names)) not in without:
+            values = _stored(own, inside, weight.detach().numpy(), arch, config)
+            if num_pads and own in ("token_embd.weight", "output.weight"):
+                values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
+            is_float = values.ndim == 1 or own.endswith("conv1d.weight") or ".conv." in own or "ffn_gate_inp" in own
+            of = Kind.F32 if is_float else kind
+            of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
+            writer.add_tensor(own, stored, raw_dtype=of)
     if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
     writer.write_header_to_file()
@@ -412,6 +423,47 @@ def write_gguf(
     written = writer.format_shard_names(file)
     writer.close()
     return Path(written[0])
+
+
+def _own_name(name: str, names: Mapping[str, str]) -> str:
+    """Return what files call a tensor."""
+    layer, _, inside = name.removeprefix("model.layers.").partition(".")
+    if inside in _VECTORS:
+        return f"blk.{layer}.{_VECTORS[inside]}"
+    stem, _, part = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        return f"blk.{layer}.{names[inside.rpartition('.')[0]]}.{part}"
+    return f"{names[stem]}.{part}"
+
+
+def _stored(
+    own: str, inside: str, values: np.ndarray[Any, Any], arch: str, config: Mapping[str, Any]
+) -> np.ndarray[Any, Any]:
+    """Return what files hold of a tensor."""
+    part = inside.rpartition(".")[0]
+    values = tiled(arch, inside if inside in _VECTORS else part, values, config)
+    if inside.endswith("A_log"):
+        return -np.exp(values.astype(np.float64)).astype(np.float32)
+    adds_one = arch.startswith(("gemma", "qwen35", "qwen3next")) and part != "linear_attn.norm"
+    if adds_one and values.ndim == 1 and inside not in _VECTORS:
+        values = values + np.float32(1.0)
+    if arch in ("llama", "granite", "granitemoe", "smollm3") and part in ("self_attn.q_proj", "self_attn.k_proj"):
+        heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
+        values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if own.endswith("ffn_gate_inp_shexp.weight"):
+        values = values[0]
+    if part in ("conv.conv", "linear_attn.conv1d"):
+        values = values[:, 0]
+    return np.ascontiguousarray(values)
+
+
+def _inputs(weight: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return what Qwen3-Next's files hold of the inputs of the delta rule, which its folders group by keys."""
+    keys, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    of_values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    parts = np.split(weight.reshape(keys, -1, weight.shape[1]), np.cumsum([size, size, of_values]), axis=1)
+    query, key, value, gates = (part.reshape(-1, weight.shape[1]) for part in parts)
+    return {"attn_qkv": np.concatenate([query, key, value]), "attn_gate": np.ascontiguousarray(gates)}
 
 
 def tiled(arch: str, name: str, values: np.ndarray[Any, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:

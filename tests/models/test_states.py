@@ -31,7 +31,7 @@ from card.models.rows.row_store import RowStore
 from card.models.runners import how_it_runs, plain_runner
 from tests.decoding import decode, inline, make_request, run_all
 from tests.every_kind import each_kind, printed_by
-from tests.reaching_in import cache_of
+from tests.reaching_in import cache_of, interrupt_passes
 from tests.tiny import CLEAR, NO_ENDS, tiny
 
 pytestmark = [
@@ -57,7 +57,7 @@ TREES = DraftSettings(
 @pytest.fixture(autouse=True, scope="module")
 def near_landmarks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording_runner, "_LEAST_BLOCK", BLOCK)
+        patch.setattr(recording_runner, "LEAST_BLOCK", BLOCK)
         yield
 
 
@@ -270,21 +270,13 @@ def test_a_pass_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     runner.forward([Extension.of_text(slot, TEXT[:50]), Extension.of_text(other, TEXT[3:20])])
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(runner._decoder._team, "run", fails_after(runner._decoder._team.run))
+            interrupt_passes(patch, runner)
             with pytest.raises(KeyboardInterrupt):
                 runner.forward([Extension.of_text(slot, TEXT[:90], 50), Extension.of_text(other, TEXT[3:30], 17)])
     assert runner.num_rows(slot) == 50
     assert len(runner.read_rows(slot)) == (50 * runner.row_bytes + runner.state_bytes) // 4
     assert goes_on(runner, slot, TEXT[:50])
     assert goes_on(runner, other, TEXT[3:20])
-
-
-def fails_after(run):  # noqa: ANN001, ANN201
-    def failing(table: object) -> None:
-        run(table)
-        raise KeyboardInterrupt
-
-    return failing
 
 
 def test_a_token_below_a_row_whose_state_is_gone_is_refused() -> None:
@@ -295,7 +287,8 @@ def test_a_token_below_a_row_whose_state_is_gone_is_refused() -> None:
     runner.forward([Extension(slot, [3, 4], [49, 50])])
     with pytest.raises(ModelError, match="states before it are gone"):
         runner.forward([Extension(slot, [3], [20])])
-    assert goes_on(runner, slot, TEXT[:50] if runner.keep(slot, 50) is None else [])
+    runner.keep(slot, 50)
+    assert goes_on(runner, slot, TEXT[:50])
     runner.close(slot)
 
 

@@ -12,7 +12,7 @@ from card.models.rows.records import BLOCK_ROWS, RecordLayout, Records
 from card.models.rows.row_tree import IntArray
 from card.models.runner import ExactRunner
 
-_LEAST_BLOCK = 512  # rows between states that are kept, or more, so that they take no more memory than keys and values
+LEAST_BLOCK = 512  # rows between states that are kept, or more, so that they take no more memory than keys and values
 _NO_TOKEN = -1  # of a row whose embedding was changed
 
 
@@ -56,7 +56,7 @@ class RecordingRunner(ExactRunner):
         if not state_size:
             return RecordLayout(width, num_needed, num_recent)
         row_bytes = max(1, layout.row_elements * layout.dtype.itemsize)
-        block_rows = max(_LEAST_BLOCK, padded(4 * state_size // row_bytes, BLOCK_ROWS))
+        block_rows = max(LEAST_BLOCK, padded(4 * state_size // row_bytes, BLOCK_ROWS))
         return RecordLayout(width, num_needed, num_recent, state_size, block_rows)
 
     @property

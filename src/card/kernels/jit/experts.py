@@ -46,7 +46,6 @@ from card.kernels.jit.vectors import (
     store,
     store_float,
     store_int,
-    times,
 )
 
 _TOGETHER = 4 * MOST_ROWS  # rows of an expert that lie beside each other at once: weights come from the cache for them
@@ -204,10 +203,7 @@ def best_by_sigmoids(of: int, scores: int, room: int, best: int) -> float:
     for i in range(chosen):
         chosen_score = fill(load_float(scores + 4 * load_int(room + 8 * i)))
         store_float(best + 4 * i, largest(sigmoid(chosen_score)))
-    together = ONE
-    if entry(of, t.IS_NORMED):
-        together = sum_of(best, chosen) + real_entry(of, t.SUM_OFFSET)
-    return together
+    return sum_of(best, chosen) + real_entry(of, t.SUM_OFFSET) if entry(of, t.IS_NORMED) else 1.0
 
 
 @compiled

@@ -16,7 +16,7 @@ import numpy as np
 
 from card.kernels.jit import tables as t
 from card.kernels.jit.delta_rule import advance, gates, repeat
-from card.kernels.jit.rows import ONE, ZERO, rms_norm, sigmoid, silu
+from card.kernels.jit.rows import ONE, ZERO, rms_norm, silu
 from card.kernels.jit.sharing import share
 from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
 from card.kernels.jit.vectors import (
@@ -78,12 +78,12 @@ def convolve(table: int, of: int, row: int, channel: int, count: int, out: int) 
 
 
 @compiled
-def shorten(x: int, size: int, length: float) -> None:
-    """Give a vector this length, in place."""
+def shorten(x: int, size: int, parts: int) -> None:
+    """Give a vector a length whose square is 1 / ``parts``, in place."""
     squares = fill(ZERO)
     for at in range(0, 4 * size, 4 * LANES):
         squares = fma(load(x + at), load(x + at), squares)
-    factor = fill(length / np.sqrt(total(squares) + _LEAST_SQUARE))
+    factor = fill(np.sqrt(ONE / (np.float32(parts) * (total(squares) + _LEAST_SQUARE))))
     for at in range(0, 4 * size, 4 * LANES):
         store(x + at, times(load(x + at), factor))
 
@@ -111,8 +111,8 @@ def prepare_vectors(table: int, of: int, row: int, head: int, query: int, key: i
     convolve(table, of, row, size * its, size, query)
     convolve(table, of, row, size * (key_heads + its), size, key)
     convolve(table, of, row, 2 * size * key_heads + value_size * head, value_size, value)
-    shorten(query, size, ONE / np.sqrt(np.float32(size)))
-    shorten(key, size, ONE)
+    shorten(query, size, size)
+    shorten(key, size, 1)
 
 
 @compiled

@@ -40,8 +40,9 @@ QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN, MORE = range(0, 8 * LINEAR_SIZ
 # Places in the table of a layer's experts: how many a row chooses from and how many of them it takes, whether weights
 # are over the sum of the chosen ones', what they are times, NO_SHARED, PLAIN_SHARED or GATED_SHARED, and which
 # activations the experts take. Then whether scores are sigmoids instead of a softmax, where a float for each expert
-# lies that is added to them for the choice alone (0: none), and what is added to their sum. Then the router, whose last channel is the gate of a shared expert, and the experts, the
-# shared one last: three linear layers each, and groups of channels of the first two.
+# lies that is added to them for the choice alone (0: none), and what is added to their sum. Then the router, whose last
+# channel is the gate of a shared expert, and the experts, the shared one last: three linear layers each, and groups of
+# channels of the first two.
 (
     NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, HAS_SIGMOIDS, EXPERT_BIASES, SUM_OFFSET,
     ROUTER,

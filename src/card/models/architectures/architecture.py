@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-
 import numpy.typing as npt
 
 from card.kernels.number_types import Dtype
@@ -25,8 +24,8 @@ Size = Literal[
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
-# Norms of what a block reads, of what it adds to the hidden states, of each head's queries and keys, and of what heads of
-# the delta rule give.
+# Norms of what a block reads, of what it adds to the hidden states, of each head's queries and keys, and of what heads
+# of the delta rule give.
 NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out"]
 # The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
 ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
@@ -237,6 +236,11 @@ class Architecture:
     def parts(self) -> tuple[Part, ...]:
         """All parts that layers have; those of experts once for all of them."""
         return (*self.linears, *self.expert_parts.values(), *self.norms.values(), *self.filters, *self.vectors.values())
+
+    @property
+    def in_files(self) -> "Architecture":
+        """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
+        return self if self.gguf_linears is None else replace(self, linears=self.gguf_linears, gguf_linears=None)
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts."""

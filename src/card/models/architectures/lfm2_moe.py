@@ -65,7 +65,8 @@ ARCHITECTURE = replace(
     expert_parts=expert_parts("feed_forward"),
     vectors={"expert_biases": Part("feed_forward.expert_bias", "exp_probs_b.bias", ("experts",))},
     file_names={
-        rf"(\.experts\.\d+)\.{theirs}\.": rf"\1.{own}_proj." for theirs, own in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+        rf"(\.experts\.\d+)\.{theirs}\.": rf"\1.{own}_proj."
+        for theirs, own in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
     },
     rotary="pos_emb",
     shapes=_shape,

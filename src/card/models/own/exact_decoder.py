@@ -40,7 +40,7 @@ from card.models.own.exact_rows import IntArray, NewRows, input_tables, row_tabl
 from card.models.own.expert_tables import expert_facts
 from card.models.own.layer_tables import LayerTables, norm_weight
 from card.models.own.layers import EmbeddedRows
-from card.models.own.state_steps import state_steps, step_table
+from card.models.own.state_steps import state_steps, step_table, taking_steps
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import BoolArray
@@ -157,14 +157,11 @@ class ExactDecoder:
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
         table[code.STEPS], table[code.NUM_STEPS] = state_table.ctypes.data, len(state_table)
         table[code.EXPERTS_READ] = 0
-        for one in sequences:
-            one.begin()
-        if states:
-            self._run_and_take(states, hidden)
-        else:
-            self._team.run(table)
-        for one in sequences:
-            one.finish()
+        with taking_steps(sequences):
+            if states:
+                self._run_and_take(states, hidden)
+            else:
+                self._team.run(table)
         self.experts_read = int(table[code.EXPERTS_READ])
         self._check_pages()
         for step in scored:

@@ -69,7 +69,7 @@ def packed(pack: Pack, linear: Linear, *, factor: float = 1.0, out_multiple: int
 
 
 def packed_scores(linear: Linear) -> PackedLinear:
-    """Return a layer that stays in floats, as few numbers of it say what becomes of a whole text; blocks stay blocks."""
+    """Return a layer that stays in floats, or in blocks: a few numbers of it say what becomes of a whole text."""
     if isinstance(linear.weight, BlockWeight):
         return linear.blocks_packed()
     return float_linear(np.asarray(linear.weight, np.float32), None)

@@ -47,13 +47,13 @@ def _split(weights: Iterable[tuple[str, Any]], file_names: Mapping[str, str]) ->
 def grouped(weights: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     """Return weights by the names of transformers' modules: those of experts, in their order, under one name.
 
-    Gate and up of an expert follow each other, which makes them one matrix.
+    Gate and up of an expert follow each other, which makes them one matrix; so do several of one name.
     """
     places: dict[str, list[tuple[tuple[int, int], T]]] = {}
     for name, weight in weights:
         found = _SINGLE.fullmatch(name)
         if found is None:
-            places[name] = [((0, 0), weight)]
+            places.setdefault(name, []).append(((0, 0), weight))
             continue
         kind = found["kind"]
         joined = f"{found['block']}.{'down' if kind == 'down' else 'gate_up'}_proj"
@@ -65,7 +65,7 @@ def joined_shape(name: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of what `grouped` has put under a name, of the shapes of its parts."""
     found = _JOINED.fullmatch(name)
     if found is None:
-        return shapes[0]
+        return sum(shape[0] for shape in shapes), *shapes[0][1:]
     halves = 2 if found["kind"] == "gate_up" else 1
     return len(shapes) // halves, halves * shapes[0][0], shapes[0][1]
 

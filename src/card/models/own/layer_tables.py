@@ -30,6 +30,7 @@ from card.models.own.expert_tables import ExpertRoom, expert_table
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.kv_cache import KVLayout, KVShape
 
+
 class _Heads(NamedTuple):
     """Room of a row in a layer: numbers of heads, as `card.kernels.jit.tables` names them, of one padded size."""
 

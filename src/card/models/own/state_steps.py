@@ -8,7 +8,8 @@ one that needs it, and the largest branch comes last. So 2^n rows need n + 1 pla
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,15 +31,17 @@ class StateSteps:
     steps: Sequence[Step]
     num_absorbed: int  # rows behind the pass
 
-    def begin(self) -> None:
-        """Make the state of no rows, and note that it may change."""
-        if not self.records.num_absorbed:
-            self.records.state[...] = 0.0
-        self.records.is_lost = self.num_absorbed > self.records.num_absorbed
 
-    def finish(self) -> None:
-        """Note what the pass has absorbed."""
-        self.records.num_absorbed, self.records.is_lost = self.num_absorbed, False
+@contextmanager
+def taking_steps(sequences: Sequence[StateSteps]) -> Iterator[None]:
+    """Let a pass take steps: states that it may change count as lost until it has ended well."""
+    for one in sequences:
+        if not one.records.num_absorbed:
+            one.records.state[...] = 0.0
+        one.records.is_lost = one.num_absorbed > one.records.num_absorbed
+    yield
+    for one in sequences:
+        one.records.num_absorbed, one.records.is_lost = one.num_absorbed, False
 
 
 def state_steps(passes: Sequence[NewRows]) -> list[StateSteps]:
@@ -108,7 +111,9 @@ class _Planner:
         for row in range(self._end - 1, absorbed - 1, -1):
             sizes[row] = 1 + sum(sizes[child] for child in children[row])
         steps, free, num_places = list[Step](), list[int](), 0
-        stack = [(row, self._kept, False) for row in sorted(children[absorbed - 1], key=sizes.__getitem__, reverse=True)]
+        stack = [
+            (row, self._kept, False) for row in sorted(children[absorbed - 1], key=sizes.__getitem__, reverse=True)
+        ]
         while stack:
             row, source, is_last = stack.pop()
             if is_last:

@@ -19,6 +19,7 @@ from card.models.architectures.architecture import Part, head_dim
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.delta_inputs import joined_inputs
 from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
@@ -45,7 +46,12 @@ class GgufModel:
 
     header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
-    weights: Sequence[Weight]
+    weights: Sequence[Weight]  # in terms of files, see `Architecture.in_files`
+
+    @property
+    def folder_weights(self) -> Sequence[Weight]:
+        """The weights, or parts of them, that make up those of a folder, under its names."""
+        return joined_inputs(self.weights, self.config)
 
     @property
     def num_elements(self) -> int:
@@ -75,7 +81,7 @@ def open_gguf(path: Path) -> GgufModel:
     """
     first = read_header(path)
     check_is_first(path, first)
-    architecture = _architecture(first)
+    architecture = _architecture(first).in_files
     facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     for file, one in headers.items():

@@ -151,6 +151,8 @@ class GgufSource:
         config = config_of({**self.config, **marks})
         assert config is not None
         config.dtype = dtype.name
+        if as_stored:
+            architecture = architecture.in_files
         model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
         model.pages = () if pages is None else (pages,)
         return model
@@ -172,7 +174,7 @@ class GgufSource:
     def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for name, parts in grouped((weight.name, weight) for weight in self._model.weights).items():
+        for name, parts in grouped((weight.name, weight) for weight in self._model.folder_weights).items():
             of = _kept_dtype(parts[0], stored)
             array = empty(joined_shape(name, [one.place.shape for one in parts]), of)
             rows, first = array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, 0
@@ -255,7 +257,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    stored = grouped((weight.name, weight) for weight in model.weights)
+    stored = grouped((weight.name, weight) for weight in model.folder_weights)
     kinds = {
         name: (_kept_dtype(parts[0], dtype), joined_shape(name, [one.place.shape for one in parts]))
         for name, parts in stored.items()
