@@ -33,6 +33,8 @@ from transformers import (
     GraniteMoeForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -50,10 +52,16 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -89,6 +97,15 @@ GEMMA4 = {
     "sliding_window": 9,
     "hidden_size_per_layer_input": 0,
     "tie_word_embeddings": True,
+}
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
 }
 KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
@@ -198,6 +215,47 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2Config,
         {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
     ),
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA),
+    "qwen3_5, a key each": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        {**DELTA, "linear_num_key_heads": 4, "tie_word_embeddings": True},
+    ),
+    "qwen3_5_moe": (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig,
+        {
+            **DELTA,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        {
+            **DELTA,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+    "lfm2_moe": (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention"] * 2,
+            "num_dense_layers": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
@@ -284,14 +342,20 @@ _NAMES = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
-    "layer_scalar": "layer_output_scale",
     "router.proj": "ffn_gate_inp",
-    "router": "ffn_gate_inp",
-    "router.per_expert_scale": "ffn_down_exps",
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     "mlp.gate": "ffn_gate_inp",
+    "feed_forward.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "self_attn.sinks": "attn_sinks",
@@ -300,9 +364,28 @@ _NAMES = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama", "gpt_oss": "gpt-oss"}
+_BUFFERS = ("expert_bias", "layer_scalar")  # that files have
+_VECTORS = {  # whose names end there
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "self_attn.sinks": "attn_sinks.weight",
+}
+_ARCHITECTURES = {
+    "qwen3_next": "qwen3next",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "lfm2_moe": "lfm2moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+    "mixtral": "llama",
+    "gpt_oss": "gpt-oss",
+}
 # Files name their post_attention_layernorm after attention, as transformers.
-_POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss")
+_POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -318,6 +401,7 @@ _OF_EXPERTS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "num_dense_layers": "leading_dense_block_count",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -359,7 +443,7 @@ def save_model(
     torch.manual_seed(seed)
     model = model_class(config)
     with torch.no_grad():
-        for weight in model.parameters():
+        for _, weight in _tensors(model):
             weight.copy_(torch.randn_like(weight) * 0.2 + (weight.dim() == 1))
         for name, factor in model.named_buffers():
             if name.endswith("layer_scalar"):
@@ -424,8 +508,8 @@ def write_gguf(
         _ADD[type(value)](writer, key, value)
     _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
-    factors = [(f"{name}.weight", one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
-    for name, weight in (*model.named_parameters(), *factors):
+    for name, weight in _tensors(model):
+        layer, _, inside = name.removeprefix("model.layers.").partition(".")
         if ".experts." in name:
             joined = _expert_tensors(
                 name, weight.detach().numpy(), joins_experts=joins_experts, is_interleaved=arch == "gpt-oss"
@@ -435,25 +519,17 @@ def write_gguf(
                     of = Kind.F32 if own.endswith("bias") else experts or kind
                     of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
                     writer.add_tensor(own, stored, raw_dtype=of)
-            continue
-        stem = name.replace("per_expert_scale", "per_expert_scale.scale")
-        stem, _, part = (f"{stem}.weight" if name.endswith("sinks") else stem).rpartition(".")
-        _, _, rest = stem.partition("model.layers.")
-        layer, _, inside = rest.partition(".")
-        own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
-        if own in without:
-            continue
-        values = _as_in_files(weight.detach().numpy(), inside, arch, config)
-        if num_pads and own in ("token_embd.weight", "output.weight"):
-            values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
-        if own.endswith("ffn_gate_inp_shexp.weight"):
-            values = values[0]
-        values = np.ascontiguousarray(values)
-        if inside == "conv.conv":
-            values = values[:, 0]
-        of = Kind.F32 if values.ndim == 1 or inside == "conv.conv" or "ffn_gate_inp" in own else kind
-        of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
-        writer.add_tensor(own, stored, raw_dtype=of)
+        elif inside == "linear_attn.in_proj_qkvz.weight":
+            for own, values in _inputs(weight.detach().numpy(), config).items():
+                writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
+        elif (own := _own_name(name, names)) not in without:
+            values = _stored(own, inside, weight.detach().numpy(), arch, config)
+            if num_pads and own in ("token_embd.weight", "output.weight"):
+                values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
+            is_float = values.ndim == 1 or own.endswith("conv1d.weight") or ".conv." in own or "ffn_gate_inp" in own
+            of = Kind.F32 if is_float else kind
+            of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
+            writer.add_tensor(own, stored, raw_dtype=of)
     for own, factors in _rotation_tensors(config):
         if own not in without:
             writer.add_tensor(own, factors)
@@ -465,14 +541,65 @@ def write_gguf(
     return Path(written[0])
 
 
-def _as_in_files(values: np.ndarray[Any, Any], part: str, arch: str, config: Mapping[str, Any]) -> Any:
-    """Return a weight with what the converter adds to it, and with neighbours in a head where it turns neighbours."""
-    if arch in ("gemma2", "gemma3") and values.ndim == 1:
-        return values + np.float32(1.0)
+def _own_name(name: str, names: Mapping[str, str]) -> str:
+    """Return what files call a tensor."""
+    layer, _, inside = name.removeprefix("model.layers.").partition(".")
+    if inside in _VECTORS:
+        return f"blk.{layer}.{_VECTORS[inside]}"
+    stem, _, part = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        return f"blk.{layer}.{names[inside.rpartition('.')[0]]}.{part}"
+    return f"{names[stem]}.{part}"
+
+
+def _stored(
+    own: str, inside: str, values: np.ndarray[Any, Any], arch: str, config: Mapping[str, Any]
+) -> np.ndarray[Any, Any]:
+    """Return what files hold of a tensor."""
+    part = inside.rpartition(".")[0]
+    values = tiled(arch, inside if inside in _VECTORS else part, values, config)
+    if inside.endswith("A_log"):
+        return -np.exp(values.astype(np.float64)).astype(np.float32)
+    adds_one = arch.startswith(("gemma2", "gemma3", "qwen35", "qwen3next")) and part != "linear_attn.norm"
+    if adds_one and values.ndim == 1 and inside not in _VECTORS:
+        values = values + np.float32(1.0)
     if arch in ("llama", "granite", "granitemoe", "smollm3") and part in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
-        return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    return values
+        values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if own.endswith("ffn_gate_inp_shexp.weight"):
+        values = values[0]
+    if part in ("conv.conv", "linear_attn.conv1d"):
+        values = values[:, 0]
+    return np.ascontiguousarray(values)
+
+
+def _inputs(weight: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return what Qwen3-Next's files hold of the inputs of the delta rule, which its folders group by keys."""
+    keys, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    of_values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    parts = np.split(weight.reshape(keys, -1, weight.shape[1]), np.cumsum([size, size, of_values]), axis=1)
+    query, key, value, gates = (part.reshape(-1, weight.shape[1]) for part in parts)
+    return {"attn_qkv": np.concatenate([query, key, value]), "attn_gate": np.ascontiguousarray(gates)}
+
+
+def tiled(arch: str, name: str, values: np.ndarray[Any, Any], config: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Return a weight of the delta rule with value heads that share a key apart, where files have them so."""
+    if arch not in ("qwen35", "qwen35moe") or "linear_attn" not in name or name.endswith("norm"):
+        return values
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if name.endswith("out_proj"):
+        return tiled(arch, "linear_attn.in_proj_z", values.T, config).T
+    has_keys = name.endswith(("in_proj_qkv", "conv1d"))
+    before = 2 * keys * config["linear_key_head_dim"] if has_keys else 0
+    of_values = values[before:]
+    moved = of_values.reshape(keys, heads // keys, -1, *values.shape[1:]).swapaxes(0, 1).reshape(of_values.shape)
+    return np.concatenate([values[:before], moved])
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters, and the buffers that files have."""
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(_BUFFERS))
 
 
 def _expert_tensors(
@@ -504,7 +631,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         return _gemma4_facts(config)
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kv_heads = config["num_key_value_heads"]
-    taps = config.get("conv_L_cache")
+    taps, delta = config.get("conv_L_cache"), config.get("linear_num_value_heads")
     return {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -515,6 +642,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
             kv_heads if taps is None else [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
         ),
         **({} if taps is None else {"shortconv.l_cache": taps}),
+        **({} if delta is None else _delta_facts(config)),
         **({"attention.layer_norm_rms_epsilon": config["norm_eps"]} if "norm_eps" in config else {}),
         **({"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]} if "rms_norm_eps" in config else {}),
         **({"attention.layer_norm_epsilon": config["layer_norm_eps"]} if "layer_norm_eps" in config else {}),
@@ -526,6 +654,20 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
+        **({"expert_gating_func": 2} if config["model_type"] == "lfm2_moe" else {}),
+    }
+
+
+def _delta_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["linear_num_value_heads"]
+    return {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+        "full_attention_interval": 4,
+        "rope.dimension_sections": [2, 1, 1, 0],
     }
 
 

@@ -75,6 +75,18 @@ def workers_of(server: DraftServer) -> list[DrafterWorker]:
     return [client.session.worker for client in server._clients if client.session is not None]
 
 
+def interrupt_passes(monkeypatch: MonkeyPatch, runner: Any) -> None:
+    """Let each pass of our own be interrupted when its threads have ended."""
+    team = runner._decoder._team
+    run = team.run
+
+    def interrupted(table: object) -> None:
+        run(table)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(team, "run", interrupted)
+
+
 def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 

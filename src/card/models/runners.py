@@ -6,7 +6,7 @@ from card.config import INT8
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Recurrent, Routed, Stateful
-from card.models.recording_runner import exact_runner
+from card.models.recording_runner import RecordingRunner, exact_runner
 from card.models.runner import RowRunner
 
 _THEIRS = "a model of transformers"
@@ -54,7 +54,9 @@ def _path_and_limits(runner: RowRunner) -> list[str]:
     if runner.has_own_pass:
         words = [f"own pass in {'the blocks of the file' if runner.has_blocks else numbers}", "trees of candidates"]
         if isinstance(runner, Stateful):
-            words.append(f"{runner.state_bytes / 1e6:,.1f} MB of records a request")
+            has_state = isinstance(runner, RecordingRunner) and runner.keeps_state
+            kept = "a state and records" if has_state else "records"
+            words.append(f"{runner.state_bytes / 1e6:,.1f} MB of {kept} a request")
         return words
     if not isinstance(runner, Recurrent):
         return [f"transformers' modules in {numbers} with CARD's attention", "trees of candidates", "no int8"]

@@ -19,7 +19,7 @@ from card.kernels.jit.attention_blocks import (
     score_block,
     widen,
 )
-from card.kernels.jit.rows import ONE, ZERO, capped, exponential
+from card.kernels.jit.rows import ONE, ZERO, capped, exponential, sigmoid
 from card.kernels.jit.tables import (
     all_heads,
     attended_bytes,
@@ -317,12 +317,16 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
     keep_scores(table, layer, first, last, head, last_head, t.WEIGHTS_OF_ROWS, scores, width)
     clear(sums, num_queries * sum_bytes)
     use_blocks(table, layer, first, last, head, last_head, values, begin, end, room, scores, width, sums)
-    row_bytes = attended_bytes(of)
+    row_bytes, gates = attended_bytes(of), entry(of, t.MORE_HEADS)
     for query in range(num_queries):
         row, one = first + query // num_heads, head + query % num_heads
         out = entry(table, t.ATTENDED) + row * row_bytes + 4 * padded * one
+        gate = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + heads + 2 * kv_heads + one)
         for at in range(0, 4 * padded, 4 * LANES):
-            store(out + at, load(sums + query * sum_bytes + at))
+            x = load(sums + query * sum_bytes + at)
+            if gates:
+                x = times(x, sigmoid(load(gate + at)))
+            store(out + at, x)
         if one == heads - 1:  # zeros behind the last head: another layer may have had numbers there
             clear(out + 4 * padded, row_bytes - 4 * padded * heads)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from card.kernels.jit.rows import MINUS_ONE, ONE, exponential, softplus
+from card.kernels.jit.rows import exponential, sigmoid, softplus
 from card.kernels.jit.tiles import PRODUCT
 from card.kernels.jit.vectors import (
     FLOAT,
@@ -24,9 +24,7 @@ from card.kernels.jit.vectors import (
     Builder,
     Value,
     add,
-    divide,
     entered,
-    fill,
     fma_of,
     load,
     loop,
@@ -181,4 +179,4 @@ def gates(a: int, b: int, rate: int, bias: int, num_heads: int, decay: int, beta
     for at in range(0, 4 * num_heads, 4 * LANES):
         step = times(load(rate + at), softplus(add(load(a + at), load(bias + at))))
         store(decay + at, exponential(step))
-        store(beta + at, divide(fill(ONE), add(fill(ONE), exponential(times(load(b + at), fill(MINUS_ONE))))))
+        store(beta + at, sigmoid(load(b + at)))

@@ -15,7 +15,6 @@ from card.kernels.jit import tables as t
 from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.likeliest import find_best, sum_of_exponentials
 from card.kernels.jit.rows import (
-    MINUS_ONE,
     ONE,
     ZERO,
     exponential,
@@ -23,6 +22,7 @@ from card.kernels.jit.rows import (
     multiply_tile,
     project,
     scales_behind,
+    sigmoid,
     sums_behind,
     tile_size,
 )
@@ -37,7 +37,6 @@ from card.kernels.jit.vectors import (
     add,
     compiled,
     copy_group,
-    divide,
     fill,
     fma,
     largest,
@@ -47,7 +46,6 @@ from card.kernels.jit.vectors import (
     store,
     store_float,
     store_int,
-    times,
 )
 
 _TOGETHER = 4 * MOST_ROWS  # rows of an expert that lie beside each other at once: weights come from the cache for them
@@ -66,7 +64,8 @@ def room_for_experts(num_rows: int, num_listed: int, num_taken: int, width: int)
         width: of the hidden states, with their padding.
     """
     of_rows = (_CHOICE + _SLOT) * num_rows * num_taken + 8 * (num_listed + 2)
-    rooms = max(8 * GROUP * MOST_ROWS, 4 * PANEL * _DOWN_PANELS * MOST_ROWS, _CHOICE * (num_taken + LANES))
+    choosing = _CHOICE * (num_taken + LANES) + 4 * (num_listed + LANES)
+    rooms = max(8 * GROUP * MOST_ROWS, 4 * PANEL * _DOWN_PANELS * MOST_ROWS, choosing)
     return of_rows + _LINE + _RECORD * (width // GROUP) * _TOGETHER + rooms + _SLOT * _TOGETHER
 
 
@@ -180,17 +179,44 @@ def sum_of(values: int, count: int) -> float:
 
 
 @compiled
+def best_by_softmax(of: int, scores: int, room: int, best: int) -> float:
+    """Write a row's best experts to ``room`` and their weights to ``best``; return what these are to be over."""
+    count, chosen = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS)
+    find_best(scores, count, chosen, room, best)
+    top = load_float(best)
+    for at in range(best, best + 4 * chosen, 4 * LANES):
+        store(at, exponential(add(load(at), fill(-top))))
+    return sum_of(best, chosen) if entry(of, t.IS_NORMED) else sum_of_exponentials(scores, count, top, 1.0)
+
+
+@compiled
+def best_by_sigmoids(of: int, scores: int, room: int, best: int) -> float:
+    """Do what `best_by_softmax` does, for scores that are sigmoids and biases that count for the choice alone."""
+    count, chosen, biases = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS), entry(of, t.EXPERT_BIASES)
+    biased = best + 4 * (chosen + LANES)
+    for at in range(0, 4 * count, 4 * LANES):
+        score = sigmoid(load(scores + at))
+        if biases:
+            score = add(score, load(biases + at))
+        store(biased + at, score)
+    find_best(biased, count, chosen, room, best)
+    for i in range(chosen):
+        chosen_score = fill(load_float(scores + 4 * load_int(room + 8 * i)))
+        store_float(best + 4 * i, largest(sigmoid(chosen_score)))
+    return sum_of(best, chosen) + real_entry(of, t.SUM_OFFSET) if entry(of, t.IS_NORMED) else 1.0
+
+
+@compiled
 def choose(of: int, scores: int, choice: int, room: int) -> None:
     """Write which experts a row takes and their weights, best first, the shared one last."""
     count, chosen = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS)
     best = room + 8 * chosen
     for at in range(best, best + 4 * chosen, 4 * LANES):
         store(at, fill(ZERO))
-    find_best(scores, count, chosen, room, best)
-    top = load_float(best)
-    for at in range(best, best + 4 * chosen, 4 * LANES):
-        store(at, exponential(add(load(at), fill(-top))))
-    together = sum_of(best, chosen) if entry(of, t.IS_NORMED) else sum_of_exponentials(scores, count, top, 1.0)
+    if entry(of, t.HAS_SIGMOIDS):
+        together = best_by_sigmoids(of, scores, room, best)
+    else:
+        together = best_by_softmax(of, scores, room, best)
     for i in range(chosen):
         store_int(choice + _CHOICE * i, load_int(room + 8 * i))
         weight = load_float(best + 4 * i) / together * real_entry(of, t.WEIGHT_SCALE)
@@ -200,8 +226,7 @@ def choose(of: int, scores: int, choice: int, room: int) -> None:
     if entry(of, t.SHARED) != t.NO_SHARED:
         weight = ONE
         if entry(of, t.SHARED) == t.GATED_SHARED:
-            below = times(fill(load_float(scores + 4 * count)), fill(MINUS_ONE))
-            weight = largest(divide(fill(ONE), add(fill(ONE), exponential(below))))
+            weight = largest(sigmoid(fill(load_float(scores + 4 * count))))
         store_int(choice + _CHOICE * chosen, count)
         store_float(choice + _CHOICE * chosen + 8, weight)
 

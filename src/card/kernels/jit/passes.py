@@ -16,6 +16,7 @@ from typing import Any
 from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend_part
 from card.kernels.jit.experts import run_experts
+from card.kernels.jit.gated_delta import advance_states, keep_records
 from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.heads import norm_all_heads, prepare_heads
 from card.kernels.jit.layer_inputs import gate_own_input, layer_inputs_bytes, make_layer_inputs, own_input
@@ -149,15 +150,18 @@ def begin_layer(
     """Compute a part of queries, keys and values of some rows, and return the next turn."""
     of, groups, barrier = layer_entry(table, layer), entry(table, t.PADDED_WIDTH) // GROUP, entry(table, t.BARRIER)
     heads, kv_heads, is_parallel = entry(of, t.HEADS), entry(of, t.MADE_KV_HEADS), entry(table, t.IS_PARALLEL)
+    more, attending = entry(of, t.MORE_HEADS), heads + 2 * kv_heads
     scales = scales_behind(own, num_rows, groups)
     sums = sums_behind(scales, num_rows, groups)
     takes = entry(of + 8 * t.QUERY, t.TAKES) | entry(of + 8 * t.KEY, t.TAKES) | entry(of + 8 * t.VALUE, t.TAKES)
+    takes |= entry(of + 8 * t.MORE, t.TAKES)
     if is_parallel:  # the MLP reads what attention reads
         takes |= entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
     prepare_input(table, takes, entry(of, t.INPUT_NORM), first_row, num_rows, own, scales, sums)
-    first, last = share(heads + 2 * kv_heads, part, parts), share(heads + 2 * kv_heads, part + 1, parts)
+    first, last = share(attending + more, part, parts), share(attending + more, part + 1, parts)
     for linear, count, before in (
-        (of + 8 * t.QUERY, heads, 0), (of + 8 * t.KEY, kv_heads, heads), (of + 8 * t.VALUE, kv_heads, heads + kv_heads)
+        (of + 8 * t.QUERY, heads, 0), (of + 8 * t.KEY, kv_heads, heads), (of + 8 * t.VALUE, kv_heads, heads + kv_heads),
+        (of + 8 * t.MORE, more, attending),
     ):  # fmt: skip
         project_heads(table, of, linear, count, before, first, last, first_row, num_rows, own, scales, sums)
     if entry(table, t.HAS_WIDE_NORMS):
@@ -166,7 +170,7 @@ def begin_layer(
             norm_all_heads(table, layer, row)
         turn = wait(barrier, parts, turn)
     if not entry(of, t.FILTER):
-        prepare_heads(table, layer, first_row, first_row + num_rows, first, last)
+        prepare_heads(table, layer, first_row, first_row + num_rows, first, min(last, attending))
     if is_parallel:
         gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
     return turn
@@ -264,6 +268,8 @@ def end_layer(
 ) -> int:  # fmt: skip
     """Compute a part of what follows attention, of some rows, and return the next turn."""
     of = layer_entry(table, layer)
+    if entry(of, t.KEY_SIZE):
+        keep_records(table, of, first_row, num_rows, part, parts)
     row_bytes = attended_bytes(of)
     groups, out = row_bytes // (4 * GROUP), of + 8 * t.ATTENTION_OUT
     scales = scales_behind(own, num_rows, groups)
@@ -303,7 +309,9 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
         make_layer_inputs(table, first_row, num_rows, part, parts, own)
     turn = begin_layer(table, layer, first_row, num_rows, part, parts, turn, own)
     turn = wait(barrier, threads, turn)
-    if entry(layer_entry(table, layer), t.FILTER):
+    if entry(layer_entry(table, layer), t.KEY_SIZE):
+        advance_states(table, layer, thread, own)
+    elif entry(layer_entry(table, layer), t.FILTER):
         convolve_part(table, layer, thread)
     else:
         attend_part(table, layer, thread, own)

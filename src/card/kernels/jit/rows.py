@@ -118,6 +118,12 @@ def softplus(x: Floats) -> Floats:
 
 
 @compiled
+def sigmoid(x: Floats) -> Floats:
+    """Return 1 / (1 + e^-x)."""
+    return divide(fill(ONE), add(fill(ONE), exponential(times(x, fill(MINUS_ONE)))))
+
+
+@compiled
 def silu(x: Floats) -> Floats:
     """Return x / (1 + e^-x)."""
     return divide(x, add(fill(ONE), exponential(times(x, fill(MINUS_ONE)))))

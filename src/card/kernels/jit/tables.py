@@ -13,9 +13,9 @@ AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, VOCAB, LAYER_TABLE, NORM, EPS, SCORE_CAP, LOGIT_CAP, ACTIVATION,
     CENTRES, IS_PARALLEL, HAS_WIDE_NORMS, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
     GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, KV_BYTES, INPUTS, INPUT_SIZE,
-    ROUTED, EXPERTS_AT, EXPERTS_READ, OWN_WIDTH, PADDED_OWN_WIDTH, TOKEN_INPUTS,
+    ROUTED, EXPERTS_AT, EXPERTS_READ, STEPS, NUM_STEPS, OWN_WIDTH, PADDED_OWN_WIDTH, TOKEN_INPUTS,
     LAYER_INPUTS, OWN_NORM, EXPERT_SUMS, OUTPUT,
-) = range(43)  # fmt: skip
+) = range(45)  # fmt: skip
 INPUT_PROJECTION = OUTPUT + LINEAR_SIZE
 TABLE_SIZE = INPUT_PROJECTION + LINEAR_SIZE
 SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
@@ -28,12 +28,19 @@ SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # address of the table of its experts; 0 for a plain MLP. Then heads of keys that it makes itself, all or 0; the weight
 # of the norm of values, where a float lies that its hidden states are times, and the address of the table of the
 # numbers that tokens have for it; 0 for none of these.
-QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
+# Behind queries, keys and values a row has MORE_HEADS of a further linear layer, and room for SPARE_HEADS; OUT_HEADS is
+# how many of them the mixer gives. Those of MORE are gates of the attention's heads, if there are any. A layer of the
+# delta rule has, in heads of PANEL channels, what its convolution takes in as queries, scores of beta and of the decay
+# as keys and values, and gates of the output as MORE. Then come how many heads there are of keys (KEY_SIZE channels;
+# 0 for other layers) and of values, whether value heads that share a key are apart, the bytes of a state that lie
+# before its own, and the addresses of its rates, of what is added to the scores of the decay, and of its norm.
+QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN, MORE = range(0, 8 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
     SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, EXPERTS,
-    MADE_KV_HEADS, VALUE_NORM, FACTOR, OWN_INPUT, LAYER_SIZE,
-) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 29)  # fmt: skip
+    MADE_KV_HEADS, VALUE_NORM, FACTOR, OWN_INPUT, MORE_HEADS, SPARE_HEADS, OUT_HEADS, KEY_HEADS, VALUE_HEADS, KEY_SIZE,
+    VALUE_SIZE, IS_TILED, STATE_AT, RATES, STEP_BIASES, OUT_NORM, LAYER_SIZE,
+) = range(8 * LINEAR_SIZE, 8 * LINEAR_SIZE + 41)  # fmt: skip
 # Places in the table of numbers that tokens have for a layer: two linear layers, what makes a gate of hidden states and
 # what those behind the gate give, the weight of the norm of the latter, where a factor of hidden states lies that takes
 # the place of the layer's, and the bytes of a row of all layers' numbers that lie before these.
@@ -43,12 +50,14 @@ INPUT_OUT_NORM, INPUT_FACTOR, INPUT_AT, OWN_INPUT_SIZE = range(2 * LINEAR_SIZE, 
 # are over the sum of the chosen ones', what they are times, NO_SHARED, PLAIN_SHARED or GATED_SHARED, and which
 # activations the experts take. Where they stand beside an MLP: the weights of the norms of what the router reads, of
 # what the experts read, of what the MLP gives and of what they give; 0 elsewhere. Where factors of the experts' weights
-# lie; 0 for none. Then the router, whose last channel is the gate of a shared expert, and the experts, the
-# shared one last: three linear layers each, and groups of channels of the first two.
+# lie; 0 for none. Then whether scores are sigmoids instead of a softmax, where a float for each expert lies that is
+# added to them for the choice alone (0: none), and what is added to their sum. Then the router, whose last channel is
+# the gate of a shared expert, and the experts, the shared one last: three linear layers each, and groups of channels of
+# the first two.
 (
     NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER_NORM, EXPERT_NORM,
-    MLP_ALONE_NORM, EXPERTS_OUT_NORM, EXPERT_FACTORS, ROUTER,
-) = range(12)  # fmt: skip
+    MLP_ALONE_NORM, EXPERTS_OUT_NORM, EXPERT_FACTORS, HAS_SIGMOIDS, EXPERT_BIASES, SUM_OFFSET, ROUTER,
+) = range(15)  # fmt: skip
 NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)
 EXPERT_LIST = ROUTER + LINEAR_SIZE
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, EXPERT_GROUPS = range(0, 4 * LINEAR_SIZE, LINEAR_SIZE)
@@ -66,6 +75,10 @@ EXPERT_SIZE = EXPERT_GROUPS + 1
 # row is kept for rows of later passes, and where as a landmark (0: nowhere). Then the records of its last ancestors,
 # oldest first: an address, -1 - a row of this pass, or 0 before the text.
 RECENT, LANDMARK, FIRST_SOURCE = range(3)
+# Places in the table of a step that states of the delta rule take: the row that advances one, or the record that is
+# repeated (0: the row advances); the states before and behind it, a number of a place of the thread or an address of
+# all states of a sequence; and where a copy goes (0: nowhere).
+STEP_ROW, STEP_RECORD, STEP_FROM, STEP_TO, STEP_MARK, STEP_SIZE = range(6)
 LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)
 TOGETHER = 32  # queries whose scores are kept at once, or as many as a row has for a KV head
 
@@ -108,14 +121,14 @@ def sources_of(table: int, row: int) -> int:
 
 @compiled
 def all_heads(of: int) -> int:
-    """Return how many heads of queries, keys and values a layer has, by its table."""
-    return entry(of, HEADS) + 2 * entry(of, KV_HEADS)
+    """Return how many heads a layer has of a row, by its table: queries, keys, values and those behind them."""
+    return entry(of, HEADS) + 2 * entry(of, KV_HEADS) + entry(of, MORE_HEADS) + entry(of, SPARE_HEADS)
 
 
 @compiled
 def attended_bytes(of: int) -> int:
     """Return the bytes of a row of what attention gives in a layer: whole groups of floats."""
-    return (4 * entry(of, HEADS) * entry(of, PADDED_HEAD) + 4 * GROUP - 1) // (4 * GROUP) * (4 * GROUP)
+    return (4 * entry(of, OUT_HEADS) * entry(of, PADDED_HEAD) + 4 * GROUP - 1) // (4 * GROUP) * (4 * GROUP)
 
 
 @compiled

@@ -5,37 +5,43 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from card.kernels.number_types import Dtype
 from card.kernels.rotation import PROPORTIONAL
 from card.models.decoder_config import DecoderConfig
 
-Mixer = Literal["attention", "short_conv"]
+IntArray = npt.NDArray[np.int64]
+Mixer = Literal["attention", "short_conv", "delta_rule"]
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
-    "shared", "one", "layer_input"
+    "shared", "one", "layer_input", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value",
+    "delta_joined", "delta_scores"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp", "experts"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
-# Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys. Then of what a
-# token's own numbers add; and where experts stand beside an MLP, of what each gives and of what the experts read.
+# Norms of what a block reads, of what it adds to the hidden states, of each head's queries and keys, and of what heads
+# of the delta rule give. Then of what a token's own numbers add; and where experts stand beside an MLP, of what each
+# gives and of what the experts read.
 NormPlace = Literal[
-    "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "input_out", "mlp_alone", "experts_in",
-    "experts_out",
+    "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out", "input_out", "mlp_alone",
+    "experts_in", "experts_out",
 ]  # fmt: skip
 # The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
 ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
+# Factors of a layer's hidden states, of what its router reads, and of each expert's weight; what is added to scores of
+# experts for the choice; logarithms of rates of decay, and what is added to its scores; and a score of each query head
+# beside those of the positions, which has no value.
+VectorPlace = Literal["layer", "router", "experts", "expert_biases", "rates", "step_biases", "sinks"]
 
 # What makes a gate of hidden states for a token's own numbers, and what those behind it give.
 InputPlace = Literal["gate", "out"]
-# Factors: of a layer's hidden states, of what its router reads, and of each expert's weight.
-VectorPlace = Literal["layer", "router", "experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +52,43 @@ class Experts:
     chosen: int  # by each row
     width: int  # of each
     is_normed: bool  # the weights of those that a row chooses are over their sum
+    has_sigmoids: bool = False  # weights are sigmoids of the scores, not their softmax
+    sum_offset: float = 0.0  # what is added to the sum of such weights
+    has_biases: bool = False  # something is added to such weights for the choice alone
     scale: float = 1.0  # what weights are times
     shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
     has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeads:
+    """The heads of a layer of the gated delta rule."""
+
+    num_keys: int
+    num_values: int  # heads; several may share a key
+    key_size: int
+    value_size: int
+    is_tiled: bool = False  # those that share a key are num_keys apart, not neighbours
+
+    @property
+    def num_inputs(self) -> int:
+        """Channels that the convolution takes in."""
+        return 2 * self.num_keys * self.key_size + self.num_values * self.value_size
+
+    def ungrouped(self, sizes: Sequence[int]) -> list[IntArray]:
+        """Return which rows of a weight make up each of its parts, if it has some of each part for each key.
+
+        Args:
+            sizes: rows of each part for a key.
+        """
+        rows = np.arange(self.num_keys * sum(sizes)).reshape(self.num_keys, -1)
+        return [part.ravel() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
+
+    @property
+    def joined_sizes(self) -> tuple[int, int, int, int]:
+        """Rows of query, key, value and gate for each key, of a weight that has all of them."""
+        of_values = self.num_values // self.num_keys * self.value_size
+        return self.key_size, self.key_size, of_values, of_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +105,15 @@ class LayerShape:
     kv_source: int | None = None  # the layer whose keys and values it reads; None: it has its own
     has_values: bool = True  # False: values are made by the layer of the keys
     input_width: int = 0  # numbers that a token has for this layer alone; 0: none
+    has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
+    delta: DeltaHeads | None = None  # of the mixer delta_rule
 
     def state_size(self, hidden: int) -> int:
         """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
         return 0 if self.mixer == "attention" else self.num_taps * hidden
 
 
+TILED = "tiles_value_heads"  # a mark on configs: value heads that share a key are apart, as GGUF files have them
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
 
 
@@ -79,17 +122,11 @@ class Part:
     """A part of a layer: a linear layer, or a norm."""
 
     name: str  # transformers'
-    gguf_name: str  # llama.cpp's
+    gguf_name: str  # llama.cpp's; of a vector the whole name of the tensor
     shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
     bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
     mixer: Mixer | None = None  # of the layers that have it; None: all
     only: Callable[[LayerShape], bool] | None = None  # which of these layers have it; None: all
-    is_bare: bool = False  # its weight has the name of the part, in transformers' files
-
-    @property
-    def weight_name(self) -> str:
-        """transformers' name of its weight, in a layer."""
-        return self.name if self.is_bare else f"{self.name}.weight"
 
     def is_in(self, shape: LayerShape) -> bool:
         """Return whether a layer of this shape has it."""
@@ -120,6 +157,9 @@ SPLITS: Mapping[Size, tuple[Size, ...]] = {
     "qkv": ("queries", "keys", "keys"),
     "gate_up": ("inner", "inner"),
     "conv_in": ("hidden", "hidden", "hidden"),
+    "gated_queries": ("queries", "queries"),
+    "delta_joined": ("delta_in", "delta_values"),
+    "delta_scores": ("delta_heads", "delta_heads"),
 }
 PRE_NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
@@ -184,20 +224,21 @@ class Architecture:
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
     linears: tuple[Part, ...] = LINEARS
     expert_parts: Mapping[ExpertPlace, Part] = field(default_factory=dict)  # in layers whose shape has experts
-    file_names: Mapping[str, str] = field(default_factory=dict)  # what stands in files for parts of names, by these
+    file_names: Mapping[str, str] = field(default_factory=dict)  # patterns in files' names, and what they are here
     interleaves_experts: bool = False
     """Its folders hold weights of experts [in, out] whose columns are of gate and up in turn, or rows of MXFP4."""
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
     norms_values: bool = False  # each head of values is normed, without a weight
     layer_inputs: str | None = None  # the field with how many numbers a token has for each layer
     input_parts: Mapping[InputPlace, Part] = field(default_factory=dict)  # of layers with some
-    vectors: Mapping[VectorPlace, Part] = field(default_factory=dict)
     filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
-    sinks: Part | None = None  # a score of each query head beside those of the positions, which has no value
+    vectors: Mapping[VectorPlace, Part] = field(default_factory=dict)
+    """Numbers that are no weight of a module, under names of their own; used in float32."""
     mixers: Mapping[str, Mixer] = field(default_factory=dict)
     """Mixers of layers without attention, by their kind in the config; a GGUF file gives these no KV heads."""
     last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
-    norm_offset: float = 0.0  # added to the weights of all norms
+    rotary: str = "rotary_emb"  # transformers' name of what computes the angles
+    norm_offset: float = 0.0  # added to the weights of all norms, but for that of delta_out
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
     centres: bool = False  # norms subtract the mean of a row first
     is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
@@ -220,19 +261,28 @@ class Architecture:
     """Fields about unequal layers, by a file's facts, its tensors by their names, and the other fields."""
     gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
+    gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
+    gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
+    gguf_linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
+    gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
+    gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts that layers have; those of experts once for all of them."""
         others = (self.expert_parts, self.norms, self.input_parts, self.vectors)
-        sinks = () if self.sinks is None else (self.sinks,)
-        return (*self.linears, *(part for of in others for part in of.values()), *self.filters, *sinks)
+        return (*self.linears, *(part for of in others for part in of.values()), *self.filters)
 
     def places_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers that a layer with this mixer has a place for, but for those of its experts."""
         found = (part for part in self.linears if part.mixer in (None, shape.mixer))
         return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
+
+    @property
+    def in_files(self) -> "Architecture":
+        """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
+        return self if self.gguf_linears is None else replace(self, linears=self.gguf_linears, gguf_linears=None)
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts and of a token's own numbers."""
@@ -246,6 +296,10 @@ class Architecture:
         of_inputs = self.input_parts.values() if shape.input_width else ()
         others = (*of_inputs, *self.norms.values(), *self.vectors.values(), *self.filters)
         return (*self.linears_of(shape), *each, *(part for part in others if part.is_in(shape)))
+
+    def vectors_of(self, shape: LayerShape) -> "dict[VectorPlace, Part]":
+        """Return the vectors of a layer."""
+        return {place: part for place, part in self.vectors.items() if part.is_in(shape)}
 
     @property
     def has_wide_norms(self) -> bool:
@@ -263,6 +317,10 @@ class Architecture:
             return ()
         alone = replace(shape, kv_source=None)
         return tuple(part for part in self.parts if part.is_in(alone) and not part.is_in(shape))
+
+    def is_vector(self, name: str) -> bool:
+        """Return whether a weight of this name is a vector."""
+        return any(name.endswith(f".{part.name}") for part in self.vectors.values())
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""
@@ -360,7 +418,18 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         "one": 1,
         "taps": shape.num_taps,
         "layer_input": shape.input_width,
+        "gated_queries": 2 * shape.num_heads * size,
     }
+    if shape.delta is not None:
+        num_values = shape.delta.num_values
+        sizes |= {
+            "delta_in": shape.delta.num_inputs,
+            "delta_values": num_values * shape.delta.value_size,
+            "delta_heads": num_values,
+            "delta_value": shape.delta.value_size,
+            "delta_joined": shape.delta.num_inputs + num_values * shape.delta.value_size,
+            "delta_scores": 2 * num_values,
+        }
     if experts is not None:
         sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}
     return sizes

@@ -228,11 +228,9 @@ ARCHITECTURE = Architecture(
         "out": Part("per_layer_projection", "proj", ("hidden", "layer_input")),
     },
     vectors={
-        "layer": Part("layer_scalar", "layer_output_scale.weight", ("one",), is_bare=True),
-        "router": Part("router.scale", "ffn_gate_inp.scale", ("hidden",), only=_has_experts, is_bare=True),
-        "experts": Part(
-            "router.per_expert_scale", "ffn_down_exps.scale", ("experts",), only=_has_experts, is_bare=True
-        ),
+        "layer": Part("layer_scalar", "layer_output_scale.weight", ("one",)),
+        "router": Part("router.scale", "ffn_gate_inp.scale", ("hidden",), only=_has_experts),
+        "experts": Part("router.per_expert_scale", "ffn_down_exps.scale", ("experts",), only=_has_experts),
     },
     expert_parts={
         "router": Part("router.proj", "ffn_gate_inp", ("experts", "hidden")),

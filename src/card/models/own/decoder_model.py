@@ -16,11 +16,13 @@ import numpy as np
 
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.packed_linear import LANES
 from card.kernels.rotation import PROPORTIONAL
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
     SPLITS,
+    DeltaHeads,
     Experts,
     LayerShape,
     Part,
@@ -88,7 +90,6 @@ class DecoderLayer:
     norms: Mapping[str, Array]
     filters: Mapping[str, Array]  # [channels, 1, taps]
     vectors: Mapping[str, Array]
-    sinks: Array | None = None  # [H], where the architecture has them
 
 
 class DecoderModel:
@@ -154,11 +155,8 @@ class DecoderModel:
                     yield f"model.layers.{idx}.{name}.bias", linear.bias
             for name, array in (*layer.norms.items(), *layer.filters.items()):
                 yield f"model.layers.{idx}.{name}.weight", array
-            if layer.sinks is not None and self.architecture.sinks is not None:
-                yield f"model.layers.{idx}.{self.architecture.sinks.name}", layer.sinks
-            for part in self.architecture.vectors.values():
-                if part.name in layer.vectors:
-                    yield f"model.layers.{idx}.{part.weight_name}", layer.vectors[part.name]
+            for name, array in layer.vectors.items():
+                yield f"model.layers.{idx}.{name}", array
         yield from () if self.layer_inputs is None else self.layer_inputs.weights
         yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
@@ -206,10 +204,11 @@ class _FileWeights:
         norms: dict[str, Array] = {}
         filters: dict[str, Array] = {}
         vectors: dict[str, Array] = {}
+        are_vectors = set(architecture.vectors_of(shape).values())
         for part in architecture.parts_of(shape):
             name, its = prefix + part.name, [sizes[size] for size in part.shape]
-            if part in architecture.vectors.values():
-                vectors[part.name] = self.array(prefix + part.weight_name, *its)
+            if part in are_vectors:
+                vectors[part.name] = self.array(name, *its)
             elif len(its) == 1:
                 norms[part.name] = self.array(f"{name}.weight", *its)
             elif part in architecture.filters:
@@ -220,9 +219,7 @@ class _FileWeights:
         for part in architecture.unread(shape):
             for kind in ("weight", "bias"):
                 self._weights.pop(f"{prefix}{part.name}.{kind}", None)
-        of = architecture.sinks
-        sinks = None if of is None else self.array(prefix + of.name, *(sizes[size] for size in of.shape))
-        return DecoderLayer(shape, linears, norms, filters, vectors, sinks)
+        return DecoderLayer(shape, linears, norms, filters, vectors)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -246,11 +243,16 @@ class ExpertLinears(NamedTuple):
 
 
 class Linears(NamedTuple):
-    """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u."""
+    """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u.
+
+    Those of the delta rule give what its convolution takes in, scores of beta, scores of the decay, and as gates those
+    of its output.
+    """
 
     query: Linear
     key: Linear | None  # None: it reads the keys and values of another layer
     value: Linear | None  # None: that of the keys makes values too
+    gates: Linear | None
     out: Linear
     mlp: Mlp | None
     experts: ExpertLinears | None
@@ -261,9 +263,13 @@ def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> 
     sizes = sizes_of(config, layer.shape)
     found: list[Any] = []
     for part in architecture.places_of(layer.shape):
-        found += _split(layer.linears[part.name], part, sizes) if part.is_in(layer.shape) else [None]
+        is_there = part.is_in(layer.shape)
+        found += _split(layer.linears[part.name], part, sizes, layer.shape.delta) if is_there else [None]
+    gates: Linear | None = None
+    if layer.shape.has_gates or layer.shape.mixer == "delta_rule":
+        gates = found.pop(1)
     query, key, value, out, *mlp = found
-    return Linears(query, key, value, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
+    return Linears(query, key, value, gates, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
 
 
 def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLinears | None:
@@ -279,10 +285,20 @@ def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLi
     return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
 
 
-def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
+def _split(whole: Linear, part: Part, sizes: Mapping[Any, int], delta: DeltaHeads | None) -> list[Linear]:
     """Return the layers that one is made of."""
     if part.shape[0] not in SPLITS:
         return [whole]
+    if part.shape[0] == "gated_queries":  # a query and its gate, head by head
+        heads = np.arange(whole.out_features).reshape(-1, 2, sizes["head"])
+        return [whole.select(heads[:, half].ravel()) for half in range(2)]
+    if part.shape[0] == "delta_joined":
+        assert delta is not None
+        *inputs, gates = delta.ungrouped(delta.joined_sizes)
+        return [whole.select(np.concatenate(inputs)), whole.select(gates)]
+    if part.shape[0] == "delta_scores":
+        assert delta is not None
+        return [whole.select(rows) for rows in delta.ungrouped([delta.num_values // delta.num_keys] * 2)]
     ends = np.cumsum([sizes[size] for size in SPLITS[part.shape[0]]]).tolist()
     rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     if isinstance(whole.weight, BlockWeight):
@@ -362,7 +378,9 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
         if architecture.outer_type is not None:
             stored = {own: array for name, array in stored.items() if (own := inner_name(name)) is not None}
         weights = {
-            name: array if name == LAYER_TABLE and _holds(wanted, array) else array.astype(wanted, copy=False)
+            name: array
+            if architecture.is_vector(name) or (name == LAYER_TABLE and _holds(wanted, array))
+            else array.astype(wanted, copy=False)
             for name, array in stored.items()
             if not name.endswith(_OLD_ANGLES)
             and not is_of_drafter(name, config.num_hidden_layers)
@@ -416,14 +434,22 @@ def _is_whole(stated: object, num_layers: object) -> bool:
 
 def _is_plain_layer(shape: LayerShape) -> bool:
     sizes = [shape.num_heads, shape.num_kv_heads, shape.head_size]
-    sizes += [shape.num_taps] if shape.mixer == "short_conv" else []
+    sizes += [shape.num_taps] if shape.mixer != "attention" else []
+    if shape.delta is not None:
+        sizes += [shape.delta.num_keys, shape.delta.num_values, shape.delta.key_size, shape.delta.value_size]
     return (
         min(sizes) > 0
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.head_size % 2 == 0
+        and (shape.delta is None or _has_whole_vectors(shape.delta))
         and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts) and shape.mlp_width >= 0)
         and shape.input_width >= 0
     )
+
+
+def _has_whole_vectors(delta: DeltaHeads) -> bool:
+    """Return whether the machine code has heads of the delta rule that are like this."""
+    return delta.num_values % delta.num_keys == 0 and not (delta.key_size % LANES or delta.value_size % LANES)
 
 
 def _are_plain(experts: Experts) -> bool:

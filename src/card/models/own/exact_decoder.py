@@ -42,6 +42,7 @@ from card.models.own.expert_tables import expert_facts
 from card.models.own.layer_input_tables import LayerInputTables
 from card.models.own.layer_tables import LayerTables
 from card.models.own.layers import EmbeddedRows
+from card.models.own.state_steps import state_steps, step_table, taking_steps
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import BoolArray
@@ -98,6 +99,7 @@ class ExactDecoder:
         self._inputs = None if its is None else LayerInputTables(model, its, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
+        self.state_size = self._layers.state_size  # numbers of the states of a sequence
         self.long_rows: BoolArray | None = None
         self._pages = model.pages
         self._check_pages()
@@ -128,19 +130,14 @@ class ExactDecoder:
         """
         code, buffers = self._code, self._buffers
         scored = self._make_score_room(steps)
-        inputs = input_tables(steps) if self._layers.record[1] else _NO_INPUTS
+        inputs = input_tables(steps) if self.record[1] else _NO_INPUTS
+        sequences = state_steps(steps) if self.state_size else []
+        state_table = step_table(sequences)
         rows, ancestors = row_tables(steps)
         num_rows, threads = len(rows), integer_pass_threads()
         self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
         buffers.rows[:num_rows] = rows
-        if positions.ndim == 2:  # angles for these rows alone
-            assert images is not None and images.axes is not None
-            self._layers.turn(positions, images.axes)
-            buffers.rows[:num_rows, code.ANGLE] = buffers.numbers[:num_rows]
-        else:
-            self._layers.turn()
-            if self.long_rows is not None:
-                buffers.rows[:num_rows, code.ANGLE] += self.long_rows * self._layers.first_long
+        self._turn(buffers.rows[:num_rows, code.ANGLE], positions, images)
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
         hidden[:, : self._width] = self._embedded.of(ids)
@@ -162,11 +159,13 @@ class ExactDecoder:
         table[code.INPUTS], table[code.INPUT_SIZE] = inputs.ctypes.data, inputs.shape[1]
         table[code.LOGITS] = logits.ctypes.data
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
+        table[code.STEPS], table[code.NUM_STEPS] = state_table.ctypes.data, len(state_table)
         table[code.EXPERTS_READ] = 0
-        if states:
-            self._run_and_take(states, hidden)
-        else:
-            self._team.run(table)
+        with taking_steps(sequences):
+            if states:
+                self._run_and_take(states, hidden)
+            else:
+                self._team.run(table)
         self.experts_read = int(table[code.EXPERTS_READ])
         self._check_pages()
         for step in scored:
@@ -174,6 +173,17 @@ class ExactDecoder:
         if self._num_outputs < self._num_padded_outputs:
             logits = logits[:, : self._num_outputs]
         return spread(logits, self._head_ids, self.vocab_size)
+
+    def _turn(self, angles: IntArray, positions: IntArray, images: ImageRows | None) -> None:
+        """Say where the angles of each row are; ``angles`` [rows] has those of its position."""
+        if positions.ndim == 2:  # for these rows alone
+            assert images is not None and images.axes is not None
+            self._layers.turn(positions, images.axes)
+            angles[:] = self._buffers.numbers[: len(angles)]
+            return
+        self._layers.turn()
+        if self.long_rows is not None:
+            angles += self.long_rows * self._layers.first_long
 
     def _check_pages(self) -> None:
         """Raise ModelError if weights have changed with the file that they are mapped to."""
@@ -250,7 +260,7 @@ class ExactDecoder:
         own = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
-            + max(attending, 8 * GROUP * MOST_TILE_ROWS)
+            + max(attending, 8 * GROUP * MOST_TILE_ROWS, layers.state_room)
         )
         return padded(own, 4 * GROUP)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Context, Decimal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.row_tree import IntArray
 
+_DIGITS = Context(prec=30)
 Pack = Callable[[Array, Array | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
 
 
@@ -54,8 +56,8 @@ def products_of(model: DecoderModel) -> list[str]:
         weight = linear.weight
         product = weight.form.product if isinstance(weight, BlockWeight) else numbers or FLOAT_PRODUCTS[weight.dtype]
         formats[product] = None
-    if any(layer.shape.experts is not None for layer in model.layers):
-        formats[FLOAT_PRODUCTS[FLOAT32]] = None  # of routers
+    if any(layer.shape.experts is not None or layer.shape.delta is not None for layer in model.layers):
+        formats[FLOAT_PRODUCTS[FLOAT32]] = None  # of routers, and of scores of the delta rule
     return list(formats)
 
 
@@ -64,6 +66,19 @@ def packed(pack: Pack, linear: Linear, *, factor: float = 1.0, out_multiple: int
     if isinstance(linear.weight, BlockWeight):
         return linear.blocks_packed(factor=factor, out_multiple=out_multiple)
     return pack(linear.weight, linear.bias, factor, out_multiple)
+
+
+def packed_scores(linear: Linear) -> PackedLinear:
+    """Return a layer that stays in floats, or in blocks: a few numbers of it say what becomes of a whole text."""
+    if isinstance(linear.weight, BlockWeight):
+        return linear.blocks_packed()
+    return float_linear(np.asarray(linear.weight, np.float32), None)
+
+
+def rates_of(logarithms: Array) -> Floats:
+    """Return -e^x of each number, the nearest float: the same on all computers."""
+    exact = [-Decimal(float(one)).exp(_DIGITS) for one in logarithms]
+    return np.array([float(one) for one in exact], np.float32)
 
 
 def packed_heads(pack: Pack, linear: Linear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:

@@ -10,9 +10,10 @@ import numpy as np
 
 from card.kernels.float_linear import float_linear
 from card.kernels.machine_code import machine_code
+from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
-from card.models.architectures.architecture import Experts, LayerShape, NormPlace
-from card.models.own.decoder_model import DecoderLayer, DecoderModel, ExpertLinears, Mlp
+from card.models.architectures.architecture import Architecture, Experts, LayerShape, NormPlace
+from card.models.own.decoder_model import DecoderLayer, ExpertLinears, Mlp
 from card.models.own.exact_layers import Pack, norm_weight, packed
 from card.models.own.exact_rows import IntArray
 from card.models.own.layers import BlockWeight, Linear
@@ -58,9 +59,16 @@ class ExpertTable:
     held: Any  # what the entries hold addresses of
 
 
-def expert_table(pack: Pack, its: ExpertLinears, experts: Experts, factor: float) -> ExpertTable:
-    """Pack the experts of a layer, whose results are times a factor; the router stays in floats."""
+def expert_table(
+    pack: Pack, its: ExpertLinears, experts: Experts, factor: float, biases: Floats | None = None
+) -> ExpertTable:
+    """Pack the experts of a layer, whose results are times a factor; the router stays in floats.
+
+    Args:
+        biases: what is added to the scores for the choice alone, [count].
+    """
     code, router = machine_code("tables"), _router(its)
+    biases = None if biases is None else extended(biases.astype(np.float32), PANEL * len(router.panels))
     each = _packed(pack, its.each, factor)
     listed = [(*gate.entry, *up.entry, *down.entry, len(gate.panels) * PANEL // GROUP) for gate, up, down in each]
     entries = np.zeros(code.EXPERT_LIST + code.EXPERT_SIZE * len(each), np.int64)
@@ -76,10 +84,13 @@ def expert_table(pack: Pack, its: ExpertLinears, experts: Experts, factor: float
         code.IS_NORMED: experts.is_normed,
         code.SHARED: shared,
         code.EXPERT_TAKES: takes,
+        code.HAS_SIGMOIDS: experts.has_sigmoids,
+        code.EXPERT_BIASES: 0 if biases is None else biases.ctypes.data,
     }
     for place, number in numbers.items():
         entries[place] = number
-    entries.view(np.float32)[2 * code.WEIGHT_SCALE] = experts.scale
+    reals = entries.view(np.float32)
+    reals[2 * code.WEIGHT_SCALE], reals[2 * code.SUM_OFFSET] = experts.scale, experts.sum_offset
     entries[code.ROUTER : code.ROUTER + code.LINEAR_SIZE] = router.entry
     entries[code.EXPERT_LIST :] = np.array(listed, np.int64).ravel()
     num_shared = int(experts.shared_width > 0)
@@ -89,12 +100,12 @@ def expert_table(pack: Pack, its: ExpertLinears, experts: Experts, factor: float
         listed=experts.count + num_shared,
         taken=experts.chosen + num_shared,
     )
-    return ExpertTable(entries, room, (router, each))
+    return ExpertTable(entries, room, (router, each, biases))
 
 
-def stand_beside(entries: IntArray, model: DecoderModel, layer: DecoderLayer) -> Any:
+def stand_beside(entries: IntArray, architecture: Architecture, layer: DecoderLayer, width: int) -> Any:
     """Write into the table of experts what they need beside an MLP; return what its entries then hold addresses of."""
-    code, architecture, width = machine_code("tables"), model.architecture, int(model.config.hidden_size)
+    code = machine_code("tables")
     norms: dict[int, NormPlace] = {
         code.EXPERT_NORM: "experts_in",
         code.MLP_ALONE_NORM: "mlp_alone",

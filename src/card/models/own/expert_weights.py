@@ -30,7 +30,7 @@ def split_experts(weights: Mapping[str, Any], architecture: Architecture) -> dic
 def _split(weights: Iterable[tuple[str, Any]], architecture: Architecture) -> Iterator[tuple[str, Any]]:
     for name, weight in weights:
         for old, new in architecture.file_names.items():
-            name = name.replace(old, new)  # noqa: PLW2901 - another name of the same weight
+            name = re.sub(old, new, name)  # noqa: PLW2901 - another name of the same weight
         found = _JOINED.fullmatch(name)
         if found is None or weight.ndim != (2 if found["bias"] else 3):
             yield name, weight
@@ -61,13 +61,13 @@ def halves(rows: Any, architecture: Architecture) -> tuple[Any, Any]:
 def grouped(weights: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     """Return weights by the names of transformers' modules: those of experts, in their order, under one name.
 
-    Gate and up of an expert follow each other.
+    Gate and up of an expert follow each other; so do several of one name, which are one matrix.
     """
     places: dict[str, list[tuple[tuple[int, int], T]]] = {}
     for name, weight in weights:
         found = _SINGLE.fullmatch(name)
         if found is None:
-            places[name] = [((0, 0), weight)]
+            places.setdefault(name, []).append(((0, 0), weight))
             continue
         kind = found["kind"]
         joined = f"{found['block']}.{'down' if kind == 'down' else 'gate_up'}_proj{'_bias' if found['bias'] else ''}"
@@ -79,7 +79,7 @@ def joined_shape(name: str, shapes: Sequence[tuple[int, ...]], architecture: Arc
     """Return the shape of what `grouped` has put under a name, of the shapes of its parts."""
     found = _JOINED.fullmatch(name)
     if found is None:
-        return shapes[0]
+        return sum(shape[0] for shape in shapes), *shapes[0][1:]
     num_parts = _num_parts(found)
     of_expert = (num_parts * shapes[0][0], *shapes[0][1:])
     return len(shapes) // num_parts, *(reversed(of_expert) if architecture.interleaves_experts else of_expert)

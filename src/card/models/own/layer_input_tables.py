@@ -11,6 +11,7 @@ import numpy as np
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Floats, empty, zeros
 from card.kernels.packed_linear import GROUP, PackedLinear, extended, padded
+from card.models.architectures import Architecture
 from card.models.own.decoder_model import DecoderLayer, DecoderModel
 from card.models.own.exact_layers import Pack, norm_weight, packed, with_padded_heads
 from card.models.own.exact_rows import IntArray
@@ -79,17 +80,17 @@ def factor_at(factor: Floats) -> int:
 
 
 def own_input_table(
-    model: DecoderModel, idx: int, layer: DecoderLayer, pack: Pack, factor: Floats
+    architecture: Architecture, idx: int, layer: DecoderLayer, pack: Pack, factor: Floats, width: int
 ) -> OwnInputTable | None:
     """Return the table of a layer, whose hidden states are times a factor [1] then; None if tokens have none for it."""
     if layer.shape.input_width == 0:
         return None
-    code, architecture = machine_code("tables"), model.architecture
+    code = machine_code("tables")
     gate, out = (layer.linears[architecture.input_parts[place].name] for place in ("gate", "out"))
     placed = {code.INPUT_GATE: gate, code.INPUT_OUT: out}
     linears = {place: packed(pack, linear, out_multiple=GROUP) for place, linear in placed.items()}
     weight = norm_weight(layer.norms[architecture.norms["input_out"].name], architecture.norm_offset)
-    norm = extended(weight, padded(int(model.config.hidden_size), GROUP))
+    norm = extended(weight, padded(width, GROUP))
     entries = np.zeros(code.OWN_INPUT_SIZE, np.int64)
     for place, linear in linears.items():
         entries[place : place + code.LINEAR_SIZE] = linear.entry

@@ -207,7 +207,10 @@ class KVCache:
             raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
         num_rows = held.tree.num_rows
         rows = self.layout.make(self._num_elements(num_rows))
-        _copy(held, self._sequence(rows, num_rows), num_rows)
+        taken = self._sequence(rows, num_rows)
+        _copy(held, taken, num_rows)
+        if taken.records is not None:
+            taken.records.save()
         return rows
 
     def write_rows(self, slot: int, rows: Any) -> None:
@@ -221,7 +224,7 @@ class KVCache:
         target.tree.append(np.arange(-1, num_rows - 1))
         source = self._sequence(rows, num_rows)
         if source.records is not None:
-            source.records.first = max(0, num_rows - source.records.layout.num_needed)
+            source.records.restore(num_rows)
         _copy(source, target, num_rows)
 
     def __getitem__(self, slot: int) -> SequenceRows:

@@ -155,7 +155,7 @@ def rotary_table(model: PreTrainedModel, num_positions: int, dtype: torch.dtype,
     assert architecture is not None
     like = inner.get_submodule(architecture.last_norm[0]).weight[None, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
-    cos, sin = inner.rotary_emb(like, positions, *([kind] if kind else []))
+    cos, sin = inner.get_submodule(architecture.rotary)(like, positions, *([kind] if kind else []))
     if architecture.turns_neighbours:  # such a module repeats each angle for neighbouring channels
         cos, sin = (torch.cat((table[..., ::2], table[..., ::2]), -1) for table in (cos, sin))
     if architecture.gives_angles_once:

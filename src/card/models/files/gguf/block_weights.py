@@ -138,7 +138,7 @@ def _read_chunk(model: GgufModel, put: _Put, part: _Part, first: int, count: int
     """Read some rows of a part, which begin with a panel."""
     if part.form == "plain":
         place = 0
-        for rows in model.read(part.weight, part.dtype):
+        for rows in model.read_tiled(part.weight, part.dtype):
             data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
             put(part, place, data)
             place += len(data)

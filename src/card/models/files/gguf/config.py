@@ -16,7 +16,7 @@ from card.models.architectures.architecture import of_layer
 from card.models.files.gguf.experts import check_router, stated_experts
 from card.models.files.gguf.fused import has_bias
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
-from card.models.files.gguf.keys import GgufFacts
+from card.models.files.gguf.keys import PERIOD, RECURRENT, GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
 from card.models.long_texts import LONG_ROPE
@@ -85,7 +85,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     stated |= {**architecture.gguf_fields(stated), **architecture.gguf_layers(facts, places, stated)}
     config = {**stated, **stated_experts(facts, architecture)}
     if architecture.gguf_experts:
-        check_router(facts, config)
+        check_router(facts, architecture, config)
     return config
 
 
@@ -126,11 +126,23 @@ def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int | list[in
     if not architecture.mixers:
         return {"num_key_value_heads": facts.each_layer(_KV_HEADS)}
     (without,), stated = architecture.mixers, facts.each_layer(_KV_HEADS, least=0)
+    attends = _attending(facts, architecture)
     of_layers = stated if isinstance(stated, list) else [stated] * facts.num_layers
     if len(counts := set(of_layers) - {0}) != 1:
         raise GgufError(f"has layers of {sorted(counts)} KV heads, which is not known here; use the model's folder")
-    kinds = ["full_attention" if one else without for one in of_layers]
+    kinds = ["full_attention" if one else without for one in attends or of_layers]
     return {"num_key_value_heads": counts.pop(), "layer_types": kinds}
+
+
+def _attending(facts: GgufFacts, architecture: Architecture) -> list[bool] | None:
+    """Return which layers attend; None if those do that have KV heads."""
+    if not architecture.gguf_period:
+        return None
+    stated = facts.of_layers(RECURRENT)
+    if stated is not None:
+        return [not one for one in stated]
+    period = facts.whole(PERIOD, architecture.gguf_period)
+    return [layer % period == 0 for layer in range(1, facts.num_layers + 1)]
 
 
 def _activation(architecture: Architecture) -> dict[str, str]:

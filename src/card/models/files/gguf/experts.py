@@ -19,7 +19,7 @@ _JOINED = "ffn_gate_up_exps"  # gate and up of each expert, one behind the other
 _IN_FLOATS: tuple[ExpertPlace, ...] = ("router", "shared_score")  # whatever type a file has them in
 _BIAS = "bias"  # kind of a tensor [experts, out], others are [experts, out, in]
 _MOST_EXPERTS = 4096  # no published model has half of it
-_UNSTATED, _SOFTMAX, _SOFTMAX_OF_CHOSEN = 0, 1, 3  # llama.cpp's numbers of routers
+_UNSTATED, _SOFTMAX, _SIGMOIDS, _SOFTMAX_OF_CHOSEN = 0, 1, 2, 3  # llama.cpp's numbers of routers
 
 
 def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
@@ -39,14 +39,15 @@ def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, An
     return fields if normed is None else {**fields, "norm_topk_prob": bool(normed)}
 
 
-def check_router(facts: GgufFacts, config: Mapping[str, Any]) -> None:
-    """Check that experts are chosen by a router that is known here. Raises: GgufError."""
-    kind = facts.optional("expert_gating_func", _SOFTMAX)
+def check_router(facts: GgufFacts, architecture: Architecture, config: Mapping[str, Any]) -> None:
+    """Check that experts are chosen by the router that the architecture has. Raises: GgufError."""
+    own, name = (_SIGMOIDS, "sigmoid") if architecture.gguf_has_sigmoids else (_SOFTMAX, "softmax")
+    kind = facts.optional("expert_gating_func", own)
     is_normed = config.get("norm_topk_prob", True)
-    if kind not in (_UNSTATED, _SOFTMAX) and not (kind == _SOFTMAX_OF_CHOSEN and is_normed):
+    if kind not in (_UNSTATED, own) and not (own == _SOFTMAX and kind == _SOFTMAX_OF_CHOSEN and is_normed):
         raise GgufError(
             f"chooses experts by a router of the kind {str(kind)[:40]} (expert_gating_func), which is not known here: "
-            "kind 1, softmax, can be run; use a folder saved by transformers"
+            f"kind {own}, {name}, can be run; use a folder saved by transformers"
         )
 
 

@@ -92,6 +92,7 @@ _TOKENIZER = _names(
     "fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id prefix_token_id suffix_token_id "
     "middle_token_id normalizer.lowercase normalizer.strip_accents"
 )
+PERIOD, RECURRENT = "full_attention_interval", "attention.recurrent_layers"  # which layers attend, and which do not
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _INSTEAD, _AGAIN = "use a folder saved by transformers", "copy or download it again"
 
@@ -176,9 +177,11 @@ class GgufFacts:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
         known |= {*architecture.gguf_sizes.values(), *architecture.gguf_keys}
+        known |= architecture.gguf_ignored | ({PERIOD, RECURRENT} if architecture.gguf_period else set())
         idle = _IDLE
         if architecture.gguf_experts:
-            known, idle = (known | _OF_EXPERTS) - _IDLE_WITH_EXPERTS.keys(), {**_IDLE, **_IDLE_WITH_EXPERTS}
+            must_be_idle = _IDLE_WITH_EXPERTS.keys() - {*architecture.gguf_sizes.values()}
+            known, idle = (known | _OF_EXPERTS) - must_be_idle, {**_IDLE, **_IDLE_WITH_EXPERTS}
         else:
             known |= (_OF_EXPERTS - {"expert_count"}) | _IDLE_WITH_EXPERTS.keys()
         begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."

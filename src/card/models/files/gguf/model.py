@@ -15,16 +15,26 @@ import numpy as np
 
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
+from card.models.architectures.architecture import Part, head_dim
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROTATION_TENSORS, read_config
+from card.models.files.gguf.delta_inputs import joined_inputs
 from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.keys import GgufFacts
 from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
 from card.models.files.gguf.relatives import RELATIVES
-from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
+from card.models.files.gguf.weights import (
+    Untiled,
+    Weight,
+    are_equal,
+    check_tensors,
+    read_raw,
+    read_rows,
+    read_untiled,
+)
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
 
@@ -42,7 +52,12 @@ class GgufModel:
 
     header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
-    weights: Sequence[Weight]
+    weights: Sequence[Weight]  # in terms of files, see `Architecture.in_files`
+
+    @property
+    def folder_weights(self) -> Sequence[Weight]:
+        """The weights, or parts of them, that make up those of a folder, under its names."""
+        return joined_inputs(self.weights, self.config)
 
     @property
     def num_elements(self) -> int:
@@ -51,6 +66,10 @@ class GgufModel:
 
     def read(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
+        yield from read_untiled(weight, dtype)
+
+    def read_tiled(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
+        """Yield a weight as `read` does, with its heads in the file's order."""
         yield from read_rows(weight, dtype)
 
     def read_raw(self, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -68,7 +87,7 @@ def open_gguf(path: Path) -> GgufModel:
     """
     first = read_header(path)
     check_is_first(path, first)
-    architecture = _architecture(first)
+    architecture = _architecture(first).in_files
     facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     for file, one in headers.items():
@@ -84,7 +103,7 @@ def open_gguf(path: Path) -> GgufModel:
     weights = [
         weight
         for place in places
-        for weight in expert_weights(place, architecture, config) or [_weight(place, architecture, config["head_dim"])]
+        for weight in expert_weights(place, architecture, config) or [_weight(place, architecture, plain)]
     ]
     unread = _unread(architecture, plain)
     weights = [weight for weight in weights if weight.name not in unread]
@@ -120,7 +139,7 @@ def _without_drafter(header: Header, facts: GgufFacts) -> Header:
     return replace(header, tensors=kept)
 
 
-def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:
+def _weight(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight:
     """Return what a tensor of the file becomes."""
     stem, _, kind = place.name.rpartition(".")
     own_norm, gguf_norm = architecture.last_norm
@@ -130,6 +149,8 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     offset = architecture.norm_offset if is_norm else 0.0
     if outside is not None:
         return Weight(f"{outside}.{kind}", place, None, offset)
+    if (vector := _vector(place, architecture, config)) is not None:
+        return vector
     prefix, _, name = stem.partition(".")[2].partition(".")
     parts = {one.gguf_name: one for one in reversed(architecture.parts)}
     part = parts.get(f"{name}.{kind}") or parts.get(name)
@@ -138,10 +159,47 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     if part in architecture.filters:
         place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
-    order = _row_order(place.shape[0], head_dim) if is_paired else None
-    own = part.weight_name if part.is_bare else f"{part.name}.{kind}"
-    own = part.name if part is architecture.sinks else own
-    return Weight(f"model.layers.{prefix}.{own}", place, order, offset)
+    order = _row_order(place.shape[0], head_dim(config)) if is_paired else None
+    if part is architecture.norms.get("delta_out"):
+        offset = 0.0
+    untiled = _untiled(part, architecture, config)
+    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset, untiled=untiled)
+
+
+def _untiled(part: Part, architecture: Architecture, config: DecoderConfig) -> Untiled | None:
+    """Return how the model has a part whose value heads files have in another order; None for as they are."""
+    shapes = (architecture.layer_shape(config, idx).delta for idx in range(config.num_hidden_layers))
+    delta = next((one for one in shapes if one is not None), None)
+    if not architecture.gguf_is_tiled or delta is None or delta.num_values == delta.num_keys:
+        return None
+    heads = np.arange(delta.num_values).reshape(-1, delta.num_keys).T.reshape(-1, 1)
+    channels = (heads * delta.value_size + np.arange(delta.value_size)).ravel()
+    before = 2 * delta.num_keys * delta.key_size
+    orders = {
+        "delta_heads": heads.ravel(),
+        "delta_values": channels,
+        "delta_in": np.concatenate([np.arange(before), before + channels]),
+    }
+    found = [Untiled(axis, orders[size]) for axis, size in enumerate(part.shape) if size in orders]
+    return found[0] if found else None
+
+
+def _vector(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight | None:
+    """Return what a tensor becomes that is a vector; None if it is none."""
+    layer, _, name = place.name.removeprefix("blk.").partition(".")
+    found = next(((role, one) for role, one in architecture.vectors.items() if one.gguf_name == name), None)
+    if found is None:
+        return None
+    role, part = found
+    return Weight(
+        f"model.layers.{layer}.{part.name}",
+        place,
+        None,
+        stays_float=True,
+        is_vector=True,
+        is_rates=role == "rates",
+        untiled=_untiled(part, architecture, config),
+    )
 
 
 def _unread(architecture: Architecture, config: DecoderConfig) -> set[str]:

@@ -18,6 +18,7 @@ from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empt
 from card.kernels.packed_linear import GROUP, LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import Architecture, find_architecture
+from card.models.architectures.architecture import TILED
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
@@ -32,7 +33,7 @@ from card.models.files.gguf.tokenizer import (
     tokenizer_digest,
     write_tokenizer,
 )
-from card.models.files.gguf.weights import PLAIN_DTYPES
+from card.models.files.gguf.weights import PLAIN_DTYPES, Weight
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel, config_of
@@ -104,8 +105,7 @@ class GgufSource:
         kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
         pages = None if kept is None else self._mapped(kept)
         arrays = self.weights(dtype) if pages is None else pages.arrays
-        stored = {name: array.astype(wanted, copy=False) for name, array in arrays.items()}
-        return self._decoder(split_experts(stored, self._architecture), pages, wanted)
+        return self._decoder(split_experts(arrays, self._architecture), pages, wanted)
 
     @property
     def why_not_blocks(self) -> str | None:
@@ -132,7 +132,7 @@ class GgufSource:
         else:
             with self._explained(kept):
                 weights, pages = map_blocks(kept)
-        return self._decoder(weights, pages, FLOAT32)
+        return self._decoder(weights, pages, FLOAT32, as_stored=True)
 
     def _kept_blocks(self, store: KeptWeights) -> Path | None:
         name = self._name(f"blocks{_BLOCKS_FORMAT}")
@@ -147,13 +147,22 @@ class GgufSource:
         self._check_unchanged()
 
     def _decoder(
-        self, weights: Mapping[str, Array | BlockWeight], pages: MappedWeights | None, dtype: Dtype
+        self,
+        weights: Mapping[str, Array | BlockWeight],
+        pages: MappedWeights | None,
+        dtype: Dtype,
+        *,
+        as_stored: bool = False,
     ) -> DecoderModel:
-        config = config_of(self.config)
+        """Return the model with these weights; ``as_stored`` if their heads have the file's order."""
+        architecture = find_architecture(self.config["model_type"])
+        assert architecture is not None
+        marks = {TILED: True} if as_stored and architecture.gguf_is_tiled else {}
+        config = config_of({**self.config, **marks})
         assert config is not None
         config.dtype = dtype.name
         generation = GenerationConfig.of(generation_config(self.config))
-        model = DecoderModel(self._architecture, config, generation, weights)
+        model = DecoderModel(architecture.in_files if as_stored else architecture, config, generation, weights)
         model.pages = () if pages is None else (pages,)
         return model
 
@@ -180,8 +189,8 @@ class GgufSource:
     def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for name, shape, pieces in _joined(self._model, stored):
-            array, first = empty(shape, stored), 0
+        for name, of, shape, pieces in _joined(self._model, stored):
+            array, first = empty(shape, of), 0
             room = array.reshape(-1)
             for piece in pieces:
                 room[first : first + piece.size] = piece.reshape(-1)
@@ -262,16 +271,21 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    kinds = {name: (dtype, shape) for name, shape, _ in _joined(model, dtype)}
+    kinds = {name: (of, shape) for name, of, shape, _ in _joined(model, dtype)}
     with tensors_written(file, kinds) as (stream, _):
-        for piece in (one for _, _, pieces in _joined(model, dtype) for one in pieces):
+        for piece in (one for *_, pieces in _joined(model, dtype) for one in pieces):
             stream.write(bytes_of(piece))
 
 
-def _joined(model: GgufModel, dtype: Dtype) -> Iterator[tuple[str, tuple[int, ...], Iterator[Array]]]:
-    """Yield the weights by the names of transformers' modules: each with its shape, and piece after piece."""
+def _joined(model: GgufModel, dtype: Dtype) -> Iterator[tuple[str, Dtype, tuple[int, ...], Iterator[Array]]]:
+    """Yield the weights by the names of transformers' modules: each with its dtype and shape, and piece after piece."""
     architecture = find_architecture(model.config["model_type"])
     assert architecture is not None
-    for name, parts in grouped((weight.name, weight) for weight in model.weights).items():
+    for name, parts in grouped((weight.name, weight) for weight in model.folder_weights).items():
+        of = FLOAT32 if parts[0].is_vector else dtype
         shape = joined_shape(name, [one.place.shape for one in parts], architecture)
-        yield name, shape, joined_pieces(name, parts, lambda one: model.read(one, dtype), architecture)
+        yield name, of, shape, joined_pieces(name, parts, functools.partial(_pieces, model, of), architecture)
+
+
+def _pieces(model: GgufModel, dtype: Dtype, weight: Weight) -> Iterator[Array]:
+    return model.read(weight, dtype)

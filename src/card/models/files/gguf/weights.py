@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,7 +22,16 @@ from card.models.files.gguf.header import DamagedError, GgufError, Header, Tenso
 from card.models.rows.row_tree import IntArray
 
 PLAIN_DTYPES = {0: FLOAT32, 1: FLOAT16, 30: BFLOAT16}  # of ggml's types
+_DIGITS = Context(prec=30)
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Untiled:
+    """An order of heads that suits numbers alone: blocks cannot be cut, and stay as they are."""
+
+    axis: int
+    order: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,9 @@ class Weight:
     order: IntArray | None  # of its rows in the file; None: as they are
     offset: float = 0.0  # that files add to it
     stays_float: bool = False  # it is never multiplied in blocks
+    is_vector: bool = False  # and kept in 32 bits
+    is_rates: bool = False  # files hold -e^x of each number x
+    untiled: Untiled | None = None  # how the model has it, where the file has heads in another order
 
 
 def check_tensors(header: Header) -> None:
@@ -120,6 +133,8 @@ def read_rows(weight: Weight, dtype: Dtype) -> Iterator[Array]:
         stream.seek(place.offset)
         if len(place.shape) == 1:
             values = _unpacked(_raw(stream, 1, row_bytes), place)[0] - np.float32(weight.offset)
+            if weight.is_rates:
+                values = _logarithms(values, place)
             yield (values if weight.order is None else values[weight.order]).astype(dtype, copy=False)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
@@ -129,6 +144,23 @@ def read_rows(weight: Weight, dtype: Dtype) -> Iterator[Array]:
             count = min(step, num_rows - first)
             part = _raw(stream, count, row_bytes) if ordered is None else ordered[first : first + count]
             yield _unpacked(part, place).astype(dtype, copy=False)
+
+
+def read_untiled(weight: Weight, dtype: Dtype) -> Iterator[Array]:
+    """Yield a weight with its heads in the model's order, see `read_rows`."""
+    if weight.untiled is None:
+        yield from read_rows(weight, dtype)
+    else:
+        whole = np.concatenate(list(read_rows(weight, dtype)))
+        yield whole.take(weight.untiled.order, weight.untiled.axis)
+
+
+def _logarithms(rates: Array, place: TensorPlace) -> Array:
+    """Return log(-x) of numbers below 0, to the nearest float. Raises: DamagedError if there are others."""
+    if not (np.isfinite(rates) & (rates < 0)).all():
+        raise DamagedError(f"damaged: {place.name} has numbers that are not below 0")
+    exact = [float(Decimal(-float(one)).ln(_DIGITS)) for one in rates]
+    return np.array(exact, np.float32)
 
 
 def row_bytes_of(place: TensorPlace) -> int:
