@@ -97,7 +97,9 @@ def named(file: Path, first: Path) -> Iterator[None]:
     try:
         yield
     except GgufError as error:
-        raise error if file == first else GgufError(f"has a part {file.name} that {error}") from error
+        if file == first:
+            raise
+        raise GgufError(f"has a part {file.name} that {error}") from error
 
 
 def _check_fits(part: Header, number: int, first: Header) -> None:
