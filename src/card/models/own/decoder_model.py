@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.rotation import LEAST_SETTING
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
@@ -447,4 +448,4 @@ def _has_fitting_lists(config: DecoderConfig, architecture: Architecture) -> boo
 
 
 def _is_above_zero(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and LEAST_SETTING <= value < math.inf
