@@ -23,21 +23,33 @@ from transformers import (
     Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -46,6 +58,7 @@ from card.errors import ModelError
 from card.models.facts import end_token_ids, parameter_count, sampling_defaults
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_decoder
+from card.models.own.expert_weights import join_experts
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
@@ -97,7 +110,34 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         Glm4ForCausalLM,
         Glm4Config(**SIZES, pad_token_id=0, head_dim=16, rope_parameters=YARN | {"attention_factor": 1.4}),
     ),
+    "lfm2": (Lfm2ForCausalLM, Lfm2Config(**SIZES, pad_token_id=0, layer_types=["conv", "full_attention"])),
 }
+_CHOSEN = {"num_experts_per_tok": 2}
+EXPERTS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **_CHOSEN, head_dim=8, num_experts=6, moe_intermediate_size=16, norm_topk_prob=True),
+    ),
+    "qwen3_moe, not normed": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **_CHOSEN, num_experts=6, moe_intermediate_size=16, norm_topk_prob=False),
+    ),
+    "qwen3_moe, one layer with an MLP": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **_CHOSEN, num_experts=4, moe_intermediate_size=16, mlp_only_layers=[0]),
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(**SIZES, **_CHOSEN, num_experts=5, moe_intermediate_size=16, shared_expert_intermediate_size=48),
+    ),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **_CHOSEN, num_local_experts=4, sliding_window=9)),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3)),
+    "granitemoe": (
+        GraniteMoeForCausalLM,
+        GraniteMoeConfig(**SIZES, **_CHOSEN, num_local_experts=6, attention_multiplier=0.1, residual_multiplier=0.4),
+    ),
+}
+KINDS |= EXPERTS
 
 
 def save(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> None:
@@ -127,9 +167,9 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     save(tmp_path, kind, torch.bfloat16 if dtype == "auto" else torch.float32)
     own, theirs = load_decoder(tmp_path, dtype=dtype), load_model(tmp_path, dtype=dtype)
     assert type(own) is DecoderModel
-    weights = dict(theirs.named_parameters())
-    assert {name for name, _ in own.weights} == weights.keys()
-    for name, weight in own.weights:
+    weights, stored = dict(theirs.named_parameters()), join_experts(own.weights)
+    assert stored.keys() == weights.keys()
+    for name, weight in stored.items():
         assert isinstance(weight, np.ndarray)
         assert torch.equal(as_tensor(weight), weights[name])
         assert torch_dtype(weight.dtype) == weights[name].dtype
@@ -153,6 +193,39 @@ def test_texts_beyond_the_first_context_have_the_logits_of_transformers(tmp_path
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0]
     assert np.linalg.norm(found - expected.numpy()) < 1e-5 * float(expected.norm())
+
+
+def test_layers_behind_the_last_one_which_draft_are_left_out(tmp_path: Path):
+    save(tmp_path, "llama")
+    change_config(tmp_path, num_hidden_layers=1)
+    own = load_decoder(tmp_path)
+    assert type(own) is DecoderModel and len(own.layers) == 1
+    assert torch.equal(logits(own), logits(load_model(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_the_experts_that_a_pass_reads_are_those_that_transformers_chooses(tmp_path: Path, kind: str):
+    save(tmp_path, kind)
+    own, theirs, ids = (
+        load_decoder(tmp_path),
+        load_model(tmp_path),
+        [(7 * idx * idx + 3 * idx) % 64 for idx in range(40)],
+    )
+    runner = plain_runner(own, max_model_len=64)
+    chosen: list[torch.Tensor] = []
+    for module in theirs.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.register_forward_hook(lambda *args: chosen.append(args[-1][2]))
+    for count in (1, 3, len(ids)):
+        chosen.clear()
+        slot = runner.open()
+        runner.forward([Extension(slot, ids[:count], range(-1, count - 1))])
+        runner.close(slot)
+        with torch.no_grad():
+            theirs(torch.tensor([ids[:count]]))
+        distinct = [len(experts.unique()) for experts in chosen]
+        assert runner.experts_read == sum(distinct) > 0
+        assert len(distinct) == runner.experts.num_expert_layers
 
 
 def test_weights_in_several_files_are_read(tmp_path: Path):

@@ -127,6 +127,13 @@ def test_parts_that_are_missing_doubled_or_of_another_model(folders, tmp_path, r
     assert line.startswith(said) and "; copy or download all parts" in line
 
 
+@pytest.mark.timeout(60)
+def test_a_file_that_is_cut_off_ends_at_once(folders, tmp_path, refused):
+    file = write_gguf(folders("llama"), tmp_path / "model.gguf")
+    file.write_bytes(file.read_bytes()[:-64])
+    assert refused(file).startswith("is cut off: ")
+
+
 @pytest.mark.parametrize(
     "metadata",
     [{"nextn_predict_layers": 2}, {"attention.head_count_kv": [2]}, {"feed_forward_length": 0}, {"block_count": 0}],

@@ -18,6 +18,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 _Reals = npt.NDArray[np.float64]
 
+LEAST_SETTING = 1e-6  # a base or a factor: with less, angles turn more often than whole numbers of 64 bits can count
 _DIGITS = 30  # of a power: twice those of a float64
 _PI = Decimal("3.14159265358979323846264338327950288")
 PROPORTIONAL = "proportional"  # angles of a part of each head's pairs, at the pace that they have in the whole head

@@ -17,7 +17,7 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
 from card.kernels.packed_linear import LANES
-from card.kernels.rotation import PROPORTIONAL
+from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
@@ -516,4 +516,4 @@ def _has_fitting_lists(config: DecoderConfig, architecture: Architecture) -> boo
 
 
 def _is_above_zero(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and LEAST_SETTING <= value < math.inf

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
-from card.kernels.rotation import PROPORTIONAL, attention_factor
+from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL, attention_factor
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import of_layer
 from card.models.files.gguf.experts import check_router, stated_experts
@@ -198,12 +198,12 @@ def _rotations(
         rope["partial_rotary_factor"] = part if int(head_dim * part) == turned else math.nextafter(part, 1.0)
     if not isinstance(thetas, Mapping):
         return rope
-    theta = facts.number("rope.freq_base_swa", thetas["local"])
+    theta = facts.number("rope.freq_base_swa", thetas["local"], least=LEAST_SETTING)
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
 def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
-    theta = facts.number("rope.freq_base", 10000.0)
+    theta = facts.number("rope.freq_base", 10000.0, least=LEAST_SETTING)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if not header.tensors.keys().isdisjoint(_LONG_FACTORS.values()):  # some of these files name no type
         return _longrope(header, facts, theta, head_dim)
@@ -215,7 +215,7 @@ def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
     if kind != "none" and stated and facts.optional(stated[0], 0) not in (0, 1):  # 0 means none, as 1 does
         if ROPE_FACTORS in header.tensors:
             raise GgufError(f"scales its angles twice, by {stated[0]} and by {ROPE_FACTORS}; use the model's folder")
-        rope = {"rope_theta": theta, "factor": facts.number(stated[0])}
+        rope = {"rope_theta": theta, "factor": facts.number(stated[0], least=LEAST_SETTING)}
         return _yarn(facts, rope) if kind == "yarn" else {"rope_type": "linear", **rope}
     if ROPE_FACTORS not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
@@ -257,7 +257,9 @@ def _yarn(facts: GgufFacts, rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return yarn's settings, with a base and a factor that are known. Raises: GgufError if it is another yarn."""
     if facts.optional("rope.scaling.yarn_ext_factor", 1) != 1:
         raise GgufError("scales its angles by yarn in part (yarn_ext_factor); use the model's folder")
-    stated = {field: facts.number(key) for field, key in _YARN.items() if facts.optional(key, 0) != 0}
+    stated = {
+        field: facts.number(key, least=LEAST_SETTING) for field, key in _YARN.items() if facts.optional(key, 0) != 0
+    }
     if "mscale_all_dim" in stated:
         stated["mscale"] = 1.0  # which no file states
     known = {"rope_type": "yarn", **rope, _CONTEXT: _first_context(facts), **stated}
@@ -273,7 +275,11 @@ def _longrope(header: Header, facts: GgufFacts, theta: float, head_dim: int) -> 
         lists[field] = [float(str(factor)) for factor in _factors(header, name)]
         if len(lists[field]) != num_pairs:
             raise DamagedError(f"damaged: it has {len(lists[field])} factors in {name}, and {num_pairs} pairs turn")
-    known = {"rope_type": LONG_ROPE, "rope_theta": theta, _CONTEXT: _first_context(facts), **lists}
+        if not all(LEAST_SETTING <= factor < math.inf for factor in lists[field]):
+            raise DamagedError(f"damaged: a factor in {name} is no finite number above 0")
+    if (context := _first_context(facts)) == 1:
+        raise DamagedError(f"damaged: its {_FIRST_CONTEXT} is 1")
+    known = {"rope_type": LONG_ROPE, "rope_theta": theta, _CONTEXT: context, **lists}
     return _with_growth(known, facts, "rope.scaling.attn_factor")
 
 
@@ -281,7 +287,7 @@ def _with_growth(rope: dict[str, Any], facts: GgufFacts, key: str) -> dict[str, 
     """Return settings with what cosines and sines are multiplied by, unless it is what follows from them anyway."""
     if facts.optional(key, None) is None:
         return rope
-    stated, usual = facts.number(key), attention_factor(rope, facts.whole("context_length"))
+    stated, usual = facts.number(key, least=LEAST_SETTING), attention_factor(rope, facts.whole("context_length"))
     return rope if math.isclose(stated, usual, rel_tol=_SCALE_TOLERANCE) else {**rope, "attention_factor": stated}
 
 

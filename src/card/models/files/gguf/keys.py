@@ -157,10 +157,10 @@ class GgufFacts:
             raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}; {_AGAIN}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above 0. Raises: GgufError if it is none."""
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
+        """Return a finite number above 0, and of at least ``least``. Raises: GgufError if it is none."""
         value = self.optional(key, default)
-        if not isinstance(value, int | float) or not 0 < value <= np.finfo(np.float32).max:
+        if not isinstance(value, int | float) or not 0 < value <= np.finfo(np.float32).max or value < least:
             raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}; {_AGAIN}")
         return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
 

@@ -109,7 +109,7 @@ class GgufSource:
 
     @property
     def why_not_blocks(self) -> str | None:
-        """Why the file's own blocks cannot run as they are on a CPU that runs integer passes; None: they can."""
+        """The reason that the file's blocks cannot run as they are where passes of integers do; None: they can."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
         if unknown := sorted(types - BLOCK_FORMATS.keys() - PLAIN_DTYPES.keys()):
             names = ", ".join(GGMLQuantizationType(one).name for one in unknown)
