@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
-from card.kernels.packed_linear import LANES
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
@@ -292,6 +291,14 @@ def _split(whole: Linear, part: Part, sizes: Mapping[Any, int], delta: DeltaHead
     return [Linear(whole.weight[one], None if whole.bias is None else whole.bias[one]) for one in rows]
 
 
+def least_state_bytes(config: DecoderConfig) -> int:
+    """Return the memory of the states of a sequence, without records; 0 if no layer has one."""
+    architecture = find_architecture(config.model_type)
+    assert architecture is not None
+    deltas = (architecture.layer_shape(config, idx).delta for idx in range(config.num_hidden_layers))
+    return 4 * sum(one.num_values * one.key_size * one.value_size for one in deltas if one is not None)
+
+
 def is_int8(model: LoadedModel) -> bool:
     """Return whether runners of this model are to compute in 8-bit integers."""
     return bool(getattr(model, "computes_int8", False))
@@ -408,14 +415,8 @@ def _is_plain_layer(shape: LayerShape) -> bool:
         min(sizes) > 0
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.head_size % 2 == 0
-        and (shape.delta is None or _has_whole_vectors(shape.delta))
         and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts))
     )
-
-
-def _has_whole_vectors(delta: DeltaHeads) -> bool:
-    """Return whether the machine code has heads of the delta rule that are like this."""
-    return delta.num_values % delta.num_keys == 0 and not (delta.key_size % LANES or delta.value_size % LANES)
 
 
 def _are_plain(experts: Experts) -> bool:
