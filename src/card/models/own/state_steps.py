@@ -92,7 +92,7 @@ class _Planner:
 
     @property
     def _ends_prompt(self) -> bool:
-        """Whether the text that is read here is worth a landmark: logits follow, and much of it is new."""
+        """True if the text that is read here is worth a landmark: logits follow, and much of it is new."""
         return self._num_text < self._end and self._num_text - self._start >= _LEAST_PROMPT
 
     def _mark_of(self, num_rows: int) -> int:
