@@ -75,7 +75,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("sliding_window", "attention_window", "attention_chunk_size", "floor_scale"), 8),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 8),
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_head_dim"), 8),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
     **dict.fromkeys(("mamba_n_groups", "n_groups"), 2),

@@ -115,6 +115,23 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     assert Path(cache).exists() == kept
 
 
+def test_which_layers_attend_is_read_from_a_list_or_a_period(folders, tmp_path, cache):
+    kind = "qwen3_5, a key each"
+    layers = {"attention.recurrent_layers": [True, True, True, False], "full_attention_interval": 2}
+    stated = write_gguf(folders(kind), tmp_path / "list.gguf", metadata=layers)
+    usual = write_gguf(folders(kind), tmp_path / "period.gguf")
+    own, other = (load_decoder(file, cache_dir=cache) for file in (stated, usual))
+    assert own.config.layer_types == other.config.layer_types
+    assert torch.equal(logits(own), logits(other))
+
+
+def test_rates_of_decay_that_are_none_are_damage(folders, tmp_path, cache):
+    rates = np.array([-1.0, 0.5, -1.0, -1.0], np.float32)
+    file = write_gguf(folders("qwen3_5"), tmp_path / "m.gguf", blocks={"blk.1.ssm_a": (Kind.F32, rates)})
+    with pytest.raises(ModelError, match=r"damaged: blk\.1\.ssm_a has numbers that are not below 0"):
+        load_decoder(file, cache_dir=cache)
+
+
 @pytest.mark.parametrize(
     ("stated", "factor"),
     [

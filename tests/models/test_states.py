@@ -247,6 +247,30 @@ def test_any_beginning_of_a_text_is_lent(num_rows: int) -> None:
         runner.close(one)
 
 
+def test_a_prompt_is_lent_though_much_was_written_behind_it() -> None:
+    """Its end is a landmark, whatever follows; so the next text that begins with it need not read it again."""
+    runner = runner_of()
+    source, slot = runner.open(), runner.open()
+    runner.forward([Extension.of_text(source, TEXT[:30])])
+    runner.forward([Extension.of_text(source, TEXT[:44], 30)])
+    for length in range(45, 75):
+        runner.forward([Extension.of_text(source, TEXT[:length], length - 1)])
+        runner.keep(source, length)
+    assert runner.lendable_rows(source, 60) == 43
+    assert runner.lendable_rows(source, 43) == 43
+    assert runner.lendable_rows(source, 42) == 32
+    rows = runner.read_rows(source)
+    runner.write_rows(slot, rows)
+    assert runner.lendable_rows(slot, 60) == 43
+    runner.keep(source, 43)
+    assert goes_on(runner, source, TEXT[:43])
+    runner.keep(slot, 40)
+    assert runner.lendable_rows(slot, 40) == 40
+    assert goes_on(runner, slot, TEXT[:40])
+    for one in (source, slot):
+        runner.close(one)
+
+
 @pytest.mark.parametrize("num_rows", [1, 31, 64, 90, 120])
 def test_rows_that_were_taken_out_are_put_back_with_their_state(num_rows: int) -> None:
     runner = runner_of()
@@ -298,8 +322,9 @@ def test_a_sequence_takes_its_rows_one_state_and_records() -> None:
     record = num_delta * (conv + KEYS * SIZE + HEADS * SIZE + 16) * 4  # decays of the heads fill a vector
     state = num_delta * HEADS * SIZE * SIZE * 4
     keys = KINDS.count("full_attention") * 2 * 2 * 32 * 4  # heads of 24, in vectors
-    assert runner.state_bytes == (TREE_ROWS + 3) * record + state + 8
-    assert runner.row_bytes == keys + 4 * -(-(3 * record + state) // (4 * BLOCK)) + 4
+    landmark = 3 * record + state
+    assert runner.state_bytes == (TREE_ROWS + 3) * record + state + landmark + 12
+    assert runner.row_bytes == keys + 4 * -(-landmark // (4 * BLOCK)) + 4
     runner.open(64)
     assert cache_of(runner).num_bytes == 64 * runner.row_bytes + runner.state_bytes
 

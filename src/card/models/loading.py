@@ -13,7 +13,6 @@ from card.config.record import load_place
 from card.config.registry import records
 from card.errors import ModelError, VocabularyError
 from card.machine.packages import install_command
-from card.models.architectures import find_architecture
 from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
@@ -25,7 +24,14 @@ from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
 from card.models.names import model_name
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel, config_of, read_config, read_decoder
+from card.models.own.decoder_model import (
+    DecoderModel,
+    LoadedModel,
+    config_of,
+    least_state_bytes,
+    read_config,
+    read_decoder,
+)
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id
@@ -240,18 +246,10 @@ def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
     config = _named_config(name, cache_dir)
     own = config_of(config) if isinstance(config, dict) else config
     if isinstance(own, DecoderConfig):
-        return _least_state_bytes(own)
-    if _text_field(config, "vocab_size") is None:
-        return 0  # no config of a text model, which is told when it is loaded
+        return least_state_bytes(own)
+    if isinstance(config, dict) or _text_field(config, "vocab_size") is None:
+        return 0  # or no config of a text model, which is told when it is loaded
     if not keeps_state(config.get_text_config()):
         return 0
     least: int = others("transformers.states", f"{name} is a model that").state_bytes_by_config(config)
     return least
-
-
-def _least_state_bytes(config: DecoderConfig) -> int:
-    """Return what the records of a text take at least in our own pass, which holds them in 32 bits."""
-    architecture = find_architecture(config.model_type)
-    assert architecture is not None
-    shapes = (architecture.layer_shape(config, idx) for idx in range(config.num_hidden_layers))
-    return sum(4 * shape.state_size(config.hidden_size) for shape in shapes)

@@ -42,7 +42,7 @@ class RecordingRunner(ExactRunner):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether some layers have a state, besides records."""
+        """True if some layers have a state, besides records."""
         return self._decoder.state_size > 0
 
     def read_rows(self, slot: int) -> Any:

@@ -110,6 +110,8 @@ class LayerShape:
 
     def state_size(self, hidden: int) -> int:
         """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
+        if self.delta is not None:
+            return self.delta.num_values * self.delta.key_size * self.delta.value_size
         return 0 if self.mixer == "attention" else self.num_taps * hidden
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from card.kernels.packed_linear import LANES
 from card.models.architectures.architecture import (
     HEAD_NORMS,
     LINEARS,
@@ -90,6 +91,19 @@ VECTORS: Mapping[VectorPlace, Part] = {
     "rates": Part("linear_attn.A_log", "ssm_a", ("delta_heads",), mixer="delta_rule"),
     "step_biases": Part("linear_attn.dt_bias", "ssm_dt.bias", ("delta_heads",), mixer="delta_rule"),
 }
+
+
+def _why_not(config: Any) -> str | None:
+    """Return why heads of the delta rule are not run here; None if they are."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    sizes = config.linear_key_head_dim, config.linear_value_head_dim
+    if min(keys, values, *sizes) < 1 or values % keys:
+        return f"it has {values} heads of values for {keys} of keys"
+    if any(size % LANES for size in sizes):
+        return f"its delta rule has heads of {sizes[0]} and {sizes[1]} channels, which are no multiples of {LANES}"
+    return None
+
+
 GGUF_SIZES = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
@@ -124,6 +138,7 @@ ARCHITECTURE = Architecture(
     shapes=shape_of,
     turns=lambda config, layer: config.layer_types[layer] != "linear_attention",
     turns_parts=True,
+    why_not=_why_not,
     gguf_name="qwen35",
     gguf_sizes=GGUF_SIZES,
     gguf_fields=gguf_fields,

@@ -16,7 +16,6 @@ import numpy as np
 
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
-from card.kernels.packed_linear import LANES
 from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
@@ -306,6 +305,14 @@ def _split(whole: Linear, part: Part, sizes: Mapping[Any, int], delta: DeltaHead
     return [Linear(whole.weight[one], None if whole.bias is None else whole.bias[one]) for one in rows]
 
 
+def least_state_bytes(config: DecoderConfig) -> int:
+    """Return the least memory of what layers without attention keep of a sequence, in 32 bits."""
+    architecture = find_architecture(config.model_type)
+    assert architecture is not None
+    shapes = (architecture.layer_shape(config, idx) for idx in range(config.num_hidden_layers))
+    return sum(4 * shape.state_size(config.hidden_size) for shape in shapes)
+
+
 def is_int8(model: LoadedModel) -> bool:
     """Return whether runners of this model are to compute in 8-bit integers."""
     return bool(getattr(model, "computes_int8", False))
@@ -441,15 +448,9 @@ def _is_plain_layer(shape: LayerShape) -> bool:
         min(sizes) > 0
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.head_size % 2 == 0
-        and (shape.delta is None or _has_whole_vectors(shape.delta))
         and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts) and shape.mlp_width >= 0)
         and shape.input_width >= 0
     )
-
-
-def _has_whole_vectors(delta: DeltaHeads) -> bool:
-    """Return whether the machine code has heads of the delta rule that are like this."""
-    return delta.num_values % delta.num_keys == 0 and not (delta.key_size % LANES or delta.value_size % LANES)
 
 
 def _are_plain(experts: Experts) -> bool:

@@ -19,6 +19,7 @@ from card.models.own.exact_rows import IntArray, NewRows
 from card.models.rows.records import Records
 
 _MOST_UNSURE = 16  # rows of a chain that nobody has called text: older ones are absorbed, or each pass repeats them all
+_LEAST_PROMPT = 8  # rows; to copy fewer saves nothing
 
 Step = tuple[int, int, int, int, int]  # as `card.kernels.jit.tables` names its places
 
@@ -30,6 +31,7 @@ class StateSteps:
     records: Records
     steps: Sequence[Step]
     num_absorbed: int  # rows behind the pass
+    num_prompt: int = 0  # rows of a prompt that ends here; 0: none does
 
 
 @contextmanager
@@ -39,9 +41,13 @@ def taking_steps(sequences: Sequence[StateSteps]) -> Iterator[None]:
         if not one.records.num_absorbed:
             one.records.state[...] = 0.0
         one.records.is_lost = one.num_absorbed > one.records.num_absorbed
+        if one.num_prompt:  # whose state takes the place of an older one
+            one.records.num_prompt = 0
     yield
     for one in sequences:
         one.records.num_absorbed, one.records.is_lost = one.num_absorbed, False
+        if one.num_prompt:
+            one.records.mark_prompt(one.num_prompt)
 
 
 def state_steps(passes: Sequence[NewRows]) -> list[StateSteps]:
@@ -80,10 +86,20 @@ class _Planner:
                 f"a token was given a parent before row {before - 1}, and states before it are gone; cut the sequence"
                 " with keep() first"
             )
-        steps = [
-            self._step(row, self._kept, self._kept, self._records.mark_of(row + 1)) for row in range(before, absorbed)
-        ]
-        return StateSteps(self._records, [*steps, *self._branches(absorbed)], absorbed)
+        steps = [self._step(row, self._kept, self._kept, self._mark_of(row + 1)) for row in range(before, absorbed)]
+        num_prompt = self._num_text if self._ends_prompt and before < self._num_text <= absorbed else 0
+        return StateSteps(self._records, [*steps, *self._branches(absorbed)], absorbed, num_prompt)
+
+    @property
+    def _ends_prompt(self) -> bool:
+        """True if the text that is read here is worth a landmark: logits follow, and much of it is new."""
+        return self._num_text < self._end and self._num_text - self._start >= _LEAST_PROMPT
+
+    def _mark_of(self, num_rows: int) -> int:
+        """Return where the state behind so many rows goes, too; 0 for nowhere."""
+        if self._ends_prompt and num_rows == self._num_text:
+            return int(self._records.prompt_state.ctypes.data)
+        return self._records.mark_of(num_rows)
 
     def _num_absorbed(self) -> int:
         """Return how many rows are to be absorbed behind the pass."""

@@ -6,6 +6,7 @@ A row that is dropped has changed nothing, so candidates may be trees, and a rej
 
 Some layers keep states that depend on all rows before. Those of the first rows of a text are *absorbed*: the sequence
 has one state behind these, and rows behind them go on from it by their records. Landmarks hold the state there, too.
+They are further apart, and one more stands behind the prompt, which is what the next text shares most often.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from card.kernels.number_types import Floats
 from card.models.rows.row_tree import IntArray
 
 BLOCK_ROWS = 32  # from landmark to landmark
-_NUM_FACTS = 2
+_NUM_FACTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,9 @@ class RecordLayout:
 
     @property
     def ring_bytes(self) -> int:
-        """Memory of the newest rows' records, and of the state."""
-        return 4 * (self.num_recent * self.width + self._num_facts + self.state_size)
-
-    @property
-    def _num_facts(self) -> int:
-        return _NUM_FACTS if self.state_size else 0
+        """Memory of the newest rows' records, and with a state of this one and of the landmark behind the prompt."""
+        with_state = _NUM_FACTS + self.state_size + self._mark_size if self.state_size else 0
+        return 4 * (self.num_recent * self.width + with_state)
 
     @property
     def _mark_size(self) -> int:
@@ -55,7 +53,8 @@ class RecordLayout:
     def records(self, room: Any, capacity: int) -> Records:
         """Return the records of ``capacity`` rows that lie in a room of bytes; none of them is filled."""
         numbers = room.view(np.int32)
-        num_marks, (ring, facts, state, token_ids, rest) = capacity // self.block_rows, self._parts(numbers, capacity)
+        num_marks, parts = capacity // self.block_rows, self._parts(numbers, capacity)
+        ring, facts, state, inputs, behind_prompt, token_ids, rest = parts
         marks, states = np.split(rest[: num_marks * self._mark_size], [num_marks * self.num_needed * self.width])
         return Records(
             self,
@@ -65,12 +64,15 @@ class RecordLayout:
             facts,
             state.view(np.float32),
             states.view(np.float32).reshape(num_marks, self.state_size),
+            inputs.view(np.float32).reshape(-1, self.width),
+            behind_prompt.view(np.float32),
         )
 
     def _parts(self, numbers: Any, capacity: int) -> list[Any]:
-        """Return ring, facts, state, tokens and what is left for landmarks."""
-        sizes = [self.num_recent * self.width, self._num_facts, self.state_size, capacity]
-        return np.split(numbers, np.cumsum(sizes))
+        """Return ring, facts, state, records and state behind the prompt, tokens, and what is left for landmarks."""
+        inputs = self.num_needed * self.width
+        with_state = [_NUM_FACTS, self.state_size, inputs, self.state_size] if self.state_size else [0] * 4
+        return np.split(numbers, np.cumsum([self.num_recent * self.width, *with_state, capacity]))
 
 
 @dataclass(slots=True)
@@ -81,11 +83,14 @@ class Records:
     ring: Floats  # [num_recent, width]
     marks: Floats  # [num_needed for each whole block of rows, width]
     token_ids: Any  # [capacity] int32 of its rows: what lies between landmarks can be computed again
-    facts: Any  # [2] int32, of rows that are taken out: `first` and `num_absorbed`; empty without a state
+    facts: Any  # [3] int32, of rows that are taken out: the first three numbers below; empty without a state
     state: Floats  # behind the absorbed rows; 0 numbers if no layer has one
     mark_states: Floats  # [whole blocks of rows, numbers of a state]
+    prompt_records: Floats  # [num_needed, width] behind the prompt
+    prompt_state: Floats
     first: int = 0  # row from which on the ring holds all records
     num_absorbed: int = 0
+    num_prompt: int = 0  # rows before the landmark behind the prompt; 0: there is none
     num_text: int = 0  # rows that are known to be text, which is rarely cut
     is_lost: bool = False  # a pass that failed may have changed what goes on behind landmarks
 
@@ -94,6 +99,7 @@ class Records:
         end = start + len(token_ids)
         self.token_ids[start:end] = token_ids
         self.num_text = min(self.num_text, start)
+        self.num_prompt = self.num_prompt if self.num_prompt <= start else 0
         self.first = max(self.first, end - self.layout.num_recent)
 
     def holds(self, num_rows: int) -> bool:
@@ -109,16 +115,21 @@ class Records:
         if self.holds(num_rows):
             return num_rows
         most = min(num_rows, self.num_absorbed) if self.layout.state_size else num_rows
-        return most // self.layout.block_rows * self.layout.block_rows
+        whole = most // self.layout.block_rows * self.layout.block_rows
+        return max(whole, self.num_prompt) if self.num_prompt <= most else whole
 
     def cut(self, num_rows: int) -> None:
         """Bring the records behind which a text of ``num_rows`` rows goes on back to the ring; see `reach`."""
         if not self.holds(num_rows):
             self.first = max(0, num_rows - self.layout.num_needed)
             rows = np.arange(self.first, num_rows)
-            self.ring[rows % len(self.ring)] = self.marks[self._marks_of(rows)]
+            is_prompt = num_rows == self.num_prompt != 0
+            self.ring[rows % len(self.ring)] = (
+                self.prompt_records[-len(rows) :] if is_prompt else self.marks[self._marks_of(rows)]
+            )
             if self.layout.state_size and num_rows:
-                self.state[...] = self.mark_states[num_rows // self.layout.block_rows - 1]
+                block = num_rows // self.layout.block_rows - 1
+                self.state[...] = self.prompt_state if is_prompt else self.mark_states[block]
             self.num_absorbed, self.is_lost = num_rows if self.layout.state_size else 0, False
 
     def move(self, rows: IntArray, first: int) -> None:
@@ -136,19 +147,28 @@ class Records:
         self.marks[:num_marks] = source.marks[:num_marks]
         self.mark_states[:num_blocks], self.state[...] = source.mark_states[:num_blocks], source.state
         self.num_absorbed, self.num_text, self.is_lost = source.num_absorbed, num_rows, source.is_lost
+        self.prompt_records[...], self.prompt_state[...] = source.prompt_records, source.prompt_state
+        self.num_prompt = source.num_prompt if source.num_prompt <= num_rows else 0
         self.token_ids[:num_rows] = source.token_ids[:num_rows]
         self.ring[...], self.first = source.ring, source.first
         self.cut(num_rows)
 
     def save(self) -> None:
         """Write down, beside rows that are taken out, what belongs to them."""
-        self.facts[...] = [self.first, self.num_absorbed][: len(self.facts)]
+        self.facts[...] = [self.first, self.num_absorbed, self.num_prompt][: len(self.facts)]
 
     def restore(self, num_rows: int) -> None:
         """Read what was written beside these rows."""
         self.first = max(0, num_rows - self.layout.num_needed)
         if len(self.facts):
-            self.first, self.num_absorbed = self.facts.tolist()
+            self.first, self.num_absorbed, self.num_prompt = self.facts.tolist()
+
+    def mark_prompt(self, num_rows: int) -> None:
+        """Note that a pass has written the state behind so many rows to where that behind the prompt belongs."""
+        rows = np.arange(num_rows - self.layout.num_needed, num_rows)
+        if rows[0] >= self.first:
+            self.prompt_records[...] = self.ring[rows % len(self.ring)]
+            self.num_prompt = num_rows
 
     def mark_of(self, num_rows: int) -> int:
         """Return the address of the landmark's state behind so many rows; 0 if there is none."""
