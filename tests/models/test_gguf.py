@@ -86,7 +86,7 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
         load(file, cache_dir=cache)
     text = str(caught.value)
     assert "\n" not in text
-    assert len(text) < 400
+    assert len(text) < 500
     assert text.startswith(str(file))
     assert not list(Path(cache).rglob("*.unfinished"))
     assert not [one for one in entries(cache) if one not in ("v4-facts1", "v4-text")]
@@ -519,10 +519,8 @@ def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, c
         ({"metadata": {"attention.causal": False}}, "asks for attention.causal False"),
         ({"metadata": {"attention.clamp_kqv": 8.0}}, "asks for attention.clamp_kqv 8.0"),
         ({"metadata": {"logit_scale": 2.0}}, "asks for logit_scale 2.0"),
-        ({"metadata": {"final_logit_softcapping": 30.0}}, "asks for final_logit_softcapping 30.0"),
         ({"metadata": {"rope.scaling.factor": -2.0}}, "cannot be used: its llama.rope.scaling.factor is -2.0"),
         ({"metadata": {"rope.scale_linear": float("inf")}}, "cannot be used: its llama.rope.scale_linear is inf"),
-        ({"metadata": {"rope.dimension_sections": [2, 3, 3]}}, "asks for rope.dimension_sections [2, 3, 3]"),
         ({"general": {"general.type": "adapter"}}, "holds no model but the type adapter"),
     ],
 )
