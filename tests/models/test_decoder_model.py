@@ -167,7 +167,7 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     save(tmp_path, kind, torch.bfloat16 if dtype == "auto" else torch.float32)
     own, theirs = load_decoder(tmp_path, dtype=dtype), load_model(tmp_path, dtype=dtype)
     assert type(own) is DecoderModel
-    weights, stored = dict(theirs.named_parameters()), join_experts(own.weights)
+    weights, stored = dict(theirs.named_parameters()), join_experts(own.weights, own.architecture)
     assert stored.keys() == weights.keys()
     for name, weight in stored.items():
         assert isinstance(weight, np.ndarray)
