@@ -113,6 +113,9 @@ def test_a_mixture_runs_as_it_is_and_is_the_model_of_the_file(request, name, tmp
     types = {one.weight.type_id for layer in own.layers for one in layer.linears.values() if one.has_blocks}
     stated = {Kind.Q8_0, *(kind for kinds in _OF_EXPERTS.values() for kind in kinds)}
     assert own.has_blocks and types == (set(BLOCK_FORMATS) if name == "mixture" else stated)
+    chosen = ", 2 of 4 experts in 4 layers" if name == "experts" else ""
+    path = f"own pass in the blocks of the file{chosen}; trees of candidates"
+    assert how_it_runs(plain_runner(own, max_model_len=64)) == path
     ours, theirs = _logits(own), _logits(unpacked)
     assert np.linalg.norm(ours - theirs) < 0.08 * np.linalg.norm(theirs)
     assert np.array_equal(_logits(load_decoder(mixture, cache_dir="")), ours)
