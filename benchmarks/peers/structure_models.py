@@ -34,7 +34,7 @@ def _q4_0(random: np.random.Generator, num_blocks: int) -> _Bytes:
 
 
 def _q8_0(random: np.random.Generator, num_blocks: int) -> _Bytes:
-    blocks = random.integers(0, 256, (num_blocks, 34), np.uint8)
+    blocks = random.integers(-127, 128, (num_blocks, 34), np.int8).view(np.uint8)  # quantisers never write -128
     blocks[:, :2] = _half(_DEVIATION / 74)
     return blocks
 

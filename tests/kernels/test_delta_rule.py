@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,13 @@ from tests.every_kind import each_kind, printed_by
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 ROWS = 7
+
+
+@functools.cache
+def _entered(name: str) -> Callable[..., None]:
+    """Return a function that passes call, for Python to call."""
+    entered: Callable[..., None] = machine_code("vectors").entered(getattr(machine_code("delta_rule"), name))
+    return entered
 
 
 @dataclass
@@ -47,7 +56,7 @@ def advanced(head: Head, source: np.ndarray, state: np.ndarray, row: int) -> tup
     delta, out = (np.full_like(head.value[row], np.nan) for _ in range(2))
     query = head.query[row] / np.float32(np.sqrt(head.query.shape[1]))
     places = (array.ctypes.data for array in (query, head.key[row], head.value[row]))
-    machine_code("delta_rule").advance(
+    _entered("advance")(
         source.ctypes.data, state.ctypes.data, *state.shape, *places, head.beta[row], np.exp(head.log_decay[row]),
         delta.ctypes.data, out.ctypes.data,
     )  # fmt: skip
@@ -55,7 +64,7 @@ def advanced(head: Head, source: np.ndarray, state: np.ndarray, row: int) -> tup
 
 
 def repeated(head: Head, state: np.ndarray, row: int, delta: np.ndarray) -> None:
-    machine_code("delta_rule").repeat(
+    _entered("repeat")(
         state.ctypes.data, state.ctypes.data, *state.shape, head.key[row].ctypes.data, np.exp(head.log_decay[row]),
         delta.ctypes.data,
     )  # fmt: skip
@@ -109,9 +118,7 @@ def test_gates_are_those_of_the_formula() -> None:
     a, b, bias = (generator.standard_normal(32).astype(np.float32) * 4 for _ in range(3))
     rate = -np.exp(generator.standard_normal(32)).astype(np.float32)
     decay, beta = np.empty(32, np.float32), np.empty(32, np.float32)
-    machine_code("delta_rule").gates(
-        *(one.ctypes.data for one in (a, b, rate, bias)), 32, decay.ctypes.data, beta.ctypes.data
-    )
+    _entered("gates")(*(one.ctypes.data for one in (a, b, rate, bias)), 32, decay.ctypes.data, beta.ctypes.data)
     wide = torch.from_numpy(a + bias).double()
     expected = torch.exp(torch.from_numpy(rate).double() * torch.nn.functional.softplus(wide))
     np.testing.assert_allclose(decay, expected, rtol=1e-5, atol=1e-37)

@@ -24,7 +24,7 @@ from card.kernels.jit.vectors import (
     Builder,
     Value,
     add,
-    entered,
+    compiled,
     fma_of,
     load,
     loop,
@@ -131,7 +131,7 @@ advance_beside, advance_one = (operation(*_ADVANCED)(_advance(count)) for count 
 repeat_beside, repeat_one = (operation(*_REPEATED)(_repeat(count)) for count in (_ACROSS, 1))
 
 
-@entered
+@compiled
 def advance(
     source: int, state: int, key_size: int, value_size: int, query: int, key: int, value: int, beta: float,
     decay: float, delta: int, out: int,
@@ -159,7 +159,7 @@ def advance(
         )
 
 
-@entered
+@compiled
 def repeat(source: int, state: int, key_size: int, value_size: int, key: int, decay: float, delta: int) -> None:
     """Make a state what it is behind a row, of its record; arguments as of `advance`."""
     row_bytes = 4 * value_size
@@ -170,7 +170,7 @@ def repeat(source: int, state: int, key_size: int, value_size: int, key: int, de
         repeat_one(source + at, state + at, row_bytes, key_size, key, decay, delta + at)
 
 
-@entered
+@compiled
 def gates(a: int, b: int, rate: int, bias: int, num_heads: int, decay: int, beta: int) -> None:
     """Compute decay = e^(rate * softplus(a + bias)) and beta = 1 / (1 + e^-b) of heads, a multiple of LANES.
 

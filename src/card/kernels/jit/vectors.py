@@ -41,8 +41,11 @@ def compiled(function: F) -> F:
 
 
 def entered(function: F) -> F:
-    """Compile a function, or take what an earlier process compiled, for Python to call as well."""
-    return cast(F, Entered(function, _KINDS))
+    """Compile a function, or take what an earlier process compiled, for Python to call as well.
+
+    It may be one that others call already.
+    """
+    return cast(F, Entered(function.python if isinstance(function, Function) else function, _KINDS))
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
