@@ -1,6 +1,6 @@
 """How fast do families of today run beside llama.cpp, from one file for both? Models of random weights and real widths.
 
-    python benchmarks/peers/structure.py --tokenizer qwen-0.5b.gguf --out benchmarks/results/structure.jsonl
+    python benchmarks/peers/structure.py --tokenizer qwen-0.5b.gguf --out structure_mine.jsonl
 
 Both engines read the same random token ids: prompts of two lengths, then one token after the other. llama.cpp runs its
 own `llama-bench`. We time the model alone, as that does, and besides what passes of several rows cost: in each of them
@@ -25,6 +25,7 @@ import environments
 import msgspec
 from environments import BuildError, run_logged
 
+from card.machine.processor import kernel_kind
 from card.machine.threads import integer_passes_on
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
@@ -165,7 +166,8 @@ def main() -> int:
         return 1
     print(_table(lines))
     if args.out is not None:
-        text = "".join(json.dumps({**line, "environment": described, "threads": args.threads}) + "\n" for line in lines)
+        facts = {"threads": args.threads, "kernels": kernel_kind(), **described}
+        text = "".join(json.dumps({**line, **facts}) + "\n" for line in lines)
         args.out.write_text(text, encoding="utf-8")
     return 0
 
