@@ -29,7 +29,7 @@ from rich.table import Table
 
 from card.labs.edge.association import POLICIES, associate
 from card.labs.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
-from card.labs.edge.scenario import PLACES, Devices, Scenario, Spread, draw_scenario, snr, spread_out
+from card.labs.edge.scenario import PLACES, Devices, Scenario, ServerSpread, draw_scenario, snr, spread_out
 from card.labs.edge.study import all_shares, half_range, judge_shares, plain_seconds
 from card.labs.edge.terms import terms_of
 from card.tools.planner.profile import Profile, load_profile
@@ -46,14 +46,14 @@ class Cell:
 
     overlap: Overlap
     place: str  # by its name, or "search" for an even one that is spread out
-    spread: Spread | None
+    spread: ServerSpread | None
     walk_m: float  # from one time to the next
 
 
 def cells() -> Iterator[Cell]:
     """Yield what is looked through."""
     for compute, (middle, width), scale, walk_m in product((2.0, 8.0), BANDWIDTHS, (1.0, 3.0), (0.0, 100.0)):
-        spread = Spread(compute=compute, bandwidth_hz=middle, bandwidth=width, scale=scale)
+        spread = ServerSpread(compute=compute, bandwidth_hz=middle, bandwidth=width, scale=scale)
         for overlap in OVERLAPS:
             yield Cell(overlap, "search", spread, walk_m)
 

@@ -28,7 +28,7 @@ from programs import passes, read_problems
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 from card.models.loading import load_decoder, load_tokenizer
 from card.text.answers import final_number
 from card.text.prompts import encode_chat

@@ -42,7 +42,7 @@ from card.text.fit import tokenizer_fingerprint
 from card.theirs.transformers.loading import load_model
 from card.tools.bench import environment
 from card.tools.bench.lineup import Lineup, LineupSettings, PairSpec
-from card.tools.bench.names import BASELINE, names_of, spec_of
+from card.tools.bench.row_names import BASELINE, names_of, spec_of
 from card.tools.bench.rows import Decoded, Row, core_set
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import Profile

@@ -23,9 +23,9 @@ from packed import unpacked
 from pages import STYLES, add_grid, new_figure, write_png
 
 from card.errors import BenchError
-from card.tools.bench.names import JUDGED
 from card.tools.bench.records import Run
 from card.tools.bench.results import load
+from card.tools.bench.row_names import JUDGED
 from card.tools.bench.summary import Share, summarise
 
 _EXACT = ("#333333", "*")

@@ -20,7 +20,7 @@ from pages import STYLES, add_grid, add_note, new_figure, write_png
 from validation_report import median_errors, rows_of
 
 from card.errors import BenchError
-from card.tools.bench.names import BASELINE
+from card.tools.bench.row_names import BASELINE
 
 _SIDE_IN, _NOTE_IN = 6.4, 0.6  # a phone shows it at about half this width
 _LABEL_PT, _NAME_PT, _NOTE_PT = 13, 9, 9

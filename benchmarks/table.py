@@ -19,9 +19,9 @@ from packed import unpacked
 from pages import markdown
 
 from card.errors import BenchError
-from card.tools.bench.names import SEVERAL_WRITERS, SINGLE_WRITERS
 from card.tools.bench.records import Run
 from card.tools.bench.results import load
+from card.tools.bench.row_names import SEVERAL_WRITERS, SINGLE_WRITERS
 from card.tools.bench.summary import RowSummary, ratio
 from card.tools.bench.tables import cells, groups, shown
 

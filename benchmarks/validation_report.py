@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from card.engine.metrics import RequestStats
-from card.tools.bench.names import BASELINE
+from card.tools.bench.row_names import BASELINE
 from card.tools.bench.tables import shown
 
 Lines = Sequence[dict[str, Any]]

@@ -26,6 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from card.errors import ModelError
+from card.models.architectures import find_architecture
 from card.models.protocol import Recurrent
 from card.models.runners import plain_runner
 from card.theirs.transformers.row_check import check_rows, rows_that_differ
@@ -44,6 +45,7 @@ _REASONS = (
 )
 _LIMIT_S = 60  # of processor time, for one family
 _LONGEST = 40  # tokens
+_RUNNING_CELLS = 5  # of the table of families that run
 # What configs call their sizes, and what they become. Where a family has no such field nothing changes.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 97),
@@ -73,7 +75,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("sliding_window", "attention_window", "attention_chunk_size", "floor_scale"), 8),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 8),
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_head_dim"), 8),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
     **dict.fromkeys(("mamba_n_groups", "n_groups"), 2),
@@ -228,8 +230,8 @@ def page(rows: Sequence[Row], text: str) -> str:
         f"With transformers {transformers.__version__}: {len(running)} families run, {len(wrong)} are wrong, "
         f"{len(refused)} are refused or could not be tried.",
         "",
-        "| how it runs | candidates | logits | families |",
-        "|---|---|---|---|",
+        "| how it runs | candidates | logits | families | GGUF files read, by `general.architecture` |",
+        "|---|---|---|---|---|",
         *_grouped(rows=[*running, *wrong]),
         "",
         "| refused, because | families |",
@@ -246,7 +248,21 @@ def _grouped(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         known = (row.path, row.shape, row.result) if row.path else (summary(row.result),)
         groups.setdefault(known, []).append(row.family)
-    return [f"| {' | '.join(known)} | {', '.join(names)} |" for known, names in sorted(groups.items())]
+    return [
+        f"| {' | '.join([*known, ', '.join(names), *([_files_of(names)] if len(known) > 1 else [])])} |"
+        for known, names in sorted(groups.items())
+    ]
+
+
+def _files_of(names: Sequence[str]) -> str:
+    """Return the architectures of GGUF files that are read as these families, each with those that it does not name."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        entry = find_architecture(name)
+        if entry is not None and entry.gguf_name is not None:
+            found.setdefault(entry.gguf_name, []).append(name)
+    files = [file if its == [file] else f"{file} ({', '.join(its)})" for file, its in sorted(found.items())]
+    return ", ".join(files) or "none"
 
 
 def summary(result: str) -> str:
@@ -260,9 +276,9 @@ def rows_of(text: str) -> list[Row]:
     """Return the rows of docs/models.md."""
     rows = []
     for line in text.split(BEGIN)[1].split(END, maxsplit=1)[0].splitlines():
-        *known, names = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        facts, names = (cells[:3], cells[3]) if len(cells) == _RUNNING_CELLS else (["", "", cells[0]], cells[-1])
         if line.startswith("| ") and names != "families":
-            facts = known if len(known) == 3 else ["", "", known[0]]
             rows += [Row(family, *facts) for family in names.split(", ")]
     return sorted(rows, key=lambda row: row.family)
 

@@ -38,7 +38,7 @@ def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
 
 def make_runner(kind: str) -> RowRunner:
     """Return one of the ways in which the same model can be run."""
-    model = walked(make_model(), MAX_MODEL_LEN)
+    model = walked(make_model())
     assert model is not None
     model.computes_int8 = kind == "int8"
     if "inflated" in kind:

@@ -75,12 +75,29 @@ def workers_of(server: DraftServer) -> list[DrafterWorker]:
     return [client.session.worker for client in server._clients if client.session is not None]
 
 
+def interrupt_passes(monkeypatch: MonkeyPatch, runner: Any) -> None:
+    """Let each pass of our own be interrupted when its threads have ended."""
+    team = runner._decoder._team
+    run = team.run
+
+    def interrupted(table: object) -> None:
+        run(table)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(team, "run", interrupted)
+
+
 def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 
 
 def decoder_of(runner: RowRunner) -> Any:
     return runner._decoder
+
+
+def layer_tables_of(runner: RowRunner) -> Any:
+    """Return the tables [layers, entries] that machine code reads."""
+    return runner._decoder._layers.tables
 
 
 def num_ancestors(tree: RowTree) -> int:
@@ -164,3 +181,9 @@ def worker_of(engine: Engine) -> TargetWorker:
 def policy_of(engine: Engine) -> Any:
     """Return the policy that decides an engine's rounds."""
     return engine._policy
+
+
+def buffer_bytes_of(runner: RowRunner) -> dict[int, int]:
+    """Return the sizes of the buffers of a runner's exact passes, by their places in the table of a pass."""
+    decoder: Any = runner._decoder
+    return {place: int(part.nbytes) for place, part in decoder._buffers.parts.items()}

@@ -54,16 +54,16 @@ def test_the_core_imports_neither_torch_nor_transformers_but_for_types() -> None
 @pytest.mark.parametrize(
     "line",
     [
-        "from card.tools.bench.names import ROWS",
+        "from card.tools.bench.row_names import ROWS",
         "import card.tools.bench",
         "from card import tools",
-        "def run():\n    from card.tools.bench.names import ROWS",
-        "import_module('card.tools.bench.names')",
+        "def run():\n    from card.tools.bench.row_names import ROWS",
+        "import_module('card.tools.bench.row_names')",
     ],
 )
 def test_a_module_of_the_core_that_names_a_satellite_is_found(line: str) -> None:
     assert len(list(_named(line, "card.engine"))) == 1
-    assert _is_core("card.engine.loop") and not _is_core("card.tools.bench.names")
+    assert _is_core("card.engine.loop") and not _is_core("card.tools.bench.row_names")
 
 
 def test_what_only_a_docstring_says_is_no_name() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType as Kind
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from card.errors import ProtocolError
 from card.protocol.messages import Close, Hello, Open, Ping, Pong, TargetMessage, decode, encode
 from tests.drafts import draft_spec
 from tests.fuzzing import NUM_CASES, altered, as_json, changed_bytes, changed_documents, ends_well, share
+from tests.gguf_entries import Changed, Parts, changed_parts
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.links.serving import RawClient, correction, make_server
 from tests.pair import make_tokenizer
@@ -146,18 +148,76 @@ def test_weights_with_another_index_are_used_or_refused(folders: dict[str, Path]
     check()
 
 
-def test_a_gguf_file_with_other_bytes_is_used_or_refused(tmp_path: Path):
-    save_model(tmp_path / "folder", "llama", demo_tokenizer())
-    good = write_gguf(tmp_path / "folder", tmp_path / "good.gguf").read_bytes()
-    use(tmp_path / "good.gguf")
-    (tmp_path / "gguf").mkdir()
-    file = tmp_path / "gguf" / "changed.gguf"
+# What files have: blocks of the only format whose scales are exponents, experts, lists of layers, factors of angles.
+_FILES: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "llama": (Kind.F32, {}),
+    "llama, other heads": (Kind.MXFP4, {}),
+    "qwen3_moe": (Kind.Q8_0, {"joins_experts": True}),
+    "mixtral": (Kind.Q4_0, {"joins_experts": None}),
+    "qwen2_moe": (Kind.Q5_1, {"metadata": {"nextn_predict_layers": 0}}),
+    "lfm2": (Kind.Q8_0, {}),
+    "qwen3, yarn": (Kind.Q4_0, {}),
+    "phi3, longrope": (Kind.Q4_1, {}),
+}
 
-    @share(8)
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A GGUF file of each kind; not to be changed."""
+    made = {}
+    for name, (kind, options) in _FILES.items():
+        folder = tmp_path_factory.mktemp("folder")
+        save_model(folder, name, demo_tokenizer(), sizes={"hidden_size": 256} if name == "qwen3_moe" else None)
+        made[name] = write_gguf(folder, folder / "good.gguf", kind=kind, **options)
+    return made
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_gguf_file_with_other_bytes_is_used_or_refused(files: dict[str, Path], tmp_path: Path, name: str):
+    use(files[name])
+    good, file = files[name].read_bytes(), tmp_path / "changed.gguf"
+
+    @share(3)
     @given(changed=changed_bytes(good, 900))
     def check(changed: bytes) -> None:
         file.write_bytes(changed)
         ends_well(lambda: use(file), file.parent)
+
+    check()
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_gguf_file_with_other_entries_or_types_is_used_or_refused(files: dict[str, Path], tmp_path: Path, name: str):
+    parts, file = Parts.of(files[name]), tmp_path / "changed.gguf"
+    (architecture,) = {one.partition(".")[0] for one in parts.entries if one.endswith(".block_count")}
+    assert parts.content() == files[name].read_bytes()
+
+    @share(3)
+    @given(changed=changed_parts(parts, architecture))
+    def check(changed: Changed) -> None:
+        file.write_bytes(changed.content)
+        ends_well(lambda: use(file), file.parent)
+
+    check()
+
+
+def test_a_model_in_parts_with_other_entries_is_used_or_refused(tmp_path: Path):
+    (tmp_path / "parts").mkdir()
+    save_model(tmp_path / "folder", "llama", demo_tokenizer())
+    first = write_gguf(tmp_path / "folder", tmp_path / "parts" / "model.gguf", kind=Kind.Q8_0, part_tensors=8)
+    use(first)
+    good = {file: (file.read_bytes(), Parts.of(file)) for file in sorted(first.parent.iterdir())}
+
+    @share(3)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        spoilt = data.draw(st.sampled_from([*good]))
+        content, parts = good[spoilt]
+        spoilt.write_bytes(
+            data.draw(changed_parts(parts, "llama").map(lambda one: one.content) | changed_bytes(content, 200))
+        )
+        ends_well(lambda: use(first), first.parent)
+        spoilt.write_bytes(content)
 
     check()
 

@@ -25,6 +25,20 @@ LLAMA3: Mapping[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "beta_fast": 8.0,  # so that the few channels of a tiny head slow down by different shares
+    "original_max_position_embeddings": 32,
+}
+LONG_ROPE: Mapping[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [1.5, 3.5, 5.5, 7.5],
+    "original_max_position_embeddings": 32,
+}
 
 
 def tiny(vocab_size: int, **changes: Any) -> dict[str, Any]:

@@ -19,9 +19,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 from pages import markdown
 
 from card.engine.metrics import RequestStats
-from card.tools.bench.names import BASELINE
 from card.tools.bench.records import Sample
 from card.tools.bench.results import load
+from card.tools.bench.row_names import BASELINE
 
 DRAWS = 1000
 TITLES = {

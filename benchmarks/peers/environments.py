@@ -119,7 +119,7 @@ def _build_llama(folder: Path) -> None:
         without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
         options += [f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}"]
     run_logged(["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], folder / "logs" / "llama-configure.log")
-    targets = ["--target", "llama-server", "llama-quantize"]
+    targets = ["--target", "llama-server", "llama-quantize", "llama-bench"]
     run_logged(["cmake", "--build", build, "-j", _BUILD_JOBS, *targets], folder / "logs" / "llama-build.log")
 
 

@@ -1,4 +1,4 @@
-"""Choices by a cheap score and a dear one: the public door of `card.labs.cascade`."""
+"""Choices by a cheap score and an expensive one: the public door of `card.labs.cascade`."""
 
 from card.labs.cascade.search import CascadeChoice, cascade_argmin, spearman
 

@@ -95,8 +95,12 @@ class ScoreError(CardError, ValueError):
     """A score by which candidates are compared is not a number; the text names the candidate."""
 
 
-def in_few_words(error: BaseException) -> str:
-    """Return the first line of what an error says, with the second if that only announces it; its name if none."""
+def in_few_words(error: BaseException, most: int = 200) -> str:
+    """Return the first line of what an error says, with the second if that only announces it; its name if none.
+
+    Args:
+        most: characters; of an error of another library nobody knows how many it takes.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     words = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
-    return words if len(words) <= 200 else words[:200] + "..."
+    return words if len(words) <= most else words[:most] + "..."

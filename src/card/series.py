@@ -2,7 +2,7 @@
 
 from card.labs.series.data import read_series
 from card.labs.series.forecaster import Forecast, forecast, load_forecaster, save_forecaster
-from card.labs.series.training import TrainSettings, train_forecaster
+from card.labs.series.train_forecaster import TrainSettings, train_forecaster
 from card.labs.series.transformer import SHAPES, Shape
 
 __all__ = [

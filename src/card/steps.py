@@ -1,7 +1,7 @@
 """Answers written step by step by two models: the public door of `card.labs.steps`."""
 
 from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, WrittenStep
-from card.labs.steps.names import parse_router
+from card.labs.steps.named_routers import parse_router
 from card.labs.steps.rewards import SolutionReward, equations_hold
 from card.labs.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Step
 from card.labs.steps.trained import TrainedRouter

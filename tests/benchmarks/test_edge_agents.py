@@ -11,7 +11,7 @@ import torch
 from card.errors import PlanError
 from card.labs.edge.association import associate
 from card.labs.edge.costs import OVERLAPS, EdgeCosts
-from card.labs.edge.scenario import Device, Devices, Floats, Scenario, Server
+from card.labs.edge.scenario import Device, Devices, EdgeServer, Floats, Scenario
 from card.labs.edge.study import all_shares
 from card.labs.edge.terms import Terms
 from tests.labs.edge.places import priced, small
@@ -83,7 +83,7 @@ def test_shares_of_an_actor_sum_to_one_and_the_same_seed_trains_the_same(agents)
 @pytest.mark.slow
 def test_training_saves_over_equal_shares_where_radios_differ(agents):
     devices = tuple(Device(x_m=metres, y_m=0) for metres in (20, 30, 250, 350))
-    scenario = Scenario(devices=devices, servers=(Server(x_m=0, y_m=0),), token_bytes=100_000, least_snr_db=-40.0)
+    scenario = Scenario(devices=devices, servers=(EdgeServer(x_m=0, y_m=0),), token_bytes=100_000, least_snr_db=-40.0)
     costs, terms = priced(scenario, "pearl")
     servers = np.zeros(4, dtype=np.int64)
     equal, roots = (_total(terms, servers, all_shares(terms, servers, rule)) for rule in ("equal", "square-root"))

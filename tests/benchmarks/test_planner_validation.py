@@ -13,7 +13,7 @@ import pytest
 from card.config import SamplingParams
 from card.engine.metrics import RequestStats
 from card.tools.bench.lineup import LineupSettings
-from card.tools.bench.names import BASELINE
+from card.tools.bench.row_names import BASELINE
 from tests.benchmarks.scripts import lines_of
 from tests.pair import Pair
 

@@ -95,16 +95,16 @@ def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got
         LLM(pair.target, dtype="float32") as plain,
     ):
         talk = ChatSession(llm, params, shows_stats=False)
-        talk.take(Turn("go on"))
+        talk.run_turn(Turn("go on"))
         cut = talk.messages[1]["content"]
         whole = plain.chat([{"role": "user", "content": "go on"}], params)[0].outputs[0].text
         assert 0 < len(cut) < len(whole) and whole.startswith(cut)
-        talk.take(Turn("and now?"))
+        talk.run_turn(Turn("and now?"))
         asked = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": cut}]
         asked.append({"role": "user", "content": "and now?"})
         assert talk.messages[:3] == asked
         assert talk.messages[3]["content"] == plain.chat(asked, params)[0].outputs[0].text
-        talk.take(Turn("", "/reset"))
+        talk.run_turn(Turn("", "/reset"))
         assert talk.messages == []
         assert llm.stats().num_running == 0
     assert "[cut short]" in capsys.readouterr().out

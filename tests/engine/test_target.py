@@ -22,6 +22,7 @@ from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 from tests.reaching_in import has_lost_a_layer
+from tests.routed import RoutedTable, chosen_by
 from tests.toy import TableModel
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
@@ -546,6 +547,13 @@ def test_an_error_in_one_requests_part_of_a_round_leaves_it_as_it_was_and_the_ot
         run_round(worker, [7, 8])
     expected = plain(target)[0]
     assert [worker.find(i).token_ids[len(PROMPT) :] for i in (7, 8)] == [expected[:11], expected[:10]]
+
+
+def test_a_round_tells_how_many_experts_its_pass_read() -> None:
+    worker = started(RoutedTable(0, vocab_size=12, max_model_len=128))
+    (token_id,) = text_of(worker)[-1:]
+    assert run_round(worker, [7]).num_experts == len(chosen_by(token_id)) == 12
+    assert run_round(started(), [7]).num_experts == 0, "a dense model"
 
 
 def test_a_pass_that_raises_leaves_every_request_of_it_as_it_was() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,9 @@ from card.kernels.formats.block_format import BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, multiply_rows
+from card.models.machine_digest import DIGESTED
+from tests.blocks import random_blocks
+from tests.every_kind import each_kind, printed_by
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -18,15 +23,33 @@ quants = pytest.importorskip("gguf.quants")
 FORMATS = {form.name: (type_id, form) for type_id, form in BLOCK_FORMATS.items()}
 
 
-def random_blocks(form: BlockFormat, num_out: int, num_in: int, seed: int = 0):
-    """Return rows of blocks [num_out, bytes] with any numbers but -128, and scales around 0."""
-    generator = np.random.default_rng(seed)
-    raw = generator.integers(0, 256, (num_out, num_in // form.inputs, form.num_bytes), dtype=np.uint8)
-    raw[raw == 128] = 127
-    halves = raw[..., form.halves]
-    numbers = generator.standard_normal((*halves.shape[:2], halves.shape[2] // 2)) / 64
-    raw[..., form.halves] = numbers.astype(np.float16).view(np.uint8)
-    return raw.reshape(num_out, -1)
+def extreme_blocks(form: BlockFormat):
+    """Return rows of blocks [80, bytes] of 512 inputs whose numbers are all alike, with scales around 0."""
+    raw = random_blocks(form, 80, 512).reshape(80, -1, form.num_bytes)
+    kept = raw[..., form.halves].copy()
+    raw[...] = np.repeat(np.arange(0, 255, 51, dtype=np.uint8), 16)[:, None, None]
+    if form.name == "Q8_0":
+        raw[...] = np.repeat(np.array([127, 129, 1, 255, 0], np.uint8), 16)[:, None, None]
+    raw[..., form.halves] = kept
+    return raw.reshape(80, -1)
+
+
+def extreme_rows() -> Floats:
+    """Return rows that become the largest bytes, of one sign or of two."""
+    signs = np.where(np.arange(512) % np.array([[1], [2], [3], [64]]) == 0, np.float32(1), np.float32(-1))
+    return np.concatenate([signs, -signs])
+
+
+def digest() -> str:
+    """Return a digest of products with the formats that the digest of machines leaves out."""
+    sums = hashlib.sha256()
+    for type_id, form in BLOCK_FORMATS.items():
+        if type_id not in DIGESTED:
+            for raw, x in ((random_blocks(form, 80, 512), rows(33, 512, 5)), (extreme_blocks(form), extreme_rows())):
+                linear = block_linear(pack_blocks(raw, form), form, 80)
+                sums.update(multiply_rows(x, linear).tobytes())
+                sums.update(multiply_rows(x[:1], linear).tobytes())
+    return sums.hexdigest()
 
 
 def width_of(form: BlockFormat) -> int:
@@ -109,6 +132,38 @@ def test_the_number_that_integer_products_cannot_take_is_refused() -> None:
 def test_a_scale_that_is_no_number_is_refused(name: str) -> None:
     _, form = FORMATS[name]
     raw = random_blocks(form, 16, 256)
-    raw[5, form.halves.start : form.halves.start + 2] = np.array([np.nan], np.float16).view(np.uint8)
+    first = form.halves.start
+    if form.shape.scale == "exponent":
+        raw[5, first] = 255
+    else:
+        raw[5, first : first + 2] = np.array([np.nan], np.float16).view(np.uint8)
     with pytest.raises(ValueError, match="finite"):
         pack_blocks(raw, form)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 200])
+def test_scales_that_are_powers_of_two_stay_exact_down_to_denormal_numbers(exponent: int) -> None:
+    type_id, form = FORMATS["MXFP4"]
+    raw = random_blocks(form, 16, 64)
+    raw.reshape(16, 2, 17)[..., 0] = exponent
+    weight = quants.dequantize(raw, quants.GGMLQuantizationType(type_id)).astype(np.float64)
+    assert np.array_equal(form.numbers(raw), weight.astype(np.float32)) and weight.any()
+    x = np.full((3, 64), 2.0**20, np.float32)
+    out = multiply_rows(x, block_linear(pack_blocks(raw, form), form, 16))
+    np.testing.assert_allclose(out, x.astype(np.float64) @ weight.T, rtol=1e-6, atol=2.0**-149)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_numbers_do_not_overflow(name: str) -> None:
+    type_id, form = FORMATS[name]
+    raw, x = extreme_blocks(form), extreme_rows()
+    expected = x.astype(np.float64) @ quants.dequantize(raw, quants.GGMLQuantizationType(type_id)).astype(np.float64).T
+    out = multiply_rows(x, block_linear(pack_blocks(raw, form), form, len(raw)))[:, : len(raw)]
+    assert np.abs(out - expected).max() < 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.timeout(240)
+@each_kind
+def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
+    """Of the formats that the digest of machines leaves out."""
+    assert printed_by(kind, "from tests.kernels.test_blocks import digest; print(digest())") == digest()

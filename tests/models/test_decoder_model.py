@@ -23,21 +23,33 @@ from transformers import (
     Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -46,12 +58,13 @@ from card.errors import ModelError
 from card.models.facts import end_token_ids, parameter_count, sampling_defaults
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_decoder
+from card.models.own.expert_weights import join_experts
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.loading import load_model
 from card.theirs.transformers.walking import why_not_walked
-from tests.tiny import LLAMA3, tiny
+from tests.tiny import LLAMA3, LONG_ROPE, YARN, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
@@ -60,6 +73,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama, yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SIZES, head_dim=16, sliding_window=9)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2)),
@@ -67,6 +81,21 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
     "mistral, with a window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
     "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.5)),
+    "phi3, longrope": (
+        Phi3ForCausalLM,
+        Phi3Config(**SIZES, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE),
+    ),
+    "phi3, longrope in part": (
+        Phi3ForCausalLM,
+        Phi3Config(
+            **SIZES,
+            pad_token_id=0,
+            original_max_position_embeddings=32,
+            rope_parameters=LONG_ROPE
+            | {"short_factor": [1.0, 1.5], "long_factor": [1.5, 6.0], "partial_rotary_factor": 0.5},
+        ),
+    ),
+    "llama, longrope": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LONG_ROPE | {"factor": 4.0})),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1])),
     "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=16)),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
@@ -75,7 +104,40 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
+    "qwen3, yarn": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8, rope_parameters=YARN | {"truncate": False})),
+    "olmo3, yarn": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS, rope_scaling=YARN | {"truncate": False})),
+    "glm4, yarn": (
+        Glm4ForCausalLM,
+        Glm4Config(**SIZES, pad_token_id=0, head_dim=16, rope_parameters=YARN | {"attention_factor": 1.4}),
+    ),
+    "lfm2": (Lfm2ForCausalLM, Lfm2Config(**SIZES, pad_token_id=0, layer_types=["conv", "full_attention"])),
 }
+_CHOSEN = {"num_experts_per_tok": 2}
+EXPERTS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **_CHOSEN, head_dim=8, num_experts=6, moe_intermediate_size=16, norm_topk_prob=True),
+    ),
+    "qwen3_moe, not normed": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **_CHOSEN, num_experts=6, moe_intermediate_size=16, norm_topk_prob=False),
+    ),
+    "qwen3_moe, one layer with an MLP": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SIZES, **_CHOSEN, num_experts=4, moe_intermediate_size=16, mlp_only_layers=[0]),
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(**SIZES, **_CHOSEN, num_experts=5, moe_intermediate_size=16, shared_expert_intermediate_size=48),
+    ),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **_CHOSEN, num_local_experts=4, sliding_window=9)),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3)),
+    "granitemoe": (
+        GraniteMoeForCausalLM,
+        GraniteMoeConfig(**SIZES, **_CHOSEN, num_local_experts=6, attention_multiplier=0.1, residual_multiplier=0.4),
+    ),
+}
+KINDS |= EXPERTS
 
 
 def save(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> None:
@@ -105,9 +167,9 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     save(tmp_path, kind, torch.bfloat16 if dtype == "auto" else torch.float32)
     own, theirs = load_decoder(tmp_path, dtype=dtype), load_model(tmp_path, dtype=dtype)
     assert type(own) is DecoderModel
-    weights = dict(theirs.named_parameters())
-    assert {name for name, _ in own.weights} == weights.keys()
-    for name, weight in own.weights:
+    weights, stored = dict(theirs.named_parameters()), join_experts(own.weights, own.architecture)
+    assert stored.keys() == weights.keys()
+    for name, weight in stored.items():
         assert isinstance(weight, np.ndarray)
         assert torch.equal(as_tensor(weight), weights[name])
         assert torch_dtype(weight.dtype) == weights[name].dtype
@@ -115,6 +177,55 @@ def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind
     assert sampling_defaults(own) == sampling_defaults(theirs)
     assert end_token_ids(own) == end_token_ids(theirs) == {3, 5}
     assert parameter_count(own) == parameter_count(theirs)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "yarn" in kind or "longrope" in kind])
+def test_texts_beyond_the_first_context_have_the_logits_of_transformers(tmp_path: Path, kind: str):
+    save(tmp_path, kind)
+    own, theirs = load_decoder(tmp_path), load_model(tmp_path)
+    assert type(own) is DecoderModel
+    runner, ids = plain_runner(own, max_model_len=128), [(7 * idx * idx + 3 * idx) % 64 for idx in range(120)]
+    slot = runner.open()
+    if "longrope" in kind:
+        assert runner.switch_len == 32
+        runner.make_long(slot)
+    (found,) = runner.forward([Extension(slot, ids, range(-1, 119))])
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0]
+    assert np.linalg.norm(found - expected.numpy()) < 1e-5 * float(expected.norm())
+
+
+def test_layers_behind_the_last_one_which_draft_are_left_out(tmp_path: Path):
+    save(tmp_path, "llama")
+    change_config(tmp_path, num_hidden_layers=1)
+    own = load_decoder(tmp_path)
+    assert type(own) is DecoderModel and len(own.layers) == 1
+    assert torch.equal(logits(own), logits(load_model(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_the_experts_that_a_pass_reads_are_those_that_transformers_chooses(tmp_path: Path, kind: str):
+    save(tmp_path, kind)
+    own, theirs, ids = (
+        load_decoder(tmp_path),
+        load_model(tmp_path),
+        [(7 * idx * idx + 3 * idx) % 64 for idx in range(40)],
+    )
+    runner = plain_runner(own, max_model_len=64)
+    chosen: list[torch.Tensor] = []
+    for module in theirs.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.register_forward_hook(lambda *args: chosen.append(args[-1][2]))
+    for count in (1, 3, len(ids)):
+        chosen.clear()
+        slot = runner.open()
+        runner.forward([Extension(slot, ids[:count], range(-1, count - 1))])
+        runner.close(slot)
+        with torch.no_grad():
+            theirs(torch.tensor([ids[:count]]))
+        distinct = [len(experts.unique()) for experts in chosen]
+        assert runner.experts_read == sum(distinct) > 0
+        assert len(distinct) == runner.experts.num_expert_layers
 
 
 def test_weights_in_several_files_are_read(tmp_path: Path):
@@ -137,13 +248,24 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"rope_parameters": {name: value for name, value in LLAMA3.items() if name != "factor"}},
         {"rope_parameters": LLAMA3 | {"low_freq_factor": "one"}},
         {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}},
+        {"rope_parameters": YARN | {"factor": 0}},
+        {"rope_parameters": YARN | {"factor": "4"}},
+        {"rope_parameters": YARN | {"beta_fast": -1.0}},
+        {"rope_parameters": YARN | {"mscale": "one"}},
+        {"rope_parameters": YARN | {"truncate": "no"}},
+        {"rope_parameters": YARN | {"rope_theta": 1.0}},
+        {"rope_parameters": LONG_ROPE | {"long_factor": [1.0, 2.0]}},
+        {"rope_parameters": LONG_ROPE | {"long_factor": 2.0}},
+        {"rope_parameters": LONG_ROPE | {"short_factor": [1.0, 1.0, 1.0, 0.0]}},
+        {"rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 1}},
+        {"rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 16.5}},
+        {"rope_parameters": LONG_ROPE | {"attention_factor": "one"}},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
         {"model_type": "gemma"},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"dtype": ...},
         {"num_hidden_layers": 3},
-        {"num_hidden_layers": 1},
         {"intermediate_size": 64},
         {"vocab_size": 65},
     ],
@@ -158,7 +280,7 @@ def test_an_unusual_model_is_left_to_transformers(tmp_path: Path, changes: dict[
 def test_rotations_by_kinds_that_no_layer_has_are_left_to_transformers_modules(tmp_path: Path):
     save(tmp_path, "mistral")
     change_config(tmp_path, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}})
-    reason = why_not_walked(load_decoder(tmp_path), 64)
+    reason = why_not_walked(load_decoder(tmp_path))
     assert reason == "its config does not say which rotary embedding each layer has"
 
 

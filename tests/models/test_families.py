@@ -6,17 +6,19 @@ import re
 
 import pytest
 import transformers
+from gguf import MODEL_ARCH_NAMES
 
+from card.models.files.gguf.relatives import RELATIVES
 from tests.every_family import ROOT, script
 
 RUNNING = {
     "llama": "own pass",
     "qwen3": "own pass",
     "gemma3_text": "own pass",
-    "gemma4_text": "transformers' modules",
-    "gpt_oss": "transformers' modules",
+    "gemma4_text": "own pass",
+    "gpt_oss": "own pass",
     "deepseek_v3": "transformers' modules",
-    "mixtral": "transformers' modules",
+    "mixtral": "own pass",
     "olmo3": "own pass",
     "phi3": "own pass",
     "gpt2": "transformers' modules",
@@ -64,3 +66,9 @@ def test_what_the_page_says_of_a_refusal_is_what_the_code_says_without_the_famil
     rows = {row.family: row for row in script().rows_of(page)}
     assert rows[family].result == script().summary(script().examine(family).result)
     assert family not in rows[family].result
+
+
+def test_what_is_not_read_from_gguf_files_but_from_folders_does_run() -> None:
+    runs = {row.family for row in script().rows_of((ROOT / "docs" / "models.md").read_text("utf-8")) if row.runs}
+    assert RELATIVES.keys() <= {*MODEL_ARCH_NAMES.values()}
+    assert {*RELATIVES.values()} <= runs

@@ -41,7 +41,7 @@ def test_a_long_array_that_nobody_reads_is_passed_over(tmp_path: Path) -> None:
 
 def header_of(tokens: list[str]) -> Header:
     metadata: Mapping[str, Any] = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens}
-    rows = TensorPlace("token_embd.weight", (len(tokens), 8), 0, 0)
+    rows = TensorPlace("token_embd.weight", (len(tokens), 8), 0, 0, Path())
     return Header(metadata, {rows.name: rows}, 1)
 
 

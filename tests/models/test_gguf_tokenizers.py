@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
-from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen3_5Tokenizer
 
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.files.gguf.header import GgufError, Header, TensorPlace
+from card.models.files.gguf.splits import RULES
 from card.models.files.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer
 from card.models.loading import load_decoder, load_tokenizer
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
@@ -26,6 +27,7 @@ TEXTS = (
     "Anna's got 12345 apples, HELLOworld! it'S x=1;/\n\n\n  indented\tand  spaced   ",
     "naïve café 北京 가나다 かな x² 10,000.5\r\n  \n(it's) we'LL !hello …",
     " 7 77 777 7777 <|end|> Привет, мир",
+    "हिन्दी में नमस्ते। 漢字helloWorld東京's don'T camelCase's/\n//x",
 )
 # What the models' own tokenizer.json files have.
 LLAMA3 = (
@@ -38,6 +40,21 @@ TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
+KIMI_K2 = "|".join(
+    [
+        r"[\p{Han}]+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 PUBLISHED: Mapping[str, Sequence[str | pre_tokenizers.PreTokenizer]] = {
     "llama-bpe": [LLAMA3],
     "llama3": [LLAMA3],
@@ -45,7 +62,9 @@ PUBLISHED: Mapping[str, Sequence[str | pre_tokenizers.PreTokenizer]] = {
     "smaug-bpe": [LLAMA3],
     "qwen2": [QWEN2],
     "deepseek-r1-qwen": [QWEN2],
+    "qwen35": [QWEN35],
     "tekken": [TEKKEN],
+    "kimi-k2": [KIMI_K2],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
     "deepseek-coder": [
@@ -62,13 +81,13 @@ PUBLISHED: Mapping[str, Sequence[str | pre_tokenizers.PreTokenizer]] = {
         "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ],
 }
-LOOKING_UP_WORDS = {"llama-bpe", "llama3", "falcon3", "tekken"}
+LOOKING_UP_WORDS = {"llama-bpe", "llama3", "falcon3", "tekken", "kimi-k2"}
 
 
 def header(**entries: Any) -> Header:
     """Return a header with these entries of the tokenizer."""
     metadata = {f"tokenizer.ggml.{name}": value for name, value in entries.items()}
-    rows = TensorPlace("token_embd.weight", (2048, 8), 0, 0)
+    rows = TensorPlace("token_embd.weight", (2048, 8), 0, 0, Path())
     return Header(metadata, {"token_embd.weight": rows}, 1)
 
 
@@ -105,7 +124,7 @@ def test_text_is_split_as_the_published_tokenizer_splits_it(trained, rule):
     if not isinstance(PUBLISHED[rule][-1], pre_tokenizers.ByteLevel):
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Sequence(steps), decoders.ByteLevel()
-    if rule == "qwen2":
+    if rule in ("qwen2", "qwen35"):
         core.normalizer = normalizers.NFC()
     theirs = PreTrainedTokenizerFast(tokenizer_object=core)
     own = read_tokenizer(header(**entries_of(trained, pre=rule)))
@@ -124,12 +143,37 @@ def test_whole_words_are_looked_up_before_merges_where_the_model_does_so(trained
     assert ids != [len(tokens)]
 
 
-def test_qwen2_composes_accents_as_its_own_tokenizer_does(trained):
-    own = read_tokenizer(header(**entries_of(trained, pre="qwen2")))
+@pytest.mark.parametrize("rule", ["qwen2", "qwen35"])
+def test_qwen_composes_accents_as_its_own_tokenizer_does(trained, rule):
+    own = read_tokenizer(header(**entries_of(trained, pre=rule)))
     apart = unicodedata.normalize("NFD", "café")
     assert own.encode(apart) == own.encode("café")
     other = read_tokenizer(header(**entries_of(trained, pre="llama-bpe")))
     assert other.decode(other.encode(apart)) == apart
+
+
+def test_qwen35_is_the_tokenizer_of_transformers(trained):
+    tokens, merges = trained
+    theirs = Qwen3_5Tokenizer(vocab={token: token_id for token_id, token in enumerate(tokens)}, merges=merges)
+    own = read_tokenizer(header(**entries_of(trained, pre="qwen35")))
+    other = read_tokenizer(header(**entries_of(trained, pre="qwen2")))
+    for text in TEXTS:
+        assert own.encode(text) == theirs.encode(text)
+    assert other.encode(TEXTS[-1]) != own.encode(TEXTS[-1])  # it cuts words where accents stand alone
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "pieces"),
+    [
+        ("kimi-k2", "漢字helloWorld東京don'T 12345", ["漢字", "hello", "World", "東京", "don'T", " ", "123", "45"]),
+        ("kimi-k2", "x //\n/y", ["x", " //\n", "/y"]),
+        ("qwen35", "हिन्दी x1 ि!", ["हिन्दी", " x", "1", " ि", "!"]),
+        ("qwen2", "हिन्दी", ["ह", "िन", "्द", "ी"]),
+    ],
+)
+def test_a_text_is_cut_into_these_pieces(rule, text, pieces):
+    cuts = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(one), "isolated") for one in RULES[rule].patterns])
+    assert [piece for piece, _ in cuts.pre_tokenize_str(text)] == pieces
 
 
 def test_control_tokens_outside_the_alphabet_of_bytes_stay_whole_and_where_they_are(trained):
@@ -191,6 +235,36 @@ def test_without_a_prefix_a_text_begins_with_its_own_first_letter():
     assert list(map(own.convert_ids_to_tokens, own.encode("Hi"))) == ["Hi"]
     assert list(map(own.convert_ids_to_tokens, own.encode(" Hi"))) == ["▁Hi"]
     assert own.decode(own.encode(" Hi")) == " Hi"
+
+
+# ---- Gemma 4 --------------------------------------------------------------------------------------------------------
+
+LINES = ["\n", "\n\n", "\n\n\n", "▁▁", "a", "▁a"]
+
+
+def gemma4(**more: Any) -> Header:
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [3] * 5 + [6] * 256 + [1] * (len(PIECES) + len(LINES))
+    joined = [("\n", "\n"), ("\n\n", "\n"), ("▁", "▁"), *JOINED, ("▁", "a")]
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3, "padding_token_id": 0}
+    merges = [" ".join(pair) for pair in joined]
+    return header(model="gemma4", tokens=[*tokens, *PIECES, *LINES], token_type=types, merges=merges, **{**ids, **more})
+
+
+@pytest.mark.parametrize("stated", [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_space_prefix": True}])
+def test_gemma4_is_the_tokenizer_of_transformers(stated):
+    file = gemma4(**stated)
+    check_tokenizer(file)
+    vocab = {token: token_id for token_id, token in enumerate(file.metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in file.metadata["tokenizer.ggml.merges"]]
+    theirs, own = GemmaTokenizer(vocab=vocab, merges=merges), read_tokenizer(file)
+    for text in ("Hi", " Hi", "Hi there  Hi", "é the\n\n\n\n a", "\n", "thethe\n \n", "▁a a", "漢 re", ""):
+        expected = theirs.encode(text, add_special_tokens=False)
+        assert own.encode(text, add_special_tokens=False) == expected
+        assert own.encode(text) == [2, *expected]  # llama.cpp puts it there too, whatever the file says
+        assert own.decode(expected) == theirs.decode(expected)
+    assert end_ids(file.metadata) == [1, 4]
+    assert own.convert_ids_to_tokens(own.encode("\n\n")[1]) == "\n\n"
 
 
 # ---- where a text begins and ends -----------------------------------------------------------------------------------
@@ -281,6 +355,7 @@ def test_what_is_kept_begins_and_ends_texts_as_the_file_does(tmp_path: Path):
     [
         ({"model": "gpt2", "tokens": ["a", "b", "a"], "merges": []}, "a token twice"),
         ({"model": "gpt2", "tokens": ["a"]}, "without merges"),
+        ({"model": "gemma4", "tokens": ["a"]}, "without merges"),
         ({"model": "bert", "tokens": ["a"]}, "of the kind bert"),
         ({"tokens": ["a"]}, "has no tokenizer"),
         ({"model": "llama", "tokens": 5}, "has no tokenizer"),

@@ -57,7 +57,7 @@ def demo_like_config() -> LlamaConfig:
 
 def decoder_of(model: LlamaForCausalLM) -> DecoderModel:
     """Return the decoder of our own pass that has the weights of a model."""
-    decoder = walked(model, 128)
+    decoder = walked(model)
     assert decoder is not None
     return decoder
 

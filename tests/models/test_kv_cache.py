@@ -15,9 +15,9 @@ from card.errors import CapacityError, ModelError
 from card.kernels import number_types
 from card.kernels.number_types import FLOAT32
 from card.models.rows import kv_cache
-from card.models.rows.kv_cache import MAX_SLACK, KVCache, KVLayout
+from card.models.rows.kv_cache import MAX_SLACK, KVCache, KVLayout, KVShape
 
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, head_size=4, dtype=FLOAT32)
+LAYOUT = KVLayout((KVShape(3, 4),) * 2, FLOAT32)
 ROW_BYTES = 2 * 2 * 3 * 4 * 4
 LINE = 64  # bytes that a buffer has more, to begin where it should
 

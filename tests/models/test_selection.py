@@ -57,7 +57,7 @@ def chain(slot: int, token_ids: Sequence[int], start: int, **wishes: object) -> 
 
 def some_rows(runner: RowRunner, since: int, count: int, seed: int) -> ChosenRows:
     layout = cache_of(runner).layout
-    scores = np.random.default_rng(seed).random((layout.num_layers, layout.num_kv_heads, since))
+    scores = np.random.default_rng(seed).random((len(layout.layers), layout.shape.num_kv_heads, since))
     return ChosenRows(choose_rows(scores.astype(np.float32), count), since)
 
 

@@ -20,7 +20,7 @@ from card.errors import WorkerError
 from card.server.admission import KeyRing
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
-from card.server.logs import JsonFormatter, tell
+from card.server.logs import JsonFormatter, log_event
 from tests.reaching_in import driver_of
 from tests.server.running import PROMPT, Running, run, serving
 from tests.waiting import until
@@ -139,7 +139,7 @@ def test_a_line_of_the_log_is_json_and_an_exception_keeps_its_words_to_itself() 
     handler.setFormatter(JsonFormatter())
     logger = logging.Logger("test")
     logger.addHandler(handler)
-    tell(logger, logging.INFO, "request", status=200, path="/x")
+    log_event(logger, logging.INFO, "request", status=200, path="/x")
     try:
         raise ValueError("what the prompt said")
     except ValueError:

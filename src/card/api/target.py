@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
-from card.errors import SettingsError
+from card.errors import SettingsError, ShortageError
+from card.machine.memory import free_memory, in_gigabytes, memory_in_words
 from card.models.draft_vocab import check_draft_vocab
-from card.models.facts import context_limit
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import (
@@ -53,7 +53,7 @@ def load_target(target: str | LoadedModel, draft: str | LoadedModel | None, plan
         check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
-    if isinstance(target, str) and settings.kv_cache_memory is not None:
+    if isinstance(target, str):
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = _load(target, settings) if isinstance(target, str) else _given(target)
     if settings.target_cost is not None:
@@ -73,14 +73,19 @@ def _given(model: LoadedModel) -> LoadedModel:
     if isinstance(model, DecoderModel) or str(model.device) != "cpu":
         return model
     walking = others("transformers.walking", "a model of transformers")
-    return walking.walked(model, context_limit(model)) or model
+    return walking.walked(model) or model
 
 
-def _check_states_fit(target: str, kv_cache_memory: str, weights_dir: str | None) -> None:
-    """Raise SettingsError if the states of one request do not fit into the memory."""
+def _check_states_fit(target: str, kv_cache_memory: str | None, weights_dir: str | None) -> None:
+    """Raise SettingsError or ShortageError if the states of one request do not fit into the memory."""
     least = state_bytes_of(target, cache_dir=weights_dir)
-    if least > parse_size(kv_cache_memory):
+    if kv_cache_memory is not None and least > parse_size(kv_cache_memory):
         raise SettingsError(
             f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
             f"{least / 2**20:.1f}M or more with {target}; raise it"
+        )
+    if least > free_memory():
+        raise ShortageError(
+            f"the states of one request take {in_gigabytes(least)} or more with {target}, and {memory_in_words()}; "
+            "take a smaller model, or allow more memory"
         )

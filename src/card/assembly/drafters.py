@@ -208,7 +208,7 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
     return make_writer(runner, draft.kv_cache_bytes, takes_turns=False, find_grammar=find_grammar), ready
 
 
-# ---- inside ---------------------------------------------------------------------------------------------------------
+# ---- inside ----------------------------------------------------------------------------------------------------------
 
 
 def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter:

@@ -184,7 +184,7 @@ def round_length(method: Method, draft: DraftSettings, *, target: PassCost, draf
     return min(_LONGEST_ROUND, most)
 
 
-# ---- inside ---------------------------------------------------------------------------------------------------------
+# ---- inside ----------------------------------------------------------------------------------------------------------
 
 
 def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]) -> tuple[bool, tuple[str, ...]]:

@@ -11,7 +11,7 @@ import click
 
 from card.cli.commands.text import stats_line, system_turn
 from card.cli.interrupts import noting_interrupts
-from card.cli.options import demo_note, make_llm, remark, take_sampling_params
+from card.cli.options import demo_note, make_llm, pop_sampling_params, remark
 from card.cli.starting import spin_until_first
 from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams
@@ -37,7 +37,7 @@ in {FENCE}, a / at the beginning is plain text too"""
 
 def run(stats: bool, system: str | None, **options: Any) -> None:
     """Run `card chat`."""
-    params = take_sampling_params(options)
+    params = pop_sampling_params(options)
     with make_llm(options) as llm:
         if llm.target_cost:
             click.echo(f"target costs {llm.target_cost}", err=True)
@@ -46,7 +46,7 @@ def run(stats: bool, system: str | None, **options: Any) -> None:
         let_lines_be_edited()
         conversation = ChatSession(llm, params, shows_stats=stats, system=system or "")
         for turn in read_turns(ask_user):
-            if not conversation.take(turn):
+            if not conversation.run_turn(turn):
                 break
 
 
@@ -61,12 +61,12 @@ class ChatSession:
     messages: list[dict[str, str]] = field(default_factory=list)
     stats: RequestStats | None = None  # of the last answer
 
-    def take(self, turn: Turn) -> bool:
-        """Carry out a turn. Returns: whether the conversation goes on."""
+    def run_turn(self, turn: Turn) -> bool:
+        """Carry out a turn. Returns: whether the conversation continues."""
         if not turn.command:
             self._answer(turn.text)
         elif turn.command == "/system":
-            self._take_system(turn.text)
+            self._set_system(turn.text)
         elif turn.command not in _WORDLESS:
             what = f"there is no {turn.command}; /help lists the commands, and how to send a line that begins like one"
             click.echo(f"card: {what}", err=True)
@@ -81,7 +81,7 @@ class ChatSession:
             click.echo(_HELP, err=True)
         return turn != _LEAVE
 
-    def _take_system(self, text: str) -> None:
+    def _set_system(self, text: str) -> None:
         if text:
             self.system = "" if text == _NONE else text
             click.echo(f"({'the system prompt is set' if self.system else 'no system prompt'})", err=True)
@@ -89,7 +89,7 @@ class ChatSession:
             click.echo(self.system or "(no system prompt)", err=True)
 
     def _answer(self, text: str) -> None:
-        """Stream the answer. The turn is remembered as far as it got; without any text it is forgotten."""
+        """Stream the answer. The text so far becomes part of the conversation; a turn without text does not."""
         asked = {"role": "user", "content": text}
         answer = ""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from typing import Any
@@ -23,10 +24,10 @@ def fetch_models(*names: str | None) -> None:
         if place is not None:
             sources = load("card.models.files.sources")
             with spinner(f"looking for {name}") as draw, sources.quiet():
-                sources.fetch(name, *place, bar=_bar(name, draw))
+                sources.fetch(name, *place, bar=partial(_bar, draw))
 
 
-def _bar(name: str, draw: Say) -> type[Any]:
+def _bar(draw: Say, name: str) -> type[Any]:
     """Return a subclass of the hub's progress bars that reports through ``draw`` and draws nothing itself."""
     is_drawn = sys.stderr is not None and sys.stderr.isatty()
     base: Any = import_module("tqdm").tqdm

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from card.errors import PromptError, SettingsError
 from card.text.lines import numbered_lines
+
+T = TypeVar("T")
 
 
 class OutputPath(click.Path):
@@ -49,7 +52,7 @@ def check_can_write(path: Path) -> None:
         raise SettingsError(f"{path} cannot be written: {reason}; choose another place") from error
 
 
-# ---- prompts --------------------------------------------------------------------------------------------------------
+# ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
 def read_prompts(path: Path, key: str = "question") -> tuple[str, ...]:
@@ -60,9 +63,14 @@ def read_prompts(path: Path, key: str = "question") -> tuple[str, ...]:
     Raises: PromptError if there are none, or one cannot be read.
     """
     numbered = numbered_lines(path, "prompts")
-    if path.suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
+    if not holds_json(path, numbered):
         return tuple(line.strip() for _, line in numbered)
     return tuple(record[key] for record in read_records(path, key))
+
+
+def holds_json(path: Path, numbered: Sequence[tuple[int, str]]) -> bool:
+    """Return whether the lines of a file are JSON, by its name or its first line."""
+    return path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
 
 
 def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:
@@ -74,15 +82,24 @@ def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:
 
 
 def _record(path: Path, number: int, line: str, keys: tuple[str, ...]) -> dict[str, str]:
-    try:
-        found = json.loads(line)
+    def texts_of(found: Any) -> dict[str, str] | None:
         texts = {key: found[key] for key in keys}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        texts = {}
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts.values()):
-        wanted = " and ".join(f'"{key}"' for key in keys)
-        kind = "a text" if len(keys) == 1 else "texts"
-        raise PromptError(
-            f"{path}, line {number}: must be a JSON object with {wanted}, {kind}; got {line.strip()[:60]!r}"
-        )
-    return texts
+        return texts if all(isinstance(text, str) and text.strip() for text in texts.values()) else None
+
+    wanted = " and ".join(f'"{key}"' for key in keys)
+    return parse_json_line(path, number, line, texts_of, f"{wanted}, {'a text' if len(keys) == 1 else 'texts'}")
+
+
+def parse_json_line(path: Path, number: int, line: str, parse: Callable[[Any], T | None], wanted: str) -> T:
+    """Return the result of ``parse`` for the JSON of a line.
+
+    Raises: PromptError, with the line and what is ``wanted``, if the line is not JSON or ``parse`` refuses it: by None,
+        KeyError, TypeError or AttributeError.
+    """
+    try:
+        found = parse(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = None
+    if found is None:
+        raise PromptError(f"{path}, line {number}: must be a JSON object with {wanted}; got {line.strip()[:60]!r}")
+    return found

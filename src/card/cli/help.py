@@ -13,7 +13,7 @@ from card.config.fields import declared
 from card.config.record import Command, load_place
 from card.config.registry import commands, own_settings
 
-_SHORT = 20  # a command with at most so many options shows them all
+_SHORT = 20  # a command with at most as many options shows them all
 
 
 # By title: the common options, and those only in --help-all. Options not named here stand under "Options".
@@ -22,10 +22,7 @@ _SECTIONS = {
         "model target draft pair dtype device",
         "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len",
     ),
-    "Method": (
-        "method methods writers",
-        "placement schedule policy",
-    ),
+    "Method": ("method methods writers", "placement schedule policy"),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
     "Text": (
         "max_tokens temperature top_p seed stop",
@@ -161,7 +158,7 @@ def full_help(shown: click.Command, context: click.Context) -> str:
 
 
 class StderrHandler(logging.Handler):
-    """Log lines of the command, to the present standard error, so that they do not tear a spinner."""
+    """Writes log lines to the present standard error, so that they do not break a spinner's line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed pipe or a full disk must not end the command

@@ -29,7 +29,7 @@ def leave(_: int = 0, __: FrameType | None = None) -> None:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Within the block Ctrl-C ends the process at once: an interrupted import may print a traceback, or go on."""
+    """Within the block Ctrl-C ends the process at once: an interrupted import may print a traceback, or continue."""
     with _handled_by(leave):
         yield
 
@@ -55,7 +55,7 @@ def raising() -> Iterator[None]:
 
 @contextmanager
 def noting_interrupts() -> Iterator[Event]:
-    """Within the block the first Ctrl-C is only noted, so that a round can finish; the next one raises."""
+    """Within the block the first Ctrl-C only sets an event, so that a round can finish; the next one raises."""
     note = Event()
 
     def take(number: int, frame: FrameType | None) -> None:

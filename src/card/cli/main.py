@@ -33,9 +33,7 @@ _COMMANDS = (
 
 
 @click.group(
-    cls=CardGroup,
-    own=_COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    cls=CardGroup, own=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, "-V", "--version", prog_name="card")
 def cli() -> None:
@@ -46,7 +44,7 @@ def main() -> None:
     """Run the command line and exit; if the reader of the output has gone, click exits quietly with status 1."""
     handler = StderrHandler()
     logging.basicConfig(level=logging.ERROR, format="card: %(message)s", handlers=[handler])
-    logging.getLogger("card.models").setLevel(logging.WARNING)  # a model that runs in an unexpected way
+    logging.getLogger("card.models").setLevel(logging.WARNING)  # such as a model that runs in an unexpected way
     try:
         with raising():
             status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)

@@ -178,8 +178,7 @@ model_options = with_options(
     kernels_option,
     option_of(EngineSettings, "device", is_filled=True),
     *options_of(
-        EngineSettings,
-        "draft_device target_cost max_model_len max_num_seqs kv_cache_memory kv_offload prefill_chunk",
+        EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory kv_offload prefill_chunk"
     ),
     option_of(EngineSettings, "threads"),
     option_of(EngineSettings, "draft_threads", is_filled=True),
@@ -261,15 +260,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables.")
 
 
-def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
+def pop_sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Remove the sampling options from ``options`` and return them. Raises: SettingsError for a value out of range."""
-    grammar = _take_grammar(options)
+    grammar = _pop_grammar(options)
     return SamplingParams(
         **{name: options.pop(name) for name in declared(SamplingParams) if name in options}, grammar=grammar
     )
 
 
-def _take_grammar(options: dict[str, Any]) -> Grammar | None:
+def _pop_grammar(options: dict[str, Any]) -> Grammar | None:
     """Remove the options for the form of the text. Raises: SettingsError for more than one."""
     is_object, schema, regex = (options.pop(name, None) for name in ("json_object", "json_schema", "regex"))
     if bool(is_object) + (schema is not None) + (regex is not None) > 1:
@@ -356,7 +355,7 @@ def demo_note(target: str) -> str:
     return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
 
 
-def take_alias(options: dict[str, Any], alias: str, name: str) -> None:
+def rename_option(options: dict[str, Any], alias: str, name: str) -> None:
     """Move an alias of an option to its own name. Raises: SettingsError if both are given and differ."""
     value = options.pop(alias)
     if value is None:

@@ -16,7 +16,7 @@ from card.errors import PromptError, SettingsError
 from card.text.lines import read_text, text_of
 
 NOTICE_S = 1.0  # seconds without input until the user is told what the command waits for
-MOST_IDLE_S = 600.0  # a pipe that never ends, inherited by chance, must not block a prompt for ever
+MOST_IDLE_S = 600.0  # a pipe that never ends, inherited by chance, must not block a prompt forever
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -57,7 +57,7 @@ def _piped_text(what: str, most_idle_s: float) -> str:
 def _read_to_end(what: str, most_idle_s: float) -> bytes:
     """Return all of standard input; while waiting, say so on standard error.
 
-    Raises: PromptError if nothing comes for so many seconds.
+    Raises: PromptError if nothing comes for ``most_idle_s`` seconds.
     """
     try:
         number = sys.stdin.fileno()

@@ -63,7 +63,7 @@ def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]
     yield from items
 
 
-# ---- imports --------------------------------------------------------------------------------------------------------
+# ---- imports ---------------------------------------------------------------------------------------------------------
 
 
 _WORDS = "importing torch and transformers"
@@ -107,7 +107,7 @@ def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
     return status if isinstance(status, int) else 0
 
 
-# ---- the drafter's process ------------------------------------------------------------------------------------------
+# ---- the drafter's process -------------------------------------------------------------------------------------------
 
 
 def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:

@@ -1,4 +1,4 @@
-"""`card verify-machine`: whether this computer gives the same bits as every other one."""
+"""`card verify-machine`: whether this computer gives the same bits as other computers."""
 
 from __future__ import annotations
 

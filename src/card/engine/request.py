@@ -171,6 +171,7 @@ class StepResult:
     failures: Failures = field(default_factory=Failures)  # of single requests: the pass itself succeeded
     num_tokens: int = 0  # rows of the pass
     busy_s: float = 0.0  # seconds of the pass and of choosing the tokens
+    num_experts: int = 0  # distinct experts that the pass read, summed over the layers; 0: none were counted
 
     def add(self, other: StepResult) -> None:
         """Add the results of another part of the same round."""
@@ -180,3 +181,4 @@ class StepResult:
         self.failures.take_in(other.failures)
         self.num_tokens += other.num_tokens
         self.busy_s += other.busy_s
+        self.num_experts += other.num_experts

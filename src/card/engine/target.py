@@ -23,7 +23,7 @@ from card.engine.target_pass import MASK_WAIT_S, DraftPass, Pass
 from card.engine.watchers import Watchers
 from card.errors import PromptError
 from card.models.images import Seeing
-from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
+from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent, Routed
 from card.models.rows.pool import SequencePool
 from card.models.rows.row_store import RowStore
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
@@ -73,6 +73,7 @@ class TargetWorker:
         self.model = model
         self._self_drafter = None if self_drafting is None else SelfDrafter(model, self_drafting)
         self.runs_chains_only = isinstance(model, Recurrent)  # chains of candidates, no trees
+        self._routed = model if isinstance(model, Routed) else None
         self._verifier = verifier
         self._watchers = watchers
         self._writers = dict(writers or {})
@@ -279,6 +280,7 @@ class TargetWorker:
             raise
         result.num_tokens = sum(len(one.token_ids) for one in extensions)
         result.busy_s = self._clock() - started
+        result.num_experts = self._routed.experts_read if self._routed is not None else 0
         if self._self_drafter is not None:
             self._self_drafter.count_reads([*passes, *drafting])
         for idx, one in enumerate(passes):

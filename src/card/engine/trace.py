@@ -237,7 +237,7 @@ def _phases(request_id: int, seen: _Seen, end_s: float) -> list[Span]:
     return phases
 
 
-# ---- the Chrome trace format ----------------------------------------------------------------------------------------
+# ---- the Chrome trace format -----------------------------------------------------------------------------------------
 
 
 def write_trace(file: TextIO, traces: Mapping[str, Trace], about: Mapping[str, str] | None = None) -> None:

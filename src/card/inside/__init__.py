@@ -1,1 +1,1 @@
-"""CARD inside the engines of others."""
+"""CARD inside other engines."""

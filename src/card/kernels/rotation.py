@@ -8,7 +8,7 @@ which IEEE 754 defines to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -18,7 +18,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 _Reals = npt.NDArray[np.float64]
 
+LEAST_SETTING = 1e-6  # a base or a factor: with less, angles turn more often than whole numbers of 64 bits can count
 _DIGITS = 30  # of a power: twice those of a float64
+_PI = Decimal("3.14159265358979323846264338327950288")
+PROPORTIONAL = "proportional"  # angles of a part of each head's pairs, at the pace that they have in the whole head
+_LEAST_WIDTH = 0.001  # of yarn's channels between those that slow down and those that do not, as transformers has it
 _BLOCK = 128  # positions computed at once: what lies between stays in a core's cache
 _TWO_OVER_PI = 6.36619772367581382433e-01
 # pi / 2 in parts of 33 bits, so that their products with whole numbers below 2^20 are exact (fdlibm, e_rem_pio2.c).
@@ -34,24 +38,64 @@ _COSINE = (
 )  # fmt: skip
 
 
-def inverse_frequencies(rope: Mapping[str, Any], size: int) -> Floats | None:
+def inverse_frequencies(
+    rope: Mapping[str, Any], size: int, num_positions: int, *, is_long: bool = False
+) -> Floats | None:
     """Return by how much each pair of a head turns from one position to the next, [size / 2].
 
     Args:
-        rope: a config's ``rope_parameters``, of the type default, linear or llama3.
+        rope: a config's ``rope_parameters``, of the type default, linear, llama3, yarn, longrope or proportional.
         size: number of a head's channels that turn.
+        num_positions: the most that the model has.
+        is_long: of texts beyond the context of the first training, where longrope has other factors.
     Returns: None for another type, or a base of 0 or less.
     """
-    if not rope["rope_theta"] > 0:
+    kind = rope["rope_type"]
+    if kind not in (*_SCALED, "longrope") or not rope["rope_theta"] > 0:
         return None
     plain = _plain_frequencies(rope["rope_theta"], size)
-    if rope["rope_type"] == "default":
-        return plain.astype(np.float32)
-    if rope["rope_type"] == "linear":
-        return (plain / float(rope["factor"])).astype(np.float32)
-    if rope["rope_type"] == "llama3":
-        return _llama3_frequencies(plain, rope).astype(np.float32)
-    return None
+    if kind == "longrope":
+        factors = np.array(rope["long_factor" if is_long else "short_factor"], np.float32)
+        return (plain / factors).astype(np.float32)
+    return _SCALED[kind](plain, rope, num_positions).astype(np.float32)
+
+
+def attention_factor(rope: Mapping[str, Any], num_positions: int) -> float:
+    """Return what cosines and sines are multiplied by. Arguments as of `inverse_frequencies`."""
+    if rope["rope_type"] not in ("yarn", "longrope"):
+        return 1.0
+    if (stated := rope.get("attention_factor")) is not None:
+        return float(stated)
+    if rope["rope_type"] == "longrope":
+        return _long_growth(_factor(rope, num_positions), rope["original_max_position_embeddings"])
+    factor, scale, divisor = _factor(rope, num_positions), rope.get("mscale"), rope.get("mscale_all_dim")
+    return _growth(factor, scale) / _growth(factor, divisor) if scale and divisor else _growth(factor, 1.0)
+
+
+def _growth(factor: float, scale: float) -> float:
+    """Return by how much yarn lets queries and keys grow in a context that is ``factor`` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * scale * float(_logarithm(factor)) + 1.0
+
+
+def _long_growth(factor: float, context: int) -> float:
+    """Return the same of longrope (Ding et al. 2024, arXiv:2402.13753), with the length of the first context."""
+    if factor <= 1:
+        return 1.0
+    with localcontext() as of:
+        of.prec = _DIGITS
+        return float((1 + _logarithm(factor) / _logarithm(context)).sqrt())
+
+
+def _factor(rope: Mapping[str, Any], num_positions: int) -> float:
+    """Return how many times as long the context is; some configs state both lengths instead."""
+    stated = rope.get("factor")
+    return float(num_positions / rope["original_max_position_embeddings"] if stated is None else stated)
+
+
+def _logarithm(value: float | Decimal) -> Decimal:
+    with localcontext() as context:
+        context.prec = _DIGITS
+        return Decimal(value).ln()
 
 
 def _plain_frequencies(theta: float, size: int) -> _Reals:
@@ -61,13 +105,55 @@ def _plain_frequencies(theta: float, size: int) -> _Reals:
         return np.array([float(base ** (Decimal(-channel) / Decimal(size))) for channel in range(0, size, 2)])
 
 
-def _llama3_frequencies(plain: _Reals, rope: Mapping[str, Any]) -> _Reals:
+def _llama3_frequencies(plain: _Reals, rope: Mapping[str, Any], _: int) -> _Reals:
     """Slow the long waves down by a factor, the short ones not at all, and those between in part (Llama 3.1)."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     waves = rope["original_max_position_embeddings"] * plain / (2 * math.pi)  # in the context of the first training
-    kept = np.clip((waves - low) / (high - low), 0.0, 1.0)
-    mixed: _Reals = (1.0 - kept) * plain / rope["factor"] + kept * plain
+    return _mixed(plain, rope["factor"], np.clip((waves - low) / (high - low), 0.0, 1.0))
+
+
+def _yarn_frequencies(plain: _Reals, rope: Mapping[str, Any], num_positions: int) -> _Reals:
+    """Slow down by a factor what turns once or less in the first context, and leave what turns 32 times or more.
+
+    Source: Peng et al. 2023, arXiv:2309.00071; the numbers of turns are those that a config states.
+    """
+    num_pairs = len(plain)
+    first, last = (_channel(rope, *turns, num_pairs) for turns in (("beta_fast", 32), ("beta_slow", 1)))
+    if rope.get("truncate", True):
+        first, last = Decimal(math.floor(first)), Decimal(math.ceil(last))
+    low, high = max(float(first), 0.0), min(float(last), 2.0 * num_pairs - 1.0)
+    width = high - low or _LEAST_WIDTH
+    slowed = np.clip((np.arange(num_pairs) - low) / width, 0.0, 1.0)
+    return _mixed(plain, _factor(rope, num_positions), 1.0 - slowed)
+
+
+def _channel(rope: Mapping[str, Any], name: str, default: float, num_pairs: int) -> Decimal:
+    """Return which pair of channels turns a stated number of times in the context of the first training."""
+    turns = rope.get(name) or default
+    with localcontext() as context:
+        context.prec = _DIGITS
+        once = Decimal(rope["original_max_position_embeddings"]) / (Decimal(turns) * 2 * _PI)
+        return num_pairs * _logarithm(once) / _logarithm(rope["rope_theta"])
+
+
+def _mixed(plain: _Reals, factor: float, kept: _Reals) -> _Reals:
+    mixed: _Reals = (1.0 - kept) * plain / factor + kept * plain
     return mixed
+
+
+def _proportional_frequencies(plain: _Reals, rope: Mapping[str, Any], _: int) -> _Reals:
+    """Let a share of the pairs turn, the fast ones, and the others not at all (Gemma 4)."""
+    num_turning = int(rope.get("partial_rotary_factor", 1.0) * 2 * len(plain) // 2)
+    return np.where(np.arange(len(plain)) < num_turning, plain, 0.0) / float(rope.get("factor", 1.0))
+
+
+_SCALED: Mapping[str, Callable[[_Reals, Mapping[str, Any], int], _Reals]] = {
+    "default": lambda plain, rope, _: plain,
+    "linear": lambda plain, rope, _: plain / float(rope["factor"]),
+    "llama3": _llama3_frequencies,
+    "yarn": _yarn_frequencies,
+    PROPORTIONAL: _proportional_frequencies,
+}
 
 
 def rotation_tables(frequencies: Floats, num_positions: int, scale: float = 1.0) -> tuple[Floats, Floats]:

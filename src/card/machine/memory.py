@@ -46,7 +46,9 @@ def free_memory(root: Path = SYSTEM) -> int:
 
 def is_shortage(error: BaseException | None) -> bool:
     """Return whether an error comes from too little memory, even if it was wrapped in other errors."""
-    while error is not None:
+    seen = set[int]()  # a chain of errors may lead back to itself
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
         if not isinstance(error, CardError) and (_WORDS.search(str(error)) or _has_not_begun(error)):

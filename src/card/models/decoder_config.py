@@ -21,15 +21,16 @@ class DecoderConfig:
 
     model_type: ClassVar[str] = ""
     default_theta: ClassVar[Any] = 10_000.0
+    older_names: ClassVar[Mapping[str, str]] = {}  # of fields that published files state under them
 
     vocab_size: int = 32000
     hidden_size: int = 4096
-    intermediate_size: int = 11008
+    intermediate_size: int | list[int] = 11008  # of all layers, or of each of them, as the next ones
     num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = None
+    num_attention_heads: int | list[int] = 32
+    num_key_value_heads: int | list[int] | None = None
     max_position_embeddings: int = 2048
-    head_dim: int | None = None
+    head_dim: int | list[int] | None = None
     hidden_act: str = "silu"
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
@@ -59,7 +60,9 @@ class DecoderConfig:
     def __post_init__(self, **others: Any) -> None:
         """Fill in what follows from other fields, and read the older names of the angles' settings."""
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            heads = self.num_attention_heads
+            width = self.hidden_size
+            self.head_dim = width // heads if isinstance(heads, int) else [width // one for one in heads]
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.dtype is not None:

@@ -47,19 +47,19 @@ def dtype_for(source: Source, dtype: object, device: str) -> object:
     if dtype != AUTO or device != CPU or source.gguf is None:
         return dtype
     with explained(source, "the weights of {} cannot be read"):
-        is_quantized = source.gguf.is_quantized
+        is_quantized, why = source.gguf.is_quantized, source.gguf.why_not_blocks
     if not is_quantized or why_not_int8() is not None:
         return dtype
     warn_once(
-        f"{source.name} cannot run with its own blocks: it runs in 8-bit integers made of them (--dtype bfloat16 or "
-        "float32 for others)"
+        f"{source.name} cannot run with its own blocks, as {why}: it runs in 8-bit integers made of them (--dtype "
+        "bfloat16 or float32 for others)"
     )
     return INT8
 
 
 def runs_as_blocks(gguf: GgufSource, dtype: object, device: str) -> bool:
     """Return whether a file runs with its own numbers, by products of integers."""
-    return dtype == AUTO and device == CPU and gguf.can_run_blocks and why_not_int8() is None
+    return dtype == AUTO and device == CPU and gguf.why_not_blocks is None and why_not_int8() is None
 
 
 def has_own_pass(dtype: str, device: str) -> bool:

@@ -180,7 +180,8 @@ def _inflated(llama: DecoderModel, shape: InflatedShape) -> DecoderModel:
 
 def _shapes(config: Any, model: DecoderModel) -> dict[str, tuple[int, ...]]:
     """Return the weights that a Llama model of a config has, and their shapes."""
-    sizes, architecture = sizes_of(config), model.architecture
+    architecture = model.architecture
+    sizes = sizes_of(config, architecture.layer_shape(config, 0))
     shapes: dict[str, tuple[int, ...]] = {_TABLE: (config.vocab_size, config.hidden_size)}
     for idx, part in itertools.product(range(config.num_hidden_layers), architecture.parts):
         shape = tuple(sizes[size] for size in part.shape)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 WITH_WINDOW = frozenset({"sliding_attention", "hybrid_sliding"})
 WITH_CHUNKS = frozenset({"chunked_attention"})
 WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "moe", "mlp", "dummy"})  # they keep no keys
-_WITH_STATE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
-_KNOWN = {"full_attention"} | WITH_WINDOW | WITH_CHUNKS | WITHOUT_ATTENTION | _WITH_STATE
+WITH_STATE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+_KNOWN = {"full_attention"} | WITH_WINDOW | WITH_CHUNKS | WITHOUT_ATTENTION | WITH_STATE
 
 
 def layer_kinds(config: Any) -> list[str]:
@@ -56,4 +56,4 @@ def has_state(model: LoadedModel) -> bool:
 
 def keeps_state(config: Any) -> bool:
     """Return whether a config names layers with a state."""
-    return not _WITH_STATE.isdisjoint(getattr(config, "layer_types", None) or ())
+    return not WITH_STATE.isdisjoint(getattr(config, "layer_types", None) or ())

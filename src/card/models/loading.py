@@ -13,6 +13,7 @@ from card.config.record import load_place
 from card.config.registry import records
 from card.errors import ModelError, VocabularyError
 from card.machine.packages import install_command
+from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
 from card.models.files.generation_config import read_generation_config
@@ -23,7 +24,14 @@ from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
 from card.models.names import model_name
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel, read_config, read_decoder
+from card.models.own.decoder_model import (
+    DecoderModel,
+    LoadedModel,
+    config_of,
+    least_state_bytes,
+    read_config,
+    read_decoder,
+)
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id
@@ -80,7 +88,7 @@ def load_decoder(
         return loaded
     check_facts(source.name, decoder)
     read_parallel_draft(Path(source.path) if source.is_folder else None, decoder)
-    decoder.computes_int8 = dtype == INT8
+    decoder.computes_int8 = dtype == INT8 or decoder.has_blocks
     return decoder
 
 
@@ -236,6 +244,9 @@ def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
     Raises: ModelError if the model cannot be found or its config not be used.
     """
     config = _named_config(name, cache_dir)
+    own = config_of(config) if isinstance(config, dict) else config
+    if isinstance(own, DecoderConfig):
+        return least_state_bytes(own)
     if isinstance(config, dict) or _text_field(config, "vocab_size") is None:
         return 0  # or no config of a text model, which is told when it is loaded
     if not keeps_state(config.get_text_config()):

@@ -35,7 +35,7 @@ _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
 _TREE_PARENTS = (0, 0, 1, 2, 2)  # rows behind the prompt, counted from its last one
 _NUM_IN = 512
 _FOUR_BITS = 2  # ggml's number of Q4_0
-_DIGESTED = (2, 3, 6, 7, 8, 12, 13, 14)  # numbers of the formats in `EXPECTED`; one that is added is not in it
+DIGESTED = (2, 3, 6, 7, 8, 12, 13, 14)  # numbers of the formats in `EXPECTED`; one that is added is not in it
 _SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33)  # rows at once: all kinds of tiles
 
 
@@ -72,7 +72,7 @@ def _products() -> Iterator[Array]:
         quantize_linear(weight, None),
         *(
             block_linear(pack_blocks(_blocks(form), form), form, 32)
-            for form in map(BLOCK_FORMATS.__getitem__, _DIGESTED)
+            for form in map(BLOCK_FORMATS.__getitem__, DIGESTED)
         ),
         *(float_linear(weight.astype(dtype), None) for dtype in FLOAT_PRODUCTS),
     ]

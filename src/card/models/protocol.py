@@ -121,8 +121,8 @@ class Movable(LanguageModel, Protocol):
 
 
 @runtime_checkable
-class Recurrent(LanguageModel, Protocol):
-    """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""
+class Stateful(LanguageModel, Protocol):
+    """A model that keeps more of a sequence than its rows."""
 
     @property
     def state_bytes(self) -> int:
@@ -130,6 +130,44 @@ class Recurrent(LanguageModel, Protocol):
 
     def lendable_rows(self, slot: int, num_rows: int) -> int:
         """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
+
+
+class Experts(Protocol):
+    """Facts of a model's expert layers."""
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Number of layers with experts."""
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts of such a layer."""
+
+    @property
+    def experts_per_token(self) -> int:
+        """Number of experts of such a layer that one row chooses."""
+
+
+@runtime_checkable
+class Routed(LanguageModel, Protocol):
+    """A model that may have experts, of which each row chooses a few in each layer that has any."""
+
+    @property
+    def experts(self) -> Experts | None:
+        """Facts of its expert layers; None if it has none."""
+
+    @property
+    def experts_read(self) -> int:
+        """Distinct experts that the last pass read, summed over the layers; 0 if they are not counted."""
+
+
+@runtime_checkable
+class Recurrent(Stateful, Protocol):
+    """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""
+
+    @property
+    def runs_row_by_row(self) -> bool:
+        """True if layers with a state run several tokens one by one, as their scan would lose the state."""
 
 
 @runtime_checkable

@@ -14,10 +14,12 @@ from card.kernels.number_types import Floats
 from card.models.features import Features
 from card.models.images import PlacedImages, ShownImages, Tower
 from card.models.inflation import original_size
+from card.models.long_texts import CHANGES_WITH_LENGTH, switch_len
 from card.models.names import model_name
 from card.models.own.decoder import Decoder
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.exact_decoder import ExactDecoder
+from card.models.own.expert_tables import ExpertFacts
 from card.models.own.layers import embedded
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
@@ -29,7 +31,8 @@ from card.models.rows.extension_rows import (
     token_ids_of,
 )
 from card.models.rows.kv_cache import KVCache
-from card.models.rows.row_tree import IntArray, window_size
+from card.models.rows.records import RecordLayout
+from card.models.rows.row_tree import BoolArray, IntArray, window_size
 from card.models.rows.selection import AttentionScores, ChosenRows
 
 
@@ -49,7 +52,7 @@ class RowRunner(ABC):
     precision: str  # of the weights as they are multiplied: int8, or the name of a dtype
     device: Any  # of the computation
     dtype: Any
-    switch_len: int | None = None  # longest text that has the rows of a short one; None: no text has others
+    experts: ExpertFacts | None = None  # None: it has none, or their passes do not count them
 
     def __init__(self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int) -> None:
         """Take over a model.
@@ -66,6 +69,9 @@ class RowRunner(ABC):
                 f" {model_name(model)}, got {max_model_len} and {max_tree_rows}"
             )
         self.max_model_len = max_model_len  # most positions of one sequence
+        # The longest text that has the rows of a short one; None: no text has others.
+        self.switch_len = switch_len(model, max_model_len)
+        self._long_slots: set[int] = set()  # see `make_long`
         self._decoder = self._make_decoder(model, max_model_len)
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
         self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
@@ -73,12 +79,22 @@ class RowRunner(ABC):
         self.features = Features(self.original.num_layers, self.original.hidden_size)
         self.attention_scores = AttentionScores()
         self._shown: ShownImages | None = None  # None: it sees no images
-        self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
+        records = self._record_layout(max_tree_rows)
+        self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows, records=records)
         self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
+
+    @property
+    def experts_read(self) -> int:
+        """Different experts that the rows of the last pass have chosen, all layers together; 0 if none are counted."""
+        return 0
 
     @abstractmethod
     def _make_decoder(self, model: Any, max_model_len: int) -> Decoder:
         """Return what computes the passes."""
+
+    def _record_layout(self, max_tree_rows: int) -> RecordLayout | None:
+        """Return what the cache holds besides rows; None for nothing."""
+        return None
 
     @property
     @abstractmethod
@@ -102,6 +118,8 @@ class RowRunner(ABC):
 
     def _reason_blind(self, tower: Tower) -> str | None:
         """Return why images cannot be taken; None if they can."""
+        if self.switch_len is not None:
+            return CHANGES_WITH_LENGTH
         return "it is inflated" if self._is_inflated else None
 
     @property
@@ -136,11 +154,14 @@ class RowRunner(ABC):
 
     def make_long(self, slot: int) -> None:
         """Let the rows of an empty sequence be those of a text of more than `switch_len` tokens from now on."""
-        raise AssertionError("of a model without a switch_len")
+        assert self.switch_len is not None, "of a model without a switch_len"
+        assert self.num_rows(slot) == 0, "rows of a short text do not become those of a long one"
+        self._long_slots.add(slot)
 
     def close(self, slot: int) -> None:
         """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
         self._cache.close(slot)
+        self._long_slots.discard(slot)
         self.show(slot, None)
 
     def capacity(self, slot: int) -> int:
@@ -149,6 +170,7 @@ class RowRunner(ABC):
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
+        assert (source in self._long_slots) == (slot in self._long_slots), "rows of a short and of a long text differ"
         self._cache.copy_rows(source, slot, num_rows)
 
     def read_rows(self, slot: int) -> Any:
@@ -171,8 +193,10 @@ class RowRunner(ABC):
         """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
         windows = [window_size(window) for window in self._decoder.windows]
         chosen = num_rows if reads is None else reads.num_read(num_rows)
-        read = sum(chosen if size is None else min(size, num_rows) for size in windows)
-        return int(read * self.row_bytes // len(windows))
+        seen = [chosen if size is None else min(size, num_rows) for size in windows]
+        layout = self._decoder.layout
+        read = sum(count * layer.num_elements for count, layer in zip(seen, layout.layers, strict=True))
+        return int(read * layout.dtype.itemsize)
 
     def forward(self, extensions: Sequence[Extension]) -> list[Any]:
         """Run the new tokens of several sequences in one pass and append their rows.
@@ -204,7 +228,8 @@ class RowRunner(ABC):
             positions.append(sequence.tree.positions(sequence.tree.num_rows - num_new))
             steps.append(self._decoder.step(sequence, extension, offset))
             offset += num_new
-        self._prepare(extensions, positions)
+        if self.switch_len is not None:
+            self._decoder.long_rows = self._long_rows(self.switch_len, extensions, positions)
         logits_rows = logits_rows_of(extensions)
         states = self.features.begin(logits_rows)
         images, turned = None, np.concatenate(positions)
@@ -221,8 +246,16 @@ class RowRunner(ABC):
         ends = np.cumsum([len(one.token_ids) - one.first_logits_idx for one in extensions]).tolist()
         return [logits[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
-    def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:  # noqa: B027
-        """Tell the decoder what else it must know of a pass, whose rows stand at these positions."""
+    def _long_rows(self, length: int, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> BoolArray:
+        """Return which rows of a pass, which stand at these positions, are those of long texts, [sum T].
+
+        A row beyond the short context is one of a long text, whatever its sequence was opened for.
+        """
+        rows = [
+            (of >= length) | (extension.slot in self._long_slots)
+            for extension, of in zip(extensions, positions, strict=True)
+        ]
+        return np.concatenate(rows)
 
     def _append(self, extensions: Sequence[Extension]) -> IntArray:
         """Add the new rows to the sequences' trees and return all token ids, [sum T]."""
@@ -255,6 +288,12 @@ class ExactRunner(RowRunner):
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
         self.dtype = self._decoder.layout.dtype
+        self.experts = self._decoder.experts
+
+    @property
+    def experts_read(self) -> int:
+        """Different experts that the rows of the last pass have chosen, all layers together; 0 without experts."""
+        return self._decoder.experts_read
 
     def _make_decoder(self, model: DecoderModel, max_model_len: int) -> ExactDecoder:
         return ExactDecoder(model, max_model_len)

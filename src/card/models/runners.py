@@ -5,8 +5,9 @@ from __future__ import annotations
 from card.config import INT8
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
-from card.models.protocol import Recurrent
-from card.models.runner import ExactRunner, RowRunner
+from card.models.protocol import Recurrent, Routed, Stateful
+from card.models.recording_runner import RecordingRunner, exact_runner
+from card.models.runner import RowRunner
 
 _THEIRS = "a model of transformers"
 
@@ -23,7 +24,7 @@ def plain_runner(
     """
     sizes = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if isinstance(model, DecoderModel):
-        return ExactRunner(model, **sizes)
+        return exact_runner(model, **sizes)
     made: RowRunner = others("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
     return made
 
@@ -31,7 +32,7 @@ def plain_runner(
 def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
     """Return the runner that suits ``model`` and its device; arguments and errors as of `RowRunner`."""
     if isinstance(model, DecoderModel):
-        return ExactRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+        return exact_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
     made: RowRunner = others("transformers.runners", _THEIRS).make_runner(
         model, max_model_len=max_model_len, max_tree_rows=max_tree_rows
     )
@@ -39,17 +40,28 @@ def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 
 
 
 def how_it_runs(runner: RowRunner) -> str:
-    """Return the path of a model and its limits, in one line for users."""
-    if runner.has_own_pass:
-        numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
-        words = [f"own pass in {'the blocks of the file' if runner.has_blocks else numbers}", "trees of candidates"]
-    elif isinstance(runner, Recurrent):
-        megabytes = f"{runner.state_bytes / 1e6:,.1f} MB"
-        words = ["transformers' modules with a state", "chains only", f"{megabytes} of states a request", "no int8"]
-        if getattr(runner, "runs_row_by_row", False):
-            words.append("prompts and candidates token by token through layers with a state")
-    else:
-        words = ["transformers' modules with CARD's attention", "trees of candidates", "no int8"]
+    """Return the path of a model, its numbers, its experts and its limits, in one line for users."""
+    path, *limits = _path_and_limits(runner)
+    if isinstance(runner, Routed) and (experts := runner.experts) is not None:
+        path += f", {experts.experts_per_token} of {experts.num_experts} experts in {experts.num_expert_layers} layers"
     if runner.switch_len is not None:
-        words.append(f"texts of more than {runner.switch_len} tokens are read once more")
-    return "; ".join(words)
+        limits.append(f"texts of more than {runner.switch_len} tokens are read once more")
+    return "; ".join([path, *limits])
+
+
+def _path_and_limits(runner: RowRunner) -> list[str]:
+    numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
+    if runner.has_own_pass:
+        words = [f"own pass in {'the blocks of the file' if runner.has_blocks else numbers}", "trees of candidates"]
+        if isinstance(runner, Stateful):
+            has_state = isinstance(runner, RecordingRunner) and runner.keeps_state
+            kept = "a state and records" if has_state else "records"
+            words.append(f"{runner.state_bytes / 1e6:,.1f} MB of {kept} a request")
+        return words
+    if not isinstance(runner, Recurrent):
+        return [f"transformers' modules in {numbers} with CARD's attention", "trees of candidates", "no int8"]
+    words = [f"transformers' modules in {numbers} with a state", "chains only"]
+    words += [f"{runner.state_bytes / 1e6:,.1f} MB of states a request", "no int8"]
+    if getattr(runner, "runs_row_by_row", False):
+        words.append("prompts and candidates token by token through layers with a state")
+    return words

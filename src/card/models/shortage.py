@@ -8,6 +8,7 @@ from typing import Any
 
 from card.errors import ModelError, ShortageError
 from card.machine.memory import in_gigabytes, is_shortage, memory_in_words
+from card.models.files.gguf.parts import part_files
 from card.models.files.places import local_model
 from card.models.files.weight_files import raw_config
 
@@ -44,7 +45,7 @@ def _stored_bytes(name: str) -> int:
     with contextlib.suppress(ModelError, OSError):
         place = local_model(name)
         if place is not None:
-            files = [place] if place.is_file() else [*place.glob("*.safetensors"), *place.glob("*.bin")]
+            files = part_files(place) if place.is_file() else [*place.glob("*.safetensors"), *place.glob("*.bin")]
             return sum(file.stat().st_size for file in files)
     return 0
 

@@ -18,7 +18,7 @@ except ImportError:  # there is no such limit
 
 from card.server.connections import LimitedProtocol, ServerConfig, refusal
 from card.server.errors import ApiError
-from card.server.logs import tell
+from card.server.logs import log_event
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def room_for(max_connections: int) -> int:
-    """Raise the limit on open files for so many connections; return how many connections it allows."""
+    """Raise the limit on open files for ``max_connections``; return how many connections it allows."""
     if resource is None:
         return max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -43,7 +43,7 @@ def room_for(max_connections: int) -> int:
         return max_connections
     room = most - min(OTHER_FILES, most // 2)
     advice = "raise the limit on open files, or lower --max-connections"
-    tell(logger, logging.WARNING, "few open files", allowed=most, wanted=wanted, connections=room, advice=advice)
+    log_event(logger, logging.WARNING, "few open files", allowed=most, wanted=wanted, connections=room, advice=advice)
     return room
 
 
@@ -134,4 +134,4 @@ class _Acceptor:
         self._retry = self._loop.call_later(RETRY_S, self._listen)
         if self._loop.time() - self._told_at >= _TELL_S:
             self._told_at = self._loop.time()
-            tell(logger, logging.WARNING, "no connection can be accepted", reason=error.strerror)
+            log_event(logger, logging.WARNING, "no connection can be accepted", reason=error.strerror)

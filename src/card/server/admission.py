@@ -49,7 +49,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-# ---- names and pages ------------------------------------------------------------------------------------------------
+# ---- names and pages -------------------------------------------------------------------------------------------------
 
 
 ANY = "*"
@@ -60,7 +60,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AllowedHosts:
-    """The names and addresses that may stand in the header `Host`, at any port.
+    """The names and addresses that are accepted in the header `Host`, at any port.
 
     Loopback names and the server's own address are always allowed. A server that listens on all addresses accepts any
     address, since no page can choose one for itself, but only the given names.

@@ -36,7 +36,7 @@ from card.server.info import (
     tokenize,
     version,
 )
-from card.server.logs import frames_of, tell
+from card.server.logs import frames_of, log_event
 from card.server.openapi import OF_BODIES, OF_WRITING, Route, add_route, describe
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest
@@ -151,7 +151,7 @@ class Envelope:
                 "finish_reasons": [record.finish_reason for record in records],
             }
         fields |= {"method": scope["method"], "path": scope["path"][:200], "client": (scope.get("client") or [""])[0]}
-        tell(logger, level, "request", request_id=request_id, status=status, seconds=round(seconds, 4), **fields)
+        log_event(logger, level, "request", request_id=request_id, status=status, seconds=round(seconds, 4), **fields)
 
 
 class Guard:
@@ -178,7 +178,7 @@ class Guard:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # a bug of ours: the client gets an answer, the log gets the traceback
             at, request_id = frames_of(error.__traceback__), scope["state"]["request_id"]
-            tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
+            log_event(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
             if has_begun:
                 raise
             await error_response(as_api_error(error))(scope, receive, send)

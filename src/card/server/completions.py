@@ -110,13 +110,13 @@ class _Scores:
         self._waiting = list(echo.scores)
         self._offsets = list(echo.offsets)  # of the first waiting tokens
 
-    def take(self, chunk: StreamChunk) -> None:
+    def add_chunk(self, chunk: StreamChunk) -> None:
         """Add new text and tokens."""
         self._num_chars += len(chunk.text)
         self._waiting += chunk.logprobs
         self._offsets += self._places.push(token.token_id for token in chunk.logprobs)
 
-    def tell(self, *, is_end: bool) -> dict[str, list[Any]]:
+    def pop_placed(self, *, is_end: bool) -> dict[str, list[Any]]:
         """Return the `logprobs` of tokens that begin in the text so far; at the end, of all remaining tokens."""
         if is_end:
             self._offsets += self._places.flush()
@@ -138,8 +138,8 @@ def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes:
     if fields.logprobs is not None:
         scores = _Scores(service, choice, echo)
         for chunk in choice.chunks:
-            scores.take(chunk)
-        logprobs = scores.tell(is_end=True)
+            scores.add_chunk(chunk)
+        logprobs = scores.pop_placed(is_end=True)
     return {
         "index": choice.index,
         "text": echo.text + choice.text,
@@ -158,7 +158,7 @@ async def _events(
     scores = [_Scores(service, choice, echoes[choice.index // fields.n]) for choice in generation.choices]
 
     def piece(choice: Choice, text: str, reason: str | None, **more: Any) -> bytes:
-        logprobs = scores[choice.index].tell(is_end=reason is not None) if fields.logprobs is not None else None
+        logprobs = scores[choice.index].pop_placed(is_end=reason is not None) if fields.logprobs is not None else None
         content = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
         return event({**head, "choices": [content]})
 
@@ -168,7 +168,7 @@ async def _events(
         yield await run_apart(request, piece, choice, echo.text, "length" if choice.stream is None else None)
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
-            scores[choice.index].take(chunk)
+            scores[choice.index].add_chunk(chunk)
             if not chunk.text and chunk.finish_reason is None and not fields.shows_tree:
                 continue
             more = {"tokens": service.names.provenance([chunk])} if fields.shows_tree else {}

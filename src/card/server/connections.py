@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from card.server.answers import error_response
 from card.server.config import ServerSettings
 from card.server.errors import ApiError
-from card.server.protocol import Protocol
+from card.server.http import HttpProtocol
 
 _MOST_HEAD_BYTES = 64 * 1024  # of a request's line and headers; the parser itself has no bound
 
@@ -38,7 +38,7 @@ class ServerConfig(uvicorn.Config):
         self.limits = settings
 
 
-class LimitedProtocol(Protocol):
+class LimitedProtocol(HttpProtocol):
     """One connection. It is closed if a request's head is late, or if the client does not read its answer."""
 
     def __init__(
@@ -140,7 +140,7 @@ class LimitedProtocol(Protocol):
         self._watch_taking()
 
     def resume_writing(self) -> None:
-        """Go on: the client has read enough."""
+        """Continue: the client has read enough."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._cancel_abort_timer()
@@ -156,7 +156,7 @@ class LimitedProtocol(Protocol):
         super().connection_lost(exc)
 
     def _watch_taking(self) -> None:
-        """Abort the connection if the client does not read in time; closing would wait for ever."""
+        """Abort the connection if the client does not read in time; closing would wait forever."""
         if self._abort_timer is None:
             self._abort_timer = self.loop.call_later(self._limits.body_timeout_s, self.transport.abort)
 

@@ -20,7 +20,7 @@ _PARAMS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 
 
 class ApiError(CardError):
-    """An answer that is an error; its text is for the client."""
+    """An error that is sent as an answer; its text is for the client."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One API request's way through the engine: its texts, from admission until the answer is sent."""
+"""The texts of one API request, from admission until the answer is sent."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Generation:
                 choice.chunks.append(chunk)
 
     async def close(self) -> None:
-        """End what still runs, free the place and record the figures. May be called twice."""
+        """End running texts, free the place and record the figures. May be called twice."""
         if self not in self._service.running:
             return
         self._service.running.discard(self)
@@ -143,7 +143,7 @@ async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], No
     assert choice.stream is not None
     try:
         async for chunk in choice.stream:
-            choice.record.take(chunk)
+            choice.record.add_chunk(chunk)
             if chunk.finish_reason == "abort":
                 raise shutting_down()
             yield choice, chunk

@@ -100,7 +100,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-# ---- health and figures ---------------------------------------------------------------------------------------------
+# ---- health and figures ----------------------------------------------------------------------------------------------
 
 
 async def health(request: Request) -> Response:

@@ -68,7 +68,7 @@ class Gate:
 
 
 class Deadline:
-    """Ends what runs under it with an ApiError: when its time is over, or at once by `cut`."""
+    """Ends the block under it with an ApiError: when its time is over, or at once by `cut`."""
 
     def __init__(self, seconds: float) -> None:
         self._at = asyncio.get_running_loop().time() + seconds

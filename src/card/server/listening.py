@@ -12,7 +12,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     """Bind the address for this process alone. Raises: SettingsError if it is not available.
 
     Listening begins now, since two sockets that are only bound can share an address. A client that connects before the
-    model is loaded waits for it.
+    model is loaded waits.
     """
     own = None
     try:

@@ -51,7 +51,7 @@ def set_up(level: str) -> None:
         logger.setLevel(level.upper() if name == "card" else logging.WARNING)
 
 
-def tell(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
+def log_event(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
     """Log an event with its fields."""
     if logger.isEnabledFor(level):
         logger.log(level, event, extra={_FIELDS: fields})

@@ -62,7 +62,7 @@ class TextRecord:
     finish_reason: str = "abort"  # until another one is known
     _num_plain: int = 0  # rounds without candidates seen so far
 
-    def take(self, chunk: StreamChunk) -> None:
+    def add_chunk(self, chunk: StreamChunk) -> None:
         """Record the next piece."""
         now = time.perf_counter()
         stats = self.stats = chunk.stats

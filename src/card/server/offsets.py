@@ -65,6 +65,6 @@ def _num_common(one: str, other: str) -> int:
 
 
 def offsets_in(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Return where in a text the tokens begin that it was made into, which may spell it otherwise."""
+    """Return where the tokens of an encoded text begin in it, even if they spell it differently."""
     places = TokenOffsets(tokenizer)
     return [min(offset, len(text)) for offset in (*places.push(token_ids), *places.flush())]

@@ -28,7 +28,7 @@ _AS_ASKED = {
 def sampling_params(
     fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None, vocab_size: int
 ) -> SamplingParams:
-    """Return the parameters of a request's first choice, with a fixed seed; absent fields stay open.
+    """Return the parameters of a request's first choice, with a fixed seed; absent fields stay unset.
 
     Raises: SettingsError, ApiError 400 for values out of range.
     """

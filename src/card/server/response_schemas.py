@@ -1,4 +1,4 @@
-"""Bodies of `POST /v1/responses`, and the conversations they stand for."""
+"""Bodies of `POST /v1/responses`, and their conversion to conversations."""
 
 from __future__ import annotations
 

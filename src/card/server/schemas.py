@@ -44,11 +44,7 @@ _BIAS_SCHEMA = {
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _PART_SCHEMAS = [
-    {
-        "type": "object",
-        "properties": {"type": {"const": kind}, name: {"type": "string"}},
-        "required": ["type", name],
-    }
+    {"type": "object", "properties": {"type": {"const": kind}, name: {"type": "string"}}, "required": ["type", name]}
     for kind, name in _TEXT_PARTS.items()
 ]
 _IMAGE_SCHEMA = {
@@ -75,11 +71,7 @@ TemplateKwargs = Annotated[
     dict[str, Any],
     at_most(_MAX_KWARGS),
     WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}},
-            "maxProperties": _MAX_KWARGS,
-        }
+        {"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}}, "maxProperties": _MAX_KWARGS}
     ),
 ]
 

@@ -239,7 +239,7 @@ class Service:
 
 
 async def _end_of(work: Future[Any], seconds: float) -> None:
-    """Wait until work is done, at most so long."""
+    """Wait until work is done, at most ``seconds``."""
     loop, is_done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(_: Future[Any]) -> None:

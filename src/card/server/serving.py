@@ -1,4 +1,4 @@
-"""Running the application: its socket, its signals, and a shutdown that loses no request and leaves no process."""
+"""Run the application: its socket, its signals, and a shutdown that loses no request and leaves no process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from card.server.accepting import Server, room_for
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
-from card.server.logs import frames_of, tell
+from card.server.logs import frames_of, log_event
 from card.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class _Run:
         """Serve, then close everything. Returns: the exit status."""
         with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
             runner.run(self._main())
-        tell(logger, logging.INFO, "stopped")
+        log_event(logger, logging.INFO, "stopped")
         if self._llm.host.grammars.is_compiling:  # only the end of this process stops that
             sys.stderr.flush()
             os._exit(self._status)
@@ -120,12 +120,12 @@ class _Run:
     def _started(self) -> None:
         host, port = self._socket.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        tell(logger, logging.INFO, "ready", address=address, **_settings_shown(self._llm, self._settings))
+        log_event(logger, logging.INFO, "ready", address=address, **_settings_shown(self._llm, self._settings))
         self._announce(address)
 
     def _on_signal(self, number: int) -> None:
         self._num_signals += 1
-        tell(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
+        log_event(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
         if self._num_signals == 1:
             self._service.gate.is_open = False
             self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -136,11 +136,11 @@ class _Run:
 
     async def _drain(self) -> None:
         gate, limit_s = self._service.gate, self._settings.shutdown_timeout_s
-        tell(logger, logging.INFO, "draining", requests=gate.num_requests, limit_s=limit_s)
+        log_event(logger, logging.INFO, "draining", requests=gate.num_requests, limit_s=limit_s)
         try:
             await asyncio.wait_for(gate.until_empty(), limit_s)
         except TimeoutError:
-            tell(logger, logging.WARNING, "cutting off", requests=gate.num_requests)
+            log_event(logger, logging.WARNING, "cutting off", requests=gate.num_requests)
             self._service.cut_off()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(gate.until_empty(), _CUT_OFF_S)
@@ -152,7 +152,7 @@ class _Run:
         self._status = _DEAD_ENGINE
         cause = death.__cause__
         told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)} if cause else {}
-        tell(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
+        log_event(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
         with contextlib.suppress(TimeoutError):  # clients with running requests first get their errors
             await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
@@ -170,7 +170,7 @@ class _Run:
         try:
             await asyncio.wait_for(self._llm.shutdown(), seconds)
         except (TimeoutError, WorkerError):
-            tell(logger, logging.ERROR, "the engine hangs and is left behind")
+            log_event(logger, logging.ERROR, "the engine hangs and is left behind")
             sys.stderr.flush()
             return False
         return True

@@ -23,7 +23,7 @@ _STEPS = bytes.maketrans(b"[{]}", b"\2\2\0\0")  # one more than the change of de
 
 
 @dataclass(slots=True)
-class Shape:
+class JsonShape:
     """Counts of one JSON text; meaningless for a text that is not JSON."""
 
     containers: int = 0
@@ -49,11 +49,11 @@ class Shape:
         return None
 
 
-def shape_of(data: bytes | bytearray) -> Shape:
+def shape_of(data: bytes | bytearray) -> JsonShape:
     """Return the shape of a JSON text. The content of strings does not count."""
     if _most_brackets(data) <= MAX_DEPTH and len(data) <= 2 * MAX_DECIMALS:
-        return Shape()  # too small to exceed a bound, like nearly all requests
-    shape, depth, is_inside = Shape(), 0, False
+        return JsonShape()  # too small to exceed a bound, like nearly all requests
+    shape, depth, is_inside = JsonShape(), 0, False
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
     for start in range(0, len(plain), _PIECE_BYTES):
         parts = bytes(plain[start : start + _PIECE_BYTES]).split(b'"')

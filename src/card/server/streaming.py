@@ -15,7 +15,7 @@ from card.errors import CardError
 from card.server.answers import error_content, event
 from card.server.errors import ApiError, as_api_error
 from card.server.generation import Generation
-from card.server.protocol import PROBE
+from card.server.http import PROBE
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

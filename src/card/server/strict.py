@@ -31,7 +31,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        """Treat a field that is null as absent: clients send back what they were sent.
+        """Treat a field that is null as absent: clients send back fields of answers.
 
         The first unknown field stays and is refused; more of them would only add errors.
         """

@@ -74,7 +74,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
-    parsed_arguments: Any = Field(None, description="left over where a client has read the arguments")
+    parsed_arguments: Any = Field(None, description="left over from a client that has parsed the arguments")
     provider_specific_fields: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # left over where a client put a stream together
+    index: int | None = None  # left over from a client that has joined a stream
     provider_specific_fields: dict[str, Any] = Field(default_factory=dict)
 
     def as_template_has_it(self) -> dict[str, Any]:

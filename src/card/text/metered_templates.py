@@ -144,7 +144,7 @@ def _meter(context: Context) -> WorkMeter:
     return cast(WorkMeter, context.parent[_METER])
 
 
-# ---- what is put into templates -------------------------------------------------------------------------------------
+# ---- what is put into templates --------------------------------------------------------------------------------------
 
 
 @pass_context
@@ -264,7 +264,7 @@ class _Meters(NodeTransformer):
         return made
 
 
-# ---- filters and tests ----------------------------------------------------------------------------------------------
+# ---- filters and tests -----------------------------------------------------------------------------------------------
 
 
 def _counted(meter: WorkMeter, values: Iterator[Any]) -> Iterator[Any]:

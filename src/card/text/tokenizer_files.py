@@ -103,7 +103,7 @@ def _remade(file: _File, kind: TokenizerClass, config: Mapping[str, Any], specia
     return msgspec.json.encode(file)
 
 
-# ---- added and special tokens ---------------------------------------------------------------------------------------
+# ---- added and special tokens ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _add(
     backend.add_tokens(tokens)
 
 
-# ---- chat templates -------------------------------------------------------------------------------------------------
+# ---- chat templates --------------------------------------------------------------------------------------------------
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:

@@ -1,1 +1,1 @@
-"""Models that run as the modules of others, on devices of theirs."""
+"""Models that run through the modules of other libraries, also on GPUs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from card.api.llm import LLM
 from card.assembly.latency import measuring
 from card.assembly.latency import store as kept_latencies
 from card.assembly.latency.store import LatencyKey, LatencyStore
+from card.machine.expert_cost import ExpertCounts
 from card.machine.folders import cache_folder
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
@@ -19,6 +21,7 @@ from tests.pair import Pair
 from tests.shortage import no_more_files
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
+WITH_EXPERTS = replace(COST, experts=ExpertCounts(num_experts=96, per_row=12, counted=((1, 12), (8, 60))))
 CORES = CoreSet((0,), 1)
 
 
@@ -26,9 +29,18 @@ def key(what: str = "pass", model: str = "demo-target", **changes: object) -> La
     return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "core_set": CORES, **changes})  # type: ignore[arg-type]
 
 
-def test_a_cost_is_found_by_the_next_start(tmp_path: Path):
-    LatencyStore(tmp_path / "new" / "folder").keep_cost(key(), COST)
-    assert LatencyStore(tmp_path / "new" / "folder").cost(key()) == COST
+@pytest.mark.parametrize("cost", [COST, WITH_EXPERTS])
+def test_a_cost_is_found_by_the_next_start(tmp_path: Path, cost: PassCost):
+    LatencyStore(tmp_path / "new" / "folder").keep_cost(key(), cost)
+    assert LatencyStore(tmp_path / "new" / "folder").cost(key()) == cost
+
+
+def test_what_was_measured_in_another_way_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kept_latencies, "_METHOD", "passes of one token only")
+    LatencyStore(tmp_path).keep_cost(key(), COST)
+    assert LatencyStore(tmp_path).cost(key()) == COST
+    monkeypatch.undo()
+    assert LatencyStore(tmp_path).cost(key()) is None
 
 
 @pytest.mark.parametrize(

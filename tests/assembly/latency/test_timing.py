@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.assembly.latency.timing import measure_pass_cost, single_pass_takes
 from card.errors import CapacityError, SettingsError
+from card.kernels.number_types import Floats
+from card.machine.expert_cost import ExpertUse
 from card.machine.pass_cost import PassCost
+from card.models.protocol import Extension
 from tests.assembly.latency.timed_model import TimedModel
+from tests.routed import RoutedTable
 
 
 def bent(num_tokens: int, num_sequences: int, num_rows: int) -> float:
@@ -203,6 +209,71 @@ def test_a_model_of_one_token_of_context_cannot_be_measured() -> None:
     model = TimedModel(bent, max_model_len=1)
     with pytest.raises(SettingsError, match="at least two sizes"):
         measure_pass_cost(model, clock=model.clock)
+
+
+# ---- tokens and experts ---------------------------------------------------------------------------------------------
+
+
+class Noting(RoutedTable):
+    """A model that notes the tokens of its passes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, vocab_size=5000, max_model_len=200)
+        self.passes: list[list[int]] = []
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Floats]:
+        self.passes.append([token_id for one in extensions for token_id in one.token_ids])
+        return super().forward(extensions)
+
+
+def test_rows_are_of_different_tokens_and_of_the_same_ones_in_each_measurement() -> None:
+    models = [Noting(seed) for seed in (1, 2)]
+    for model in models:
+        model.seconds_of = (1e-2, 0.0, 0.0)
+        measure_pass_cost(model, clock=model.clock, time_limit_s=100.0)
+    assert models[0].passes == models[1].passes
+    assert all(len(set(token_ids)) > 0.9 * len(token_ids) for token_ids in models[0].passes if len(token_ids) <= 64)
+
+
+def test_a_pass_that_is_concave_in_its_rows_is_measured_as_it_is() -> None:
+    model = RoutedTable(1, vocab_size=5000, max_model_len=600)
+    model.seconds_of = pass_s, expert_s, row_s = 5e-3, 4e-4, 1e-4
+    cost = measure_pass_cost(model, clock=model.clock, time_limit_s=100.0)
+    assert cost.experts is not None
+    assert (cost.experts.num_experts, cost.experts.per_row) == (96, 12)
+    read = dict(cost.experts.counted)
+    assert sorted(read) == [1, 2, 4, 8, 16, 32, 64]
+    for size, num_read in read.items():
+        assert cost.seconds(size, num_experts=num_read) == pytest.approx(pass_s + expert_s * num_read + row_s * size)
+        assert cost.seconds(size) == pytest.approx(cost.seconds(size, num_experts=num_read), rel=0.1)
+    line = cost.seconds(1) + 7 / 63 * (cost.seconds(64) - cost.seconds(1))
+    assert cost.seconds(8) > 1.5 * line, "a convex hull would say the line"
+    assert cost.per_sequence_s == pytest.approx(0.0, abs=1e-6), "sequences of one token bring experts, and nothing else"
+
+
+def test_a_slow_model_with_experts_is_priced_by_two_passes() -> None:
+    model = RoutedTable(1, vocab_size=5000)
+    model.seconds_of = 0.1, 0.02, 0.0
+    cost = measure_pass_cost(model, clock=model.clock, time_limit_s=0.5)
+    assert [size for size, _ in cost.points] == [1, 8]
+    assert cost.seconds(4) == pytest.approx(0.1 + 0.02 * ExpertUse(cost.experts).expected(4))
+
+
+def test_experts_that_a_model_does_not_count_are_taken_to_be_chosen_independently() -> None:
+    model = Uncounted(1, vocab_size=5000)
+    model.seconds_of = 1e-2, 1e-3, 0.0
+    cost = measure_pass_cost(model, clock=model.clock, time_limit_s=100.0)
+    assert cost.experts is not None and cost.experts.counted == ()
+    assert cost.seconds(8) > cost.seconds(1) + 7 / 63 * (cost.seconds(64) - cost.seconds(1))
+
+
+class Uncounted(RoutedTable):
+    """A model that says that it has experts, and not which it reads."""
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Floats]:
+        logits = super().forward(extensions)
+        self.experts_read = 0
+        return logits
 
 
 # ---- whether it is still the same machine ---------------------------------------------------------------------------

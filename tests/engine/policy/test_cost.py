@@ -10,6 +10,7 @@ from card.config import Schedule
 from card.engine.policy.cost import LEAST_ROUNDS, ROUND_S, Costs, Ratio
 from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost
 from card.engine.request import StepResult
+from card.machine.expert_cost import ExpertCounts, ExpertUse
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from tests.decoding import make_request
@@ -143,6 +144,55 @@ def test_what_passes_took_is_told_of_classes_that_were_seen_often_enough():
     assert [target.seconds(num_rows) for num_rows in (1, 4)] == pytest.approx([seen_s[1], seen_s[4]], rel=0.02)
     assert max(num_rows for num_rows, _ in target.points) < 16
     assert found["turns"].drafter == told.at_start["turns"].drafter
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+
+
+def with_experts() -> Costs:
+    """Return the costs of a target whose passes take 1 ms and 0.1 ms for each of their experts, 20 a row of 200."""
+    counts = ExpertCounts(num_experts=200, per_row=20)
+    use = ExpertUse(counts)
+    points = tuple((size, 1e-3 + 1e-4 * use.expected(size)) for size in (1, 2, 4, 8, 16, 32, 64))
+    target = PassCost(points, experts=counts)
+    return Costs({"turns": ScheduleCost(CoreSet(), target, cost(1e-3, 5e-5)), "off": ScheduleCost(CoreSet(), target)})
+
+
+def see_experts(told: Costs, num_rows: int, num_experts: int, times: float = 1.0, num_rounds: int = 200) -> None:
+    seen = outcome(0.1, times * (1e-3 + 1e-4 * num_experts), num_rows=num_rows)
+    seen = replace(seen, result=replace(seen.result, num_experts=num_experts))
+    for _ in range(num_rounds):
+        told.observe("turns", 1, seen)
+
+
+def test_a_row_costs_the_experts_that_it_brings_and_in_a_longer_pass_it_brings_fewer():
+    told = with_experts()
+    for num_rows in (1, 5, 40):
+        new = 20 * 0.9**num_rows  # of 200 experts, those that nobody has chosen, each with chance 0.1
+        assert told.row_s("turns", num_rows, 1) == pytest.approx(1e-4 * new, rel=1e-3)
+    assert told.row_s("turns", 8, 8) < told.row_s("turns", 1, 1) / 2, "other requests have read most of them"
+
+
+def test_rows_that_choose_alike_in_real_passes_become_cheaper_and_the_machine_no_faster():
+    told, at_start = with_experts(), with_experts()
+    see_experts(told, 8, 60)
+    assert told.pass_s("turns", 8, 1) == pytest.approx(1e-3 + 1e-4 * 60, rel=0.01)
+    assert told.pass_s("turns", 1, 1) == pytest.approx(at_start.pass_s("turns", 1, 1), rel=0.01)
+    assert told.row_s("turns", 2, 1) < 0.6 * at_start.row_s("turns", 2, 1)
+
+
+def test_a_slower_machine_is_told_from_more_experts():
+    told, at_start = with_experts(), with_experts()
+    expected = round(200 * (1 - 0.9**8))
+    see_experts(told, 8, expected, times=1.5)
+    assert told.pass_s("turns", 8, 1) == pytest.approx(1.5 * at_start.pass_s("turns", 8, 1), rel=0.01)
+
+
+def test_passes_that_do_not_count_their_experts_teach_what_passes_take():
+    told, at_start = with_experts(), with_experts()
+    for _ in range(50):
+        told.observe("turns", 1, outcome(0.1, 2 * at_start.pass_s("turns", 4, 1), num_rows=4))
+    assert told.pass_s("turns", 4, 1) == pytest.approx(2 * at_start.pass_s("turns", 4, 1), rel=0.02)
 
 
 # ---- what lies around -----------------------------------------------------------------------------------------------

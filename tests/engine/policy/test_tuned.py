@@ -22,6 +22,7 @@ from card.engine.queue import Limits
 from card.engine.request import StepResult, Verified
 from card.engine.target import TargetWorker
 from card.links.switch import SwitchLink
+from card.machine.expert_cost import ExpertCounts, ExpertUse
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.tree.nodes import NO_NODES, Nodes
@@ -279,6 +280,24 @@ def test_more_is_verified_where_tokens_cost_little_and_less_where_they_cost_much
     )
     assert num_chosen(cheap, offers) == 6
     assert num_chosen(dear, offers) <= 1
+
+
+@pytest.mark.parametrize("schedule", ["beside", "turns"])
+def test_a_candidate_is_worth_its_experts_beside_other_requests_sooner_than_alone(schedule):
+    counts = ExpertCounts(num_experts=64, per_row=8)
+    use = ExpertUse(counts)
+    target = PassCost(tuple((n, 4e-3 + 7.5e-4 * use.expected(n)) for n in (1, 2, 4, 8, 16, 32)), experts=counts)
+    places = costs(beside=target, alone=target, drafter=cost(2e-4, 1e-5))
+    taken = {}
+    for num_requests in (1, 16):
+        policy = TunedPolicy({schedule: places[schedule], "off": places["off"]}, DraftSettings())
+        policy.begin(num_requests, ALL)
+        now = view(num_requests, takes_turns=schedule == "turns")
+        taken[num_requests] = [
+            sum(map(len, policy.choose(now, [chain(logprob)] * num_requests))) / num_requests
+            for logprob in (-0.1, -0.9, -3.0)
+        ]
+    assert taken == {1: [1, 0, 0], 16: [1, 1, 0]}
 
 
 @pytest.mark.parametrize("schedule", ["beside", "turns"])

@@ -115,8 +115,8 @@ def test_of_all_guesses_the_likeliest_paths_go_into_the_tree(
     for token_ids in seen:
         rates.learn(guesses, token_ids)
     full, part = MergedNodes(), MergedNodes()
-    rates.add(full, ROOT, guesses, -0.5, 1000)
-    rates.add(part, ROOT, guesses, -0.5, max_nodes)
+    rates.add_guesses(full, ROOT, guesses, -0.5, 1000)
+    rates.add_guesses(part, ROOT, guesses, -0.5, max_nodes)
     scores = scores_of(full.nodes())
     assert set(scores) == set(all_paths(guesses))
     assert all(score < (scores[path[:-1]] if len(path) > 1 else -0.5) for path, score in scores.items())
@@ -130,7 +130,7 @@ def test_a_guess_that_was_right_gets_likelier_and_a_wrong_one_less_likely() -> N
     def scores(*token_ids: int) -> dict[tuple[int, ...], float]:
         rates, tree = guess_rates(3), MergedNodes()
         rates.learn(guesses, token_ids)
-        rates.add(tree, ROOT, guesses, 0.0, 100)
+        rates.add_guesses(tree, ROOT, guesses, 0.0, 100)
         return scores_of(tree.nodes())
 
     before, right, stopped, other, wrong = scores(), scores(1, 2, 3), scores(1, 9), scores(4), scores(9)

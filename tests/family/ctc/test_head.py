@@ -16,8 +16,8 @@ from card import LLM, RequestOutput, SamplingParams
 from card.drafting.local.protocol import Observation
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.ctc.head import SlotHead
-from card.family.ctc.names import LOSSES
-from card.family.ctc.training import Examples, TrainSettings, accepted_by_depth, train_head
+from card.family.ctc.losses import LOSSES
+from card.family.ctc.train_ctc import CtcTrainSettings, SlotExamples, accepted_by_depth, train_head
 from card.family.ctc.writer import CtcSequence
 from card.family.learning.bound_module import inputs_of
 from card.family.learning.checkpoint import Checkpoint
@@ -38,9 +38,9 @@ MAX_TOKENS = 24
 LABEL_OF = torch.zeros(0)  # of training alone
 
 
-def settings_of(**changes: Any) -> TrainSettings:
+def settings_of(**changes: Any) -> CtcTrainSettings:
     values = {"num_slots": 4, "num_labels": 3, "window": 3, "width": 32, "batch_size": 64, "epochs": 12}
-    return TrainSettings(**values | {"learning_rate": 1e-2, "checkpoint_steps": 7} | changes)
+    return CtcTrainSettings(**values | {"learning_rate": 1e-2, "checkpoint_steps": 7} | changes)
 
 
 def ids_of(outputs: list[RequestOutput]) -> list[list[int]]:
@@ -118,7 +118,7 @@ def test_kept_texts_are_read_back_unless_they_came_to_be_otherwise(texts: Target
 
 def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: TargetTexts) -> None:
     embeddings = torch.randn(texts.features.shape)
-    examples = Examples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
+    examples = SlotExamples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
     some = torch.arange(len(examples))
     inputs, is_there = examples.inputs(some)
     token_ids, counts = examples.labels(some, 4)
@@ -143,7 +143,7 @@ def test_a_training_learns_the_targets_text(target: RowRunner, texts: TargetText
     done = trained(target, texts, tmp_path, loss=loss, epochs=20)
     assert done.losses[-1] < 0.5 * done.losses[0]
     embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
-    everything = Examples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
+    everything = SlotExamples(texts, range(len(texts)), embeddings, 3, LABEL_OF)
     accepted = accepted_by_depth(done.head, everything, num_candidates=8)
     assert accepted[0] > 0.5
     assert list(accepted) == sorted(accepted, reverse=True)

@@ -17,7 +17,7 @@ from card.drafting.local.protocol import Observation
 from card.errors import ModelError, SettingsError
 from card.family.hivis.drafting import BEAM_WIDTH, TextMemory, draft
 from card.family.hivis.head import FusedHead
-from card.family.hivis.training import Examples, TrainSettings, train_fused, unrolled
+from card.family.hivis.train_hivis import FusedExamples, HivisTrainSettings, train_fused, unrolled
 from card.family.hivis.writer import HivisSequence
 from card.family.learning.bound_module import scaled
 from card.family.learning.checkpoint import Checkpoint
@@ -79,7 +79,7 @@ def trained(
     values = {"num_steps": 3, "width": 32, "batch_size": 4, "epochs": 30, "learning_rate": 1e-2, "checkpoint_steps": 7}
     checkpoint = Checkpoint(folder / "training.pt", {})
     return train_fused(
-        target, texts, TrainSettings(**values | changes), checkpoint=checkpoint, on_step=stopping(stop_after)
+        target, texts, HivisTrainSettings(**values | changes), checkpoint=checkpoint, on_step=stopping(stop_after)
     )
 
 
@@ -132,7 +132,7 @@ def test_a_training_learns_the_targets_text(
 def test_tokens_of_prompts_are_read_and_not_learnt(target: RowRunner, texts: TargetTexts) -> None:
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
     embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
-    batch = Examples(texts, range(len(texts)), embeddings, label_of).batch(torch.arange(len(texts)))
+    batch = FusedExamples(texts, range(len(texts)), embeddings, label_of).batch(torch.arange(len(texts)))
     for idx, labels in enumerate(batch.labels):
         place, first = texts.text(idx), texts.answer(idx)
         learnt = labels != IGNORED
@@ -190,7 +190,7 @@ def test_a_training_that_goes_on_ends_with_the_weights_of_one_run(
 @pytest.mark.parametrize(("name", "value"), [("num_steps", 0), ("width", 30), ("epochs", 0), ("batch_size", 0)])
 def test_a_setting_out_of_range_is_refused(name: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=f"{name} must be"):
-        TrainSettings(**{name: value})
+        HivisTrainSettings(**{name: value})
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

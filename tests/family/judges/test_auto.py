@@ -17,7 +17,7 @@ from card.family.judges import mining
 from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
 from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
-from card.family.judges.training import train_judge
+from card.family.judges.train_judge import train_judge
 from card.family.learning.regression import area_under_roc, fit_ridge
 from card.models.protocol import Extension
 from card.models.runner import RowRunner

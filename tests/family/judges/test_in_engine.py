@@ -10,9 +10,9 @@ import pytest
 from card import LLM, AsyncLLM, SamplingParams
 from card.errors import SettingsError
 from card.family.judges.choosing import verifier_of
-from card.family.judges.names import KNOBS
+from card.family.judges.knobs import KNOBS
 from card.tools.bench.lineup import LineupSettings
-from card.tools.bench.names import BASELINE, names_of, needs_draft
+from card.tools.bench.row_names import BASELINE, names_of, needs_draft
 from card.tree.verify import MATCH
 from tests.pair import Pair
 from tests.server.running import serving

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from card.family.judges.choosing import verifier_of
 from card.family.judges.judge import JudgingVerifier
-from card.family.judges.names import KNOBS
+from card.family.judges.knobs import KNOBS
 from card.family.judges.training_free import Fly, KullbackLeibler, Relaxed, Typical
 from card.tree.nodes import ROOT, Nodes
 from card.tree.verify import Verdict, Verification, match

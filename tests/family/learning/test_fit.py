@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from card.family.learning.checkpoint import Checkpoint
-from card.family.learning.fit import Rule, StepLoss, fit
+from card.family.learning.fit import FitRule, StepLoss, fit
 
-RULE = Rule(learning_rate=0.1, weight_decay=0.0, checkpoint_steps=2)
+RULE = FitRule(learning_rate=0.1, weight_decay=0.0, checkpoint_steps=2)
 NUM_STEPS = 7
 
 

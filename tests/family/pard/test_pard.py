@@ -15,11 +15,11 @@ from torch import Tensor
 
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.learning.checkpoint import Checkpoint
-from card.family.pard.folders import clipped, load_adaptable, read_documents
+from card.family.pard.folders import clipped, load_adaptable, read_texts
 from card.family.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
 from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
-from card.family.pard.training import Trained, TrainSettings, added_to, loss_of, shown_in_step, train_pard
+from card.family.pard.train_pard import PardTrainSettings, TrainedDrafter, added_to, loss_of, shown_in_step, train_pard
 from card.models.loading import load_decoder
 from card.models.parallel_draft import FILE, STATES_FILE, ParallelDraft, parallel_draft_of, wants_states
 from tests.pair import Pair
@@ -45,9 +45,9 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def settings_of(**changes: Any) -> TrainSettings:
+def settings_of(**changes: Any) -> PardTrainSettings:
     values = {"num_tokens": 3, "epochs": 4, "tokens_per_step": 48, "learning_rate": 1e-2, "checkpoint_steps": 2}
-    return TrainSettings(**values | changes)
+    return PardTrainSettings(**values | changes)
 
 
 def reading_teacher() -> Teacher:
@@ -57,7 +57,7 @@ def reading_teacher() -> Teacher:
 
 def trained(
     folder: Path, *, stop_after: int | None = None, teacher: Teacher | None = None, **changes: Any
-) -> tuple[dict[str, Tensor], Trained]:
+) -> tuple[dict[str, Tensor], TrainedDrafter]:
     model = tiny_llama(MASK + 1)
     checkpoint = Checkpoint(folder / "training.pt", {"draft": changes.pop("draft", "tiny")})
     found = train_pard(
@@ -113,8 +113,8 @@ def test_a_packed_row_gives_each_mask_the_logits_that_it_has_alone(document: Doc
 def test_conditional_drop_runs_less_than_half_of_the_positions_that_none_does() -> None:
     text = Document(range(200))
     counts = []
-    for retention in (TrainSettings().retention, 1.0):
-        drop = TrainSettings(retention=retention).drop
+    for retention in (PardTrainSettings().retention, 1.0):
+        drop = PardTrainSettings(retention=retention).drop
         counts.append(packed_row(text, kept_origins(text, drop, seeded(0)), MASK).num_trained)
     assert counts[1] > 2.0 * counts[0]
 
@@ -286,8 +286,8 @@ def test_a_training_with_states_that_goes_on_from_a_checkpoint_ends_with_the_wei
 
 
 def test_conditional_drop_keeps_the_published_shares_of_masks_unless_others_are_asked_for() -> None:
-    assert [round(TrainSettings().drop.share(i), 4) for i in range(1, 6)] == [0.7, 0.49, 0.343, 0.2401, 0.2]
-    assert TrainSettings(retention=0.5, least_retention=0.3).drop.share(2) == 0.3
+    assert [round(PardTrainSettings().drop.share(i), 4) for i in range(1, 6)] == [0.7, 0.49, 0.343, 0.2401, 0.2]
+    assert PardTrainSettings(retention=0.5, least_retention=0.3).drop.share(2) == 0.3
 
 
 def test_the_learning_rate_is_what_was_set_and_else_the_published_one_for_all_but_tiny_models(
@@ -304,7 +304,7 @@ def test_the_learning_rate_is_what_was_set_and_else_the_published_one_for_all_bu
     for i, rate in enumerate((3e-4, None)):
         (tmp_path / str(i)).mkdir()
         trained(tmp_path / str(i), learning_rate=rate, epochs=1)
-    monkeypatch.setattr("card.family.pard.training.TINY_SIZE", 100)  # so that the model is no tiny one
+    monkeypatch.setattr("card.family.pard.train_pard.TINY_SIZE", 100)  # so that the model is no tiny one
     (tmp_path / "large").mkdir()
     trained(tmp_path / "large", learning_rate=None, epochs=1)
     assert asked == [3e-4, 1e-3, 1e-5]
@@ -397,7 +397,7 @@ def test_texts_are_questions_with_answers_json_texts_or_plain_lines(pair: Pair, 
     begun = load_adaptable(pair.draft)
     path = tmp_path / "texts.jsonl"
     path.write_text('{"question": "one?", "answer": "the cat"}\n\n{"text": "the mat"}\n')
-    asked, plain = read_documents(path, begun.tokenizer)
+    asked, plain = (text.encode(begun.tokenizer) for text in read_texts(path))
     said = begun.tokenizer.decode(asked.token_ids[asked.first :])
     assert said.split("<|turn|>")[0].strip() == "the cat" and "<|turn|>" in said, (
         "the answer and the end of its turn are learnt"
@@ -405,15 +405,12 @@ def test_texts_are_questions_with_answers_json_texts_or_plain_lines(pair: Pair, 
     assert (begun.tokenizer.decode(plain.token_ids), plain.first) == ("the mat", 1)
     lines = tmp_path / "texts.txt"
     lines.write_text("the cat\nthe mat sat\n")
-    assert [begun.tokenizer.decode(one.token_ids) for one in read_documents(lines, begun.tokenizer)] == [
-        "the cat",
-        "the mat sat",
-    ]
+    assert [text.text for text in read_texts(lines)] == ["the cat", "the mat sat"]
     long = Document(range(5000))
     assert len(clipped([long], begun.model)[0].token_ids) == 1024
     path.write_text('{"text": "one"}\n{"question": "two?"}\n')
     with pytest.raises(PromptError, match=r'texts.jsonl, line 2: must be a JSON object with "question" and "answer"'):
-        read_documents(path, begun.tokenizer)
+        read_texts(path)
     path.write_text("\n")
     with pytest.raises(PromptError, match="holds no texts"):
-        read_documents(path, begun.tokenizer)
+        read_texts(path)

@@ -41,7 +41,7 @@ from card.family.specbranch.network import (
 )
 from card.family.specbranch.record import HRadSettings
 from card.family.specbranch.rounds import RoundCollector, Rounds
-from card.family.specbranch.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
+from card.family.specbranch.train_hrad import HRadTrainSettings, TokenOutcomes, calibrated, evidence_of, train_hrad
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
@@ -124,7 +124,7 @@ def test_chances_are_the_softmax_of_scores_for_standardised_inputs() -> None:
     weight=st.floats(0.0, 2.0),
     mean=st.floats(-3.0, 3.0),
 )
-def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
+def test_the_branch_point_moves_by_the_predicted_odds_beyond_their_mean(
     row: int, token_id: int, usual: float, weight: float, mean: float
 ) -> None:
     runner = make_runner("own pass")
@@ -132,8 +132,8 @@ def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
     hrad.attach(runner, usual)
     features = own_features(CHAIN, NUM_LAYERS)[row]
     chances = chances_of(hrad, torch.cat((features, as_tensor(runner.embeddings([token_id])[0])))).tolist()
-    foreseen = math.log(max(chances[ALL_ACCEPTED], 1e-4) / max(chances[ALL_REJECTED], 1e-4))
-    expected = logit(usual) - weight * (foreseen - mean)
+    predicted = math.log(max(chances[ALL_ACCEPTED], 1e-4) / max(chances[ALL_REJECTED], 1e-4))
+    expected = logit(usual) - weight * (predicted - mean)
     assert logit(hrad.branch_below(as_array(features), token_id)) == pytest.approx(expected, abs=1e-3)
     for fixed in (0.0, 1.0):
         hrad.attach(runner, fixed)
@@ -179,8 +179,8 @@ def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_pa
     for row, own in zip(runner.features.of(0, hrad.wish), own_features(CHAIN, NUM_LAYERS), strict=True):
         for token_id in range(5):
             found.append(logit(hrad.branch_below(row, token_id)))
-            foreseen = float(odds_of(chances_of(hrad, torch.cat((own, as_tensor(plain.embeddings([token_id])[0]))))))
-            expected.append(-hrad.evidence.weight * (foreseen - hrad.evidence.mean))
+            predicted = float(odds_of(chances_of(hrad, torch.cat((own, as_tensor(plain.embeddings([token_id])[0]))))))
+            expected.append(-hrad.evidence.weight * (predicted - hrad.evidence.mean))
     assert found == pytest.approx(expected, abs=1e-3)
     assert max(found) - min(found) > 0.1
 
@@ -354,7 +354,7 @@ def separable_rounds(num_prompts: int, seed: int) -> Rounds:
 
 def test_it_learns_a_separable_problem_better_than_always_naming_the_commonest_class() -> None:
     epochs: list[int] = []
-    settings = TrainSettings(epochs=20, batch_size=32)
+    settings = HRadTrainSettings(epochs=20, batch_size=32)
     trained = train_hrad(separable_rounds(60, 0), TOY_FACTS, settings, on_epoch=lambda: epochs.append(1))
     assert trained.num_test_rounds == 120
     assert trained.num_train_rounds == 960
@@ -365,7 +365,7 @@ def test_it_learns_a_separable_problem_better_than_always_naming_the_commonest_c
     fresh = separable_rounds(10, 1)
     assert (chances_of(trained.hrad, fresh.inputs).argmax(-1) == fresh.labels).float().mean() > 0.95
     assert trained.hrad.evidence.weight > 0
-    assert trained.foreseen_loss < 0.7 * trained.confidence_loss, "the drafter knew nothing, the predictor does"
+    assert trained.predicted_loss < 0.7 * trained.confidence_loss, "the drafter knew nothing, the predictor does"
     figures = trained.figures()
     assert figures["test_rounds"] == "120"
     assert [float(share) for share in figures["test_recalls"].split()] == pytest.approx(trained.recalls, abs=1e-4)
@@ -375,7 +375,7 @@ def test_training_is_a_function_of_its_seed_and_leaves_the_global_one_alone() ->
     rounds = separable_rounds(20, 0)
     before = torch.get_rng_state()
     inputs = torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2))
-    results = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
+    results = [train_hrad(rounds, TOY_FACTS, HRadTrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
     weights = [one.hrad.layers[0][0] for one in results]
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
@@ -387,7 +387,7 @@ def test_noise_is_given_up_on_early() -> None:
     rounds = separable_rounds(30, 0)
     shuffled = rounds.num_accepted[torch.randperm(len(rounds), generator=torch.Generator().manual_seed(0))]
     epochs: list[int] = []
-    settings = TrainSettings(epochs=50, patience=3, batch_size=32)
+    settings = HRadTrainSettings(epochs=50, patience=3, batch_size=32)
     trained = train_hrad(replace(rounds, num_accepted=shuffled), TOY_FACTS, settings, on_epoch=lambda: epochs.append(1))
     assert len(epochs) == trained.num_epochs + 3 < 50
     assert trained.hrad.evidence.weight < 0.2
@@ -404,7 +404,9 @@ def hardly_separable_rounds(count: int, seed: int) -> Rounds:
 @pytest.mark.parametrize("balance", [0.0, 1.0])
 def test_chances_are_true_however_the_classes_were_weighed(balance: float) -> None:
     rounds, fresh = hardly_separable_rounds(4000, 0), hardly_separable_rounds(4000, 1)
-    trained = train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=4, batch_size=32, balance=balance), test_rounds=fresh)
+    trained = train_hrad(
+        rounds, TOY_FACTS, HRadTrainSettings(epochs=4, batch_size=32, balance=balance), test_rounds=fresh
+    )
     chances = chances_of(trained.hrad, fresh.inputs)[:, ALL_REJECTED]
     was = (fresh.labels == ALL_REJECTED).float()
     assert float(chances.mean()) == pytest.approx(float(was.mean()), abs=0.05)
@@ -426,28 +428,28 @@ def test_calibration_undoes_scores_that_are_too_sure_and_classes_that_were_moved
     torch.testing.assert_close(mended.softmax(-1), true_scores.softmax(-1), atol=0.03, rtol=0)
 
 
-def drafted_rounds(own: float, foreseen: float, seed: int, count: int = 6000) -> tuple[Rounds, Tensor]:
+def drafted_rounds(own: float, predicted: float, seed: int, count: int = 6000) -> tuple[Rounds, Tensor]:
     """Return rounds of three tokens, and log odds: acceptance follows the drafter's and these with such weights."""
     generator = torch.Generator().manual_seed(seed)
     confidence_odds = 1.5 * torch.randn((count, 3), generator=generator)
-    foreseen_odds = 2.0 * torch.randn(count, generator=generator)
-    chances = (own * confidence_odds + foreseen * foreseen_odds[:, None]).sigmoid()
+    predicted_odds = 2.0 * torch.randn(count, generator=generator)
+    chances = (own * confidence_odds + predicted * predicted_odds[:, None]).sigmoid()
     accepted = torch.rand((count, 3), generator=generator) < chances
     num_accepted = accepted.long().cumprod(-1).sum(-1)
     rounds = Rounds(torch.zeros(count, 1), num_accepted, confidence_odds.sigmoid(), torch.zeros(count).long())
-    return rounds, foreseen_odds
+    return rounds, predicted_odds
 
 
-@pytest.mark.parametrize(("own", "foreseen"), [(1.0, 0.5), (1.5, 0.3), (0.5, 0.5)])
-def test_evidence_weighs_as_much_beside_the_drafters_confidence_as_it_tells(own: float, foreseen: float) -> None:
-    evidence = evidence_of(TokenOutcomes(*drafted_rounds(own, foreseen, 0)), 0.25)
+@pytest.mark.parametrize(("own", "predicted"), [(1.0, 0.5), (1.5, 0.3), (0.5, 0.5)])
+def test_evidence_weighs_as_much_beside_the_drafters_confidence_as_it_tells(own: float, predicted: float) -> None:
+    evidence = evidence_of(TokenOutcomes(*drafted_rounds(own, predicted, 0)), 0.25)
     assert evidence.mean == 0.25
-    assert evidence.weight == pytest.approx(foreseen / own, rel=0.2)
+    assert evidence.weight == pytest.approx(predicted / own, rel=0.2)
 
 
-@pytest.mark.parametrize("foreseen", [0.0, -0.5])
-def test_evidence_that_tells_nothing_or_the_contrary_weighs_nothing(foreseen: float) -> None:
-    weights = [evidence_of(TokenOutcomes(*drafted_rounds(1.0, foreseen, seed)), 0.0).weight for seed in range(6)]
+@pytest.mark.parametrize("predicted", [0.0, -0.5])
+def test_evidence_that_tells_nothing_or_the_contrary_weighs_nothing(predicted: float) -> None:
+    weights = [evidence_of(TokenOutcomes(*drafted_rounds(1.0, predicted, seed)), 0.0).weight for seed in range(6)]
     assert sorted(weights)[:5] == [0.0] * 5, "chance deceives once in twenty"
 
 
@@ -462,21 +464,21 @@ def test_no_token_behind_a_rejected_one_counts() -> None:
 
 def test_rounds_to_judge_by_may_be_given_and_too_few_prompts_are_refused() -> None:
     rounds, test_rounds = separable_rounds(10, 0), separable_rounds(3, 1)
-    trained = train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=1), test_rounds=test_rounds)
+    trained = train_hrad(rounds, TOY_FACTS, HRadTrainSettings(epochs=1), test_rounds=test_rounds)
     assert (trained.num_test_rounds, trained.num_train_rounds) == (60, 180)
     two = rounds.of_prompts(torch.tensor([0, 1]))
-    train_hrad(two, TOY_FACTS, TrainSettings(epochs=1), test_rounds=test_rounds)
+    train_hrad(two, TOY_FACTS, HRadTrainSettings(epochs=1), test_rounds=test_rounds)
     with pytest.raises(PromptError, match="2 prompts have answers long enough to learn from; give at least 3"):
-        train_hrad(two, TOY_FACTS, TrainSettings(epochs=1))
+        train_hrad(two, TOY_FACTS, HRadTrainSettings(epochs=1))
     empty = test_rounds.of_prompts(torch.tensor([99]))
     with pytest.raises(PromptError, match="and 0 rounds to judge by"):
-        train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=1), test_rounds=empty)
+        train_hrad(rounds, TOY_FACTS, HRadTrainSettings(epochs=1), test_rounds=empty)
 
 
 # ---- the one that is shipped ----------------------------------------------------------------------------------------
 
 
-def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
+def test_the_shipped_predictor_predicts_the_demo_pairs_rounds() -> None:
     models = [load_model(name, dtype="float32") for name in ("demo-target", "demo-draft")]
     tokenizer = load_tokenizer("demo-target")
     target, draft = (plain_runner(model, max_model_len=512) for model in models)
@@ -497,7 +499,7 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     assert len(rounds) > 200
     for outcome, least in ((ALL_REJECTED, 1.5), (UNDECIDED, 1.2), (ALL_ACCEPTED, 1.15)):
         was, likeliest = (rounds.labels == outcome).float(), chances[:, outcome].topk(len(rounds) // 4).indices
-        assert was[likeliest].mean() > least * was.mean(), f"foreseeing {outcome} says something"
+        assert was[likeliest].mean() > least * was.mean(), f"predicting {outcome} says something"
         assert float(chances[:, outcome].mean()) == pytest.approx(float(was.mean()), abs=0.08)
 
 

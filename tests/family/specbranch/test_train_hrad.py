@@ -47,7 +47,7 @@ def test_a_tiny_pair_gets_a_predictor_that_loads_and_classifies(run, pair, model
     out = tmp_path / "hrad.safetensors"
     ran = run(*models, "--prompts", prompts_file, "--out", str(out), "--gamma", "3", *FEW)
     assert (ran.status, ran.err) == (0, "")
-    for said in ("by what was foreseen", "undecided", "accuracy", "always naming the commonest class", str(out)):
+    for said in ("by prediction", "undecided", "accuracy", "always naming the commonest class", str(out)):
         assert said in ran.out
     target = load_model(pair.target, dtype="float32")
     num_parameters = parameter_count(target)

@@ -14,9 +14,9 @@ from card.labs.edge.scenario import (
     NARROW,
     PLACES,
     Device,
+    EdgeServer,
     Scenario,
-    Server,
-    Spread,
+    ServerSpread,
     check_scenario,
     draw_scenario,
     in_reach,
@@ -31,7 +31,7 @@ def _near(**changes: float) -> dict[str, Any]:
     return {"devices": (msgspec.structs.replace(NEAR, **changes),)}
 
 
-NEAR, SERVER = Device(x_m=0, y_m=30), Server(x_m=0, y_m=0)
+NEAR, SERVER = Device(x_m=0, y_m=30), EdgeServer(x_m=0, y_m=0)
 
 
 def test_the_same_seed_draws_the_same_place_and_every_device_reaches_a_server():
@@ -51,13 +51,13 @@ def test_a_nearer_device_with_more_power_has_a_better_signal():
 
 def test_servers_that_are_spread_out_differ_within_the_factors_and_nothing_else_changes():
     drawn = draw_scenario(30, num_servers=50, seed=3)
-    spread = Spread(compute=8.0, bandwidth_hz=1e5, bandwidth=4.0)
+    spread = ServerSpread(compute=8.0, bandwidth_hz=1e5, bandwidth=4.0)
     made = spread_out(drawn, spread)
     speeds, widths = ([getattr(one, name) for one in made.servers] for name in ("speed", "bandwidth_hz"))
     assert 1 / 8 <= min(speeds) < 1 / 4 and 4 < max(speeds) <= 8
     assert 0.25e5 <= min(widths) < 0.5e5 and 2e5 < max(widths) <= 4e5
     assert made.devices == drawn.devices and spread_out(drawn, spread) == made
-    far = spread_out(drawn, Spread(compute=1.0, bandwidth_hz=10e6, bandwidth=1.0, scale=3.0))
+    far = spread_out(drawn, ServerSpread(compute=1.0, bandwidth_hz=10e6, bandwidth=1.0, scale=3.0))
     assert [one.x_m for one in far.devices] == [3 * one.x_m for one in drawn.devices]
     assert {(one.speed, one.bandwidth_hz) for one in far.servers} == {(1.0, 10e6)}
 

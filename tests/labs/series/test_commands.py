@@ -19,7 +19,7 @@ from card.cli.main import cli
 from card.errors import ModelError
 from card.family.learning.checkpoint import Checkpoint
 from card.labs.series.forecaster import forecast, load_forecaster, save_forecaster
-from card.labs.series.training import TrainSettings, train_forecaster
+from card.labs.series.train_forecaster import TrainSettings, train_forecaster
 from card.labs.series.transformer import SHAPES, Shape
 from card.labs.series.verify import MODES
 from card.machine.packages import install_command

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from card.errors import SettingsError
 from card.labs.series.laws import Gaussian, Law
-from card.labs.series.verify import MODES, Rule, Verdict, density_ratio, find_rule, residual
+from card.labs.series.verify import MODES, AcceptanceRule, ChainVerdict, density_ratio, find_rule, residual
 from tests.labs.series.laws import Categorical, excess, normal_excess
 
 MANY = 20_000  # chains verified side by side
@@ -22,14 +22,14 @@ def spread(law: Gaussian, num_places: int) -> Gaussian:
     return Gaussian(law.mean.expand(MANY, num_places, -1), law.std.expand(MANY, num_places, -1))
 
 
-def verified(rule: Rule[Gaussian], p: Gaussian, q: Gaussian, num_proposed: int = 1, seed: int = 0):
+def verified(rule: AcceptanceRule[Gaussian], p: Gaussian, q: Gaussian, num_proposed: int = 1, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     draft = spread(q, num_proposed)
     proposals = draft.sample(generator)
     return proposals, rule.verify(spread(p, num_proposed + 1), draft, proposals, generator)
 
 
-def first_values(proposals: Tensor, verdict: Verdict) -> Tensor:
+def first_values(proposals: Tensor, verdict: ChainVerdict) -> Tensor:
     """Return the first value that each path emits."""
     is_kept = (verdict.num_accepted > 0).view(-1, *[1] * (proposals.ndim - 2))
     return torch.where(is_kept, proposals[:, 0], verdict.next_value)
@@ -107,7 +107,7 @@ def simplex(draw: st.DrawFn) -> Tensor:
 def test_tokens_go_through_the_same_rule_and_keep_the_targets_law(p, q, seed):
     generator = torch.Generator().manual_seed(seed)
     target, draft = (Categorical(one.expand(MANY, places, -1)) for one, places in ((p, 3), (q, 2)))
-    rule: Rule[Law] = Rule(density_ratio, residual, is_exact=True)
+    rule: AcceptanceRule[Law] = AcceptanceRule(density_ratio, residual, is_exact=True)
     proposals = draft.sample(generator)
     values = first_values(proposals, rule.verify(target, draft, proposals, generator))
     counts = torch.bincount(values, minlength=4)

@@ -13,8 +13,8 @@ import torch
 
 from card import LLM, SamplingParams
 from card.errors import ModelError, PromptError, SettingsError
+from card.labs.steps.train_router import collect_steps, train_router
 from card.labs.steps.trained import FEATURES, RouterPair, describe
-from card.labs.steps.training import collect_steps, train_router
 from card.steps import Arbitrage, SolutionReward, Step, TrainedRouter, parse_router
 from tests.commands import Ran, run_command
 from tests.pair import Pair

@@ -136,7 +136,8 @@ def model_of(name: str, noise: float = 0.0) -> PreTrainedModel:
 
 @functools.cache
 def runner_of(name: str, noise: float = 0.0) -> RowRunner:
-    return plain_runner(copy.deepcopy(model_of(name, noise)), max_model_len=160, max_tree_rows=40)
+    model = copy.deepcopy(model_of(name, noise))
+    return plain_runner(model, max_model_len=160, max_tree_rows=40, own_pass=False)  # LFM2 has one
 
 
 def prompt_of(length: int) -> tuple[int, ...]:
@@ -219,7 +220,7 @@ def test_only_scans_that_start_without_the_state_run_row_by_row(name: str) -> No
     ],
 )
 def test_users_are_told_the_path_and_the_limits_of_a_model_with_a_state(name: str, limits: str) -> None:
-    assert how_it_runs(runner_of(name)).startswith(f"transformers' modules with a state; {limits}")
+    assert how_it_runs(runner_of(name)).startswith(f"transformers' modules in float32 with a state; {limits}")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -475,7 +476,7 @@ def test_a_prompt_is_reused_up_to_a_place_where_its_state_was_kept() -> None:
 class ChainTable(TableModel):
     """A table model that takes chains only, as a model with a state does."""
 
-    state_bytes = 100
+    state_bytes, runs_row_by_row = 100, False
 
     def lendable_rows(self, slot: int, num_rows: int) -> int:
         return num_rows
@@ -608,7 +609,7 @@ def test_a_family_that_cannot_be_taken_over_is_refused_in_one_line(
 @pytest.mark.parametrize("name", [DEEP, "lfm2", "zamba2"])
 def test_two_runners_may_share_a_model(name: str) -> None:
     model, ids = copy.deepcopy(model_of(name)), prompt_of(12)
-    first, second = (plain_runner(model, max_model_len=64) for _ in range(2))
+    first, second = (plain_runner(model, max_model_len=64, own_pass=False) for _ in range(2))
     for runner in (first, second, first):
         assert differing_rows(runner) == ""
         slot = runner.open()

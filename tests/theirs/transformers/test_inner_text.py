@@ -31,6 +31,12 @@ VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
+GEMMA4_VISION: dict[str, Any] = {
+    **{name: size for name, size in VISION.items() if name != "image_size"},
+    "head_dim": 8,
+    "num_key_value_heads": 2,
+    "position_embedding_size": 16,
+}
 QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "patch_size": 14}
 SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral3": (
@@ -42,6 +48,23 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3Config",
         "Gemma3ForConditionalGeneration",
         {"text_config": {**TEXT, "sliding_window": 5}, "vision_config": VISION, "mm_tokens_per_image": 4},
+    ),
+    "gemma4": (
+        "Gemma4Config",
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "global_head_dim": 16,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 61,
+                "num_kv_shared_layers": 2,
+                "sliding_window": 5,
+            },
+            "vision_config": GEMMA4_VISION,
+        },
     ),
     "llava": (
         "LlavaConfig",

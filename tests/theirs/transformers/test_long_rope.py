@@ -229,11 +229,10 @@ def test_a_server_gives_a_short_text_beside_a_long_one_as_if_it_were_alone(make:
 
 
 @pytest.mark.parametrize("max_model_len", [SHORT_LEN, SHORT_LEN + 1])
-def test_a_decoder_is_walked_directly_as_long_as_no_text_can_be_long(max_model_len: int) -> None:
-    runner = plain_runner(copy.deepcopy(long_rope_model("llama")), max_model_len=max_model_len)
-    assert (runner.switch_len, runner.has_own_pass) == (
-        (None, True) if max_model_len == SHORT_LEN else (SHORT_LEN, False)
-    )
+@pytest.mark.parametrize("own_pass", [True, False])
+def test_rows_change_with_the_length_only_where_a_text_can_be_long(max_model_len: int, own_pass: bool) -> None:
+    runner = plain_runner(copy.deepcopy(long_rope_model("llama")), max_model_len=max_model_len, own_pass=own_pass)
+    assert (runner.switch_len, runner.has_own_pass) == (None if max_model_len == SHORT_LEN else SHORT_LEN, own_pass)
     slot, ids = runner.open(), prompt_of(SHORT_LEN)
     with torch.no_grad():
         truth = copy.deepcopy(long_rope_model("llama"))(torch.tensor([ids]), use_cache=False).logits[0]
@@ -242,7 +241,7 @@ def test_a_decoder_is_walked_directly_as_long_as_no_text_can_be_long(max_model_l
 
 def test_a_model_keeps_its_own_rule_for_other_uses() -> None:
     model = copy.deepcopy(long_rope_model("phi3"))
-    runner = plain_runner(model, max_model_len=MAX_LEN)
+    runner = plain_runner(model, max_model_len=MAX_LEN, own_pass=False)
     slots = runner.open(), runner.open()
     runner.make_long(slots[1])
     runner.forward([Extension(slot, [3, 4, 5], [-1, 0, 1]) for slot in slots])

@@ -25,7 +25,7 @@ GENERIC = ["gemma", "gemma4", "gpt-oss", "deepseek3", "granite-swa", "mimo"]
 
 
 def runner_of(model: Any) -> RowRunner:
-    return plain_runner(model, max_model_len=32)
+    return plain_runner(model, max_model_len=32, own_pass=False)
 
 
 @pytest.mark.parametrize("kind", GENERIC)

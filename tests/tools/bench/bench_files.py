@@ -99,7 +99,7 @@ def write_run(path: Path, run: Run) -> Path:
     with ResultsWriter(path, run.run_id) as out:
         out.run(run)
         for item in (*run.samples, *run.checks):
-            out.add(item)
+            out.write(item)
         out.end(run.status)
     return path
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from card.tools.bench import runner
-from card.tools.bench.names import OURS, PRESETS
 from card.tools.bench.records import Run, planned
 from card.tools.bench.results import load, read_unchecked
+from card.tools.bench.row_names import OURS, PRESETS
 from card.tools.bench.rows import CardRow
 from tests.commands import Ran, exit_status, run_command
 from tests.pair import Pair

@@ -17,7 +17,7 @@ from card.errors import BenchError, SettingsError
 from card.models.loading import load_tokenizer
 from card.text.prompts import encode_chat
 from card.tools.bench.datasets import Dataset, DatasetQuestion, DataSpec, parse_spec, read_datasets
-from card.tools.bench.names import PUBLISHED, shipped
+from card.tools.bench.row_names import PUBLISHED, shipped
 from tests.pair import Pair
 
 # One record of each published format, made up here.

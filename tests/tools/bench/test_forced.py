@@ -11,13 +11,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from card.assembly.drafters import link_here
+from card.assembly.latency.timing import measure_pass_cost
+from card.config import DraftSettings
+from card.drafting.beam import BeamWriter
+from card.engine.engine import Engine
+from card.engine.policy.rounds import Outcome, ScheduleCost
+from card.engine.policy.tuned import TunedPolicy
+from card.engine.target import TargetWorker
 from card.errors import SettingsError
+from card.machine.pass_cost import PassCost
+from card.machine.threads import CoreSet
 from card.tools.bench.forced import ForcedAcceptance
 from card.tools.bench.results import load
 from card.tree.nodes import Nodes
 from card.tree.verify import Verification
 from tests.commands import Ran, run_command
+from tests.decoding import GREEDY, make_request, plain, run_all
 from tests.pair import Pair
+from tests.routed import RoutedTable
 
 # A chain of four likely nodes, and beside its first a less likely one that the target would choose.
 TREE = Nodes((5, 6, 7, 8, 9), (-1, 0, 1, 2, -1), (-0.1, -0.2, -0.3, -0.4, -2.0), (1, 2, 3, 4, 1))
@@ -50,6 +62,42 @@ def test_the_coins_follow_from_the_seed() -> None:
 def test_a_rate_that_is_no_chance_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"force_acceptance must be from 0 to 1, got 1\.5"):
         ForcedAcceptance(1.5, 0)
+
+
+def on_experts(rate: float) -> tuple[list[int], list[Outcome], RoutedTable]:
+    """Return what forced acceptance writes on a toy with experts under a policy that takes turns, and its rounds."""
+    target, draft = (RoutedTable(idx, vocab_size=200, max_model_len=700, num_tree_rows=64) for idx in (0, 1))
+    target.seconds_of = 1e-2, 2e-4, 1e-4  # on its own clock, which no drafter moves
+    cost = measure_pass_cost(target, clock=target.clock, time_limit_s=100.0)
+    drafter = PassCost(((1, 1e-4), (64, 1e-3)))
+    policy, rounds = TunedPolicy({"turns": ScheduleCost(CoreSet(), cost, drafter)}, DraftSettings()), list[Outcome]()
+    observe = policy.observe
+    policy.observe = lambda outcome: (rounds.append(outcome), observe(outcome))  # type: ignore[method-assign]
+    worker = TargetWorker(target, clock=target.clock, verifier=ForcedAcceptance(rate, 0))
+    link = link_here("inline", BeamWriter(draft), clock=target.clock)
+    engine = Engine(worker, link, policy=policy, clock=target.clock)
+    text, _ = run_all(engine, {0: [make_request(0, params=GREEDY.replace(max_tokens=600))]})[0]
+    return text, rounds, target
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.6, 0.8])
+def test_on_experts_drafts_are_forced_as_often_as_set_and_no_pass_reads_an_expert_twice(rate: float) -> None:
+    text, rounds, target = on_experts(rate)
+    seen = [one for outcome in rounds for one in outcome.result.verified]
+    reached = sum(min(len(one.offer), len(one.accepted) + 1) for one in seen)
+    assert reached > 0
+    assert sum(len(one.accepted) for one in seen) / reached == pytest.approx(rate, abs=0.06)
+    facts = target.experts
+    per_row, most = (facts.num_expert_layers * one for one in (facts.experts_per_token, facts.num_experts))
+    for result in (outcome.result for outcome in rounds if not outcome.view.num_prompt_tokens):
+        assert per_row <= result.num_experts <= min(most, per_row * result.num_tokens)
+    assert any(outcome.result.num_experts < per_row * outcome.result.num_tokens for outcome in rounds)
+    assert on_experts(rate)[0] == text, "the coins and the clock decide"
+
+
+def test_on_experts_a_text_without_accepted_drafts_is_the_targets_own() -> None:
+    text, _, target = on_experts(0.0)
+    assert (text, "length") == plain(target, params=GREEDY.replace(max_tokens=600))
 
 
 @pytest.fixture

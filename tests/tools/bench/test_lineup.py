@@ -13,7 +13,7 @@ from card.errors import SettingsError
 from card.tools.bench import lineup
 from card.tools.bench.datasets import Dataset, DatasetQuestion
 from card.tools.bench.lineup import LineupSettings, PairSpec, make_plan
-from card.tools.bench.names import BASELINE, KNOWN, OURS, PRESETS, names_of, needs_draft, spec_of, uncoupled
+from card.tools.bench.row_names import BASELINE, KNOWN, OURS, PRESETS, names_of, needs_draft, spec_of, uncoupled
 
 SETTINGS = LineupSettings(
     params=SamplingParams(temperature=0.0, seed=0, max_tokens=8).resolved(), cores=(0, 1, 5), dtype="float32"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from card.errors import BenchError
-from card.tools.bench.records import Difference, Run, Sample, planned, row_order
+from card.tools.bench.records import Run, Sample, TextDifference, planned, row_order
 from card.tools.bench.results import ResultsWriter, load, read_unchecked
 from tests.tools.bench.bench_files import make_run, write_run
 
@@ -229,7 +229,7 @@ def test_a_file_that_is_no_bench_file_is_refused(tmp_path: Path, text: str) -> N
 
 def half_precision(run: Run, position: int) -> Run:
     """Return the run in bfloat16, with a text that parts from the baseline's at the token 7."""
-    near_tie = Difference(prompt=1, turn=0, position=position, gap=0.01)
+    near_tie = TextDifference(prompt=1, turn=0, position=position, gap=0.01)
     checks = [
         replace(one, num_equal=one.num_texts - 1, near_ties=(near_tie,)) if one.row == "sps" else one
         for one in run.checks
@@ -263,7 +263,7 @@ def test_after_a_near_tie_later_turns_may_differ_and_earlier_ones_may_not(tmp_pa
             if key.row == "card" and key.turn >= parted_at:
                 sample = replace(sample, token_ids=(sample.token_ids[0], 3 + key.turn, *sample.token_ids[2:]))
             taken.append(sample)
-        near_tie = Difference(prompt=0, turn=0, position=1, gap=0.0)
+        near_tie = TextDifference(prompt=0, turn=0, position=1, gap=0.0)
         checks = [
             replace(one, num_texts=2, num_equal=parted_at if one.row == "card" else 2, near_ties=(near_tie,))
             for one in run.checks
@@ -280,7 +280,7 @@ def interrupted(path: Path, run: Run, num_samples: int, *, torn: str = "") -> Pa
     with ResultsWriter(path, run.run_id) as out:
         out.run(run)
         for sample in run.samples[:num_samples]:
-            out.add(sample)
+            out.write(sample)
     with path.open("a", encoding="utf-8") as file:
         file.write(torn)
     return path
@@ -303,7 +303,7 @@ def test_a_resumed_run_is_one_run_and_another_one_under_its_name_is_refused(run:
         with ResultsWriter(path, run.run_id) as out:
             out.run(replace(resumed, resumed=True))
             for item in (*rest, *run.checks):
-                out.add(item)
+                out.write(item)
             out.end("complete")
 
     go_on(run, run.samples[7:])

@@ -24,7 +24,7 @@ from card.tools.bench.lineup import BenchPlan
 from card.tools.bench.records import ModelPair, RowFacts, Run, SampleKey, planned
 from card.tools.bench.results import load, read_unchecked
 from card.tools.bench.rows import Decoded
-from card.tools.bench.runner import Step, run_bench
+from card.tools.bench.runner import BenchProgress, run_bench
 from tests.pair import own_tokenizer
 
 ROWS = ("plain", "fast", "other")
@@ -333,7 +333,7 @@ def test_the_last_turn_of_a_question_with_an_answer_says_whether_it_was_solved(w
 
 
 def test_a_bench_in_a_pipe_tells_what_it_decodes() -> None:
-    with Step(Console(file=io.StringIO()), total=6, done=2) as step:
+    with BenchProgress(Console(file=io.StringIO()), total=6, done=2) as step:
         step.say("pair, repeat 1, questions 1, card")
         step.count()
         assert step.in_words() == "3 of 6 decodes; pair, repeat 1, questions 1, card"

@@ -18,6 +18,7 @@ from card.api.llm import LLM
 from card.config import DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.errors import PromptError
+from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.loading import load_tokenizer
@@ -311,8 +312,8 @@ def test_a_good_pair_that_was_faster_is_a_yes_with_its_speed_up():
     [
         ({}, 0.02, "agreement is too low: the target takes 2% of the drafted tokens"),
         ({"drafter_ms": 15.0}, 0.8, "the drafter is too slow: its pass takes 136% of the target's"),
-        ({"more_ms": 10.0}, 0.8, "tokens of verification are too dear: a target pass of 8 takes 8.0 times"),
-        ({"drafter_ms": 15.0, "more_ms": 10.0}, 0.05, "no single thing stands in the way"),
+        ({"more_ms": 10.0}, 0.8, "verification costs too much: a target pass of 8 takes 8.0 times"),
+        ({"drafter_ms": 15.0, "more_ms": 10.0}, 0.05, "there is no single obstacle"),
     ],
 )
 def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, agreement, said):
@@ -321,6 +322,21 @@ def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, ag
     assert reason.startswith("0.97x: ")
     assert said in reason
     assert ("would be expected" in reason) == ("no single" not in said)
+
+
+def test_rows_that_are_dear_for_their_experts_are_said_to_be():
+    counts, (drafter, two) = (
+        ExpertCounts(num_experts=64, per_row=8),
+        (PassCost(((1, 5e-4), (16, 6e-4))), CoreSet((), 2)),
+    )
+    target = PassCost(((1, 0.01), (8, 0.045)), experts=counts)
+    dear: dict[Schedule, ScheduleCost] = {
+        "turns": ScheduleCost(two, target, drafter),
+        "off": ScheduleCost(two, target),
+    }
+    is_worth_it, reason = verdict(dear, 0.4, 0.97, DraftSettings())
+    assert not is_worth_it
+    assert "8 takes 4.5 times as long as one of 1, as each token brings experts of its own; at the same time" in reason
 
 
 def test_where_no_speed_was_measured_the_prediction_decides_and_says_so():

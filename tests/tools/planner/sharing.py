@@ -135,7 +135,7 @@ class Seat:
     def send(self, at: float, message: TargetMessage) -> None:
         self.world.drafter.send(self.target_idx, at, message)
 
-    def take(self, now: float) -> list[DrafterMessage]:
+    def run_until(self, now: float) -> list[DrafterMessage]:
         self.world.sleep(self.target_idx, lambda: now)
         return self.world.drafter.take(self.target_idx, now)
 

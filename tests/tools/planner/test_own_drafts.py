@@ -16,7 +16,7 @@ from card.config import SamplingParams
 from card.config.registry import methods
 from card.engine.metrics import RequestStats
 from card.errors import PlanError, SettingsError
-from card.family.ctc.training import TrainSettings, train_head
+from card.family.ctc.train_ctc import CtcTrainSettings, train_head
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.target_texts import write_texts
 from card.family.pard.folders import load_adaptable
@@ -52,7 +52,7 @@ def made(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     done = train_head(
         target,
         texts,
-        TrainSettings(**sizes, learning_rate=1e-2),
+        CtcTrainSettings(**sizes, learning_rate=1e-2),
         checkpoint=Checkpoint(folder / "training.pt", {"target": "tiny"}),
     )
     done.head.save(folder / "head", {})
@@ -181,7 +181,7 @@ def test_a_made_up_recording_has_own_drafters_that_are_right_as_often() -> None:
         sum(getattr(one, name) for one in run.stats) for name in ("accepted_tokens", "verified_tokens")
     )
     assert accepted / verified == pytest.approx(0.8, abs=0.03)
-    for name, complaint in (("ctc", "does not say what ctc drafts"), ("hivis", "says nothing of what the head")):
+    for name, complaint in (("ctc", "does not say what ctc drafts"), ("hivis", "cannot hold the candidates")):
         with pytest.raises(PlanError, match=complaint):
             plan_method(scene_of(made_up), name, {})
 

@@ -6,14 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from card.cli.main import cli
 from card.config.registry import methods
 from card.errors import CardError, PlanError, SettingsError
-from card.tools.planner.plan import KNOBS, make_plan
-from card.tools.planner.profile import load_profile, save_profile
+from card.machine.expert_cost import ExpertCounts
+from card.tools.planner import command
+from card.tools.planner.method_plans import KNOBS, make_plan
+from card.tools.planner.profile import PassTable, Setup, load_profile, save_profile
 from card.tools.planner.recording import load_recording, save_recording
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
@@ -122,6 +125,17 @@ def test_the_command_studies_a_pool(tmp_path: Path):
 def test_the_command_says_what_is_wrong(arguments, complaint):
     with pytest.raises(CardError, match=complaint):
         run(*arguments)
+
+
+def test_a_profile_of_a_model_with_experts_says_how_many_passes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    counts = ExpertCounts(num_experts=6144, per_row=384, counted=((1, 384), (8, 2478)))
+    table = PassTable(points=((1, 0.1), (8, 0.4)), experts=counts)
+    made = msgspec.structs.replace(flat(0.1), setups=(Setup(threads=1, cost=table),))
+    monkeypatch.setattr(command, "measure_profile", lambda *_, **__: made)
+    ran = CliRunner().invoke(cli, ["profile", "some-model", "--out", str(tmp_path / "p")])
+    said = "experts read, of 6,144 in all layers, by tokens of a pass: 384 by 1, 2,478 by 8"
+    assert (ran.exit_code, said in ran.output.splitlines()) == (0, True)
+    assert load_profile(tmp_path / "p") == made
 
 
 def test_the_demo_pair_is_profiled_and_recorded(tmp_path: Path):

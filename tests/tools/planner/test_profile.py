@@ -9,8 +9,8 @@ import pytest
 
 from card.errors import PlanError, SettingsError
 from card.tools.planner.measuring import measure_profile
+from card.tools.planner.method_plans import make_plan
 from card.tools.planner.overheads import measure_overheads
-from card.tools.planner.plan import make_plan
 from card.tools.planner.profile import (
     Overheads,
     PassTable,

@@ -142,5 +142,5 @@ def test_two_answers_to_the_same_tokens_are_refused():
     answers = [TargetText((1, 2), (3, 4, 5), "length"), TargetText((1, 2, 3), (6, 7), "length")]
     texts = record_texts(target, draft, answers, params.resolved())
     changed = {name: getattr(RECORDING, name) for name in RECORDING.__struct_fields__} | {"texts": texts}
-    with pytest.raises(PlanError, match="goes on differently"):
+    with pytest.raises(PlanError, match="continues differently"):
         ReplayedTexts(Recording(**changed))

@@ -74,7 +74,7 @@ def test_texts_are_compared_where_ids_are_not_told(verify: Verify) -> None:
         ran = verify(fake.url, "--only", "greedy")
     first = ran.result("greedy")["differences"][0]
     assert ran.report["compares_ids"] is False
-    assert "compared: texts; the servers do not both tell token ids" in ran.out
+    assert "compared: texts; not both servers report token ids" in ran.out
     assert (first["token_idx"], first["gap"]) == (None, pytest.approx(0.02))
 
 

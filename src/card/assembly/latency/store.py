@@ -16,17 +16,20 @@ from card import __version__
 from card.config import EngineSettings
 from card.kernels.machine_code import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
+from card.machine.expert_cost import ExpertCounts
 from card.machine.folders import expanded, is_safe_folder, read_kept, write_kept
 from card.machine.packages import installed_version
 from card.machine.pass_cost import PassCost
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.files.gguf.parts import part_files
 from card.models.files.places import is_gguf
 
 logger = logging.getLogger(__name__)
 
 _MOST_ENTRIES = 200  # the oldest go first
+_METHOD = "passes of different tokens"  # of measuring; with another one all is measured anew
 _MAX_AGE_S = 30 * 86400.0  # after which machines and libraries may have changed in ways that no key tells
 
 
@@ -41,6 +44,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     pass_s: tuple[tuple[int, float], ...] = ()
     per_sequence_s: float = 0.0
     per_context_row_s: float = 0.0
+    experts: ExpertCounts | None = None
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +68,7 @@ class LatencyStore:
         entry = self._find(key)
         if entry is None or len(entry.pass_s) < 2:
             return None
-        return PassCost(entry.pass_s, entry.per_sequence_s, entry.per_context_row_s)
+        return PassCost(entry.pass_s, entry.per_sequence_s, entry.per_context_row_s, entry.experts)
 
     def threads(self, key: LatencyKey | None) -> int | None:
         """Return how many threads, or cores, an earlier start found; None if it is not known."""
@@ -83,7 +87,7 @@ class LatencyStore:
     def keep_cost(self, key: LatencyKey | None, cost: PassCost) -> None:
         """Keep a measurement; without a key nothing is kept."""
         parts = {"per_sequence_s": cost.per_sequence_s, "per_context_row_s": cost.per_context_row_s}
-        self._keep(key, pass_s=cost.points, **parts)
+        self._keep(key, pass_s=cost.points, experts=cost.experts, **parts)
 
     def keep_threads(self, key: LatencyKey | None, threads: int) -> None:
         """Keep a number of threads or cores; without a key nothing is kept."""
@@ -154,6 +158,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             return None
         about = {
             "what": what,
+            "method": _METHOD,
             "model": identity,
             "dtype": dtype,
             "device": device,
@@ -203,14 +208,19 @@ def _identity(model: str) -> str:
     """Return a model's name, and for a folder or a GGUF file a digest that identifies its weights."""
     folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else expanded(model)
     if folder.is_file() and is_gguf(folder):
-        stat = folder.stat()
-        return hashlib.sha256(repr((folder.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()[:32]
+        facts = [fact for part in part_files(folder) for fact in _facts(part)]
+        return hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:32]
     config = folder / "config.json"
     if not config.is_file():
         return model
     files = sorted(one for one in folder.iterdir() if one.suffix in (".safetensors", ".bin"))
-    sizes = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    sizes = [_facts(one) for one in files]
     return hashlib.sha256(config.read_bytes() + repr(sizes).encode()).hexdigest()[:32]
+
+
+def _facts(file: Path) -> tuple[str, int, int]:
+    stat = file.stat()
+    return file.name, stat.st_size, stat.st_mtime_ns
 
 
 @functools.cache

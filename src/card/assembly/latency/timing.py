@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from card.errors import CapacityError
+from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
-from card.models.protocol import Extension, LanguageModel
+from card.models.protocol import Extension, LanguageModel, Routed
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
@@ -18,6 +20,7 @@ _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is tim
 # Tokens of the passes that say most, if time runs out: one request has few, and from 16 on seconds grow evenly.
 # Evidence: with AVX2, 4 rows of a model of 0.5 B take 30 ms, where a line from 1 to 8 says 37; 64 take half a second.
 _FIRST_SIZES = (1, 8, 4, 16)
+_SEED = 0  # of the tokens
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
 
@@ -36,6 +39,8 @@ def measure_pass_cost(
     adds time, so the shortest is nearest to what the pass itself takes. The runs of the different passes alternate, so
     that a slow moment affects them all. Before, passes of all sizes that rounds often have run once: on a CPU the first
     one of its size, on so many threads, was measured to take up to twice as long.
+
+    Tokens are drawn with a fixed seed, so that rows meet different experts where a model has any.
 
     Args:
         model: no sequence needs to be open; those that the model has no room for are left out.
@@ -60,10 +65,12 @@ def measure_pass_cost(
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
         )
         found = bench.fastest([TimedPass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
-        cost = PassCost(_hull(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
+        points = sorted((timed.num_tokens, seconds) for timed, seconds in found.items())
+        experts = bench.experts_of(found)
+        cost = PassCost(_hull(points)) if experts is None else PassCost(tuple(points), experts=experts)
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
         per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
-        return PassCost(cost.points, per_sequence_s, per_row_s)
+        return PassCost(cost.points, per_sequence_s, per_row_s, experts)
     finally:
         bench.close()
 
@@ -95,23 +102,42 @@ class TimedPass:
 
 
 class PassBench:
-    """Sequences of token 0 in a model; each timed pass is undone before the next."""
+    """Sequences of different tokens in a model; each timed pass is undone before the next."""
 
     def __init__(self, model: LanguageModel, clock: Callable[[], float]) -> None:
         """Begin without a sequence."""
         self.clock = clock
         self.model = model
-        self._slots: list[int] = []
+        self._routed = model if isinstance(model, Routed) else None
+        self._texts: dict[int, list[int]] = {}  # of each sequence, as long as it has room for
+        self._draw = random.Random(_SEED)
+        self._num_read: dict[TimedPass, int] = {}  # distinct experts
 
     def open(self, num_rows: int) -> int:
         """Open a sequence of so many rows at most. Raises: CapacityError if there is no room for it."""
-        self._slots.append(self.model.open(num_rows))
-        return self._slots[-1]
+        slot = self.model.open(num_rows)
+        self._texts[slot] = self._draw.choices(range(self.model.vocab_size), k=num_rows)
+        return slot
 
     def close(self) -> None:
         """Close all sequences."""
-        for slot in self._slots:
+        for slot in self._texts:
             self.model.close(slot)
+
+    def num_read(self, timed: TimedPass) -> int | None:
+        """Return the distinct experts that this pass read, summed over the layers; None if it counts none."""
+        return self._num_read.get(timed)
+
+    def experts_of(self, passes: Iterable[TimedPass]) -> ExpertCounts | None:
+        """Return the distinct experts that these passes read; None for a model without any."""
+        facts = self._routed.experts if self._routed is not None else None
+        if facts is None:
+            return None
+        return ExpertCounts(
+            num_experts=facts.num_expert_layers * facts.num_experts,
+            per_row=facts.num_expert_layers * facts.experts_per_token,
+            counted=tuple(sorted((one.num_tokens, self._num_read[one]) for one in passes if one in self._num_read)),
+        )
 
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
         """Add so many tokens to each of these sequences."""
@@ -144,13 +170,17 @@ class PassBench:
         logits = self.model.forward(extensions)
         np.asarray(logits[-1])  # a GPU works on after forward returns: reading waits for it
         seconds = self.clock() - started
+        if self._routed is not None and self._routed.experts_read:
+            self._num_read[timed] = self._routed.experts_read
         for extension in extensions:
             self.model.keep(extension.slot, extension.parents[0] + 1)
         return seconds
 
     def _chain(self, slot: int, num_tokens: int, first_logits_idx: int = 0) -> Extension:
-        last_row = self.model.num_rows(slot) - 1  # NO_PARENT in an empty sequence
-        return Extension(slot, [0] * num_tokens, range(last_row, last_row + num_tokens), first_logits_idx)
+        num_rows = self.model.num_rows(slot)
+        token_ids = self._texts[slot][num_rows : num_rows + num_tokens]
+        last_row = num_rows - 1  # NO_PARENT in an empty sequence
+        return Extension(slot, token_ids, range(last_row, last_row + num_tokens), first_logits_idx)
 
 
 def _hull(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -198,7 +228,7 @@ def _per_sequence_s(bench: PassBench, cost: PassCost, first_slot: int, max_seque
     weighted_s = squares = 0.0
     for timed, seconds in found.items():
         num_further = len(timed.slots) - 1
-        weighted_s += num_further * (seconds - cost.seconds(len(timed.slots)))
+        weighted_s += num_further * (seconds - cost.seconds(len(timed.slots), num_experts=bench.num_read(timed)))
         squares += num_further**2
     return max(0.0, weighted_s / squares) if squares else 0.0
 

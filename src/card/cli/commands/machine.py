@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from card.cli.help import command
-from card.cli.options import (
-    json_option,
-    kernels_option,
-    wide_option,
-)
+from card.cli.options import json_option, kernels_option, wide_option
 from card.cli.starting import run
 
 

@@ -25,7 +25,7 @@ from card.cli.options import (
     model_options,
     option_of,
     parse_cores,
-    take_alias,
+    rename_option,
     with_options,
 )
 from card.cli.starting import load, run, spinner, start_drafter_child
@@ -127,10 +127,10 @@ def serve(model_argument: str | None, **options: Any) -> None:
     _require_extra()
     changes = {name: options.pop(name) for name in declared(ServerSettings)}
     for alias, name in _ALIASES.items():
-        take_alias(options, alias, name)
+        rename_option(options, alias, name)
     if model_argument is not None:
         options["model_argument"] = model_argument
-        take_alias(options, "model_argument", "target")
+        rename_option(options, "model_argument", "target")
     chosen = choose_models(options)
     changes["served_model_names"] = changes["served_model_names"] or (known_as(chosen.target),)
     settings = ServerSettings(**{name: value for name, value in changes.items() if value not in (None, ())})
@@ -170,7 +170,7 @@ def _server(module: str, words: str = "") -> Any:
     return load(f"card.server.{module}", words, logger.info)
 
 
-# ---- draft servers --------------------------------------------------------------------------------------------------
+# ---- draft servers ---------------------------------------------------------------------------------------------------
 
 
 @command(short_help="Draft for targets on other machines.")

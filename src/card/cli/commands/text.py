@@ -21,11 +21,11 @@ from card.cli.options import (
     method_options,
     model_options,
     option_of,
+    pop_sampling_params,
     remark,
+    rename_option,
     sampling_options,
     shaping_options,
-    take_alias,
-    take_sampling_params,
     wide_option,
 )
 from card.cli.prompt_input import read_prompt
@@ -76,11 +76,11 @@ def generate(
 ) -> None:
     """Answer PROMPT; the text streams to standard output.
 
-    Piped text follows PROMPT and a blank line; it is the prompt if there is no other, or if PROMPT is "-". Images stand
+    Piped text follows PROMPT and a blank line; it is the prompt if there is no other, or if PROMPT is "-". Images come
     before the prompt, in their order.
     """
     text = read_prompt(prompt, prompt_file)
-    params = take_sampling_params(options)
+    params = pop_sampling_params(options)
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
     if raw and system:
@@ -200,7 +200,7 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
     return f"{line}\ntarget costs {target_cost}" if target_cost else line
 
 
-# ---- chat and demo -------------------------------------------------------------------------------------------------
+# ---- chat and demo ---------------------------------------------------------------------------------------------------
 
 
 @command(short_help="Talk with the target model.")
@@ -217,7 +217,7 @@ def chat(**options: Any) -> int:
 
     /help lists the commands. /quit or Ctrl-D ends it, Ctrl-C cuts an answer short.
     """
-    take_alias(options, "model", "target")
+    rename_option(options, "model", "target")
     return run("card.cli.chat.run", "", **options)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from card.config import Schedule
 from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost, bucket
+from card.engine.request import StepResult
+from card.machine.expert_cost import ExpertUse
 from card.machine.pass_cost import PassCost
 
 # Weight that one more round leaves to past evidence: a memory of about 300 rounds, for everything learnt. Evidence:
@@ -54,6 +56,13 @@ class Costs:
         self._first_layer = Ratio()  # of a turn, after a target pass: the weights have left the caches
         self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
         self._rows = 0.0  # context of one request, in the last round
+        counts = next(iter(self.at_start.values())).target.experts
+        self._use = None if counts is None else ExpertUse(counts, kept=DISCOUNT)
+
+    @property
+    def has_experts(self) -> bool:
+        """True if rows cost what their experts cost: the first rows of a pass more than later ones."""
+        return self._use is not None
 
     def drafts(self, schedule: Schedule) -> bool:
         """Return whether a drafter runs under a schedule."""
@@ -61,18 +70,26 @@ class Costs:
 
     def pass_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
         """Return the seconds of a target pass of so many tokens for requests of the present length."""
-        cost = self.at_start[schedule]
-        seconds = cost.target.seconds(num_tokens, num_requests, num_requests * self._rows)
-        return seconds * self._ratio_of(schedule, num_tokens)
+        return self._predicted_s(schedule, num_tokens, num_requests) * self._ratio_of(schedule, num_tokens)
 
     def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
         """Return the seconds of a target pass in this round as a function of its tokens."""
         cost, ratio = self.at_start[schedule], self._ratio_of(schedule, len(view.requests))
         num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: ratio * cost.target.seconds(num_tokens, num_requests, num_rows)
+        return lambda num_tokens: (
+            ratio * cost.target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
+        )
 
     def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
-        """Return the seconds that one more row adds to a target pass of so many tokens: the mean of its class."""
+        """Return the seconds that one more row adds to a target pass of so many tokens: the mean of its class.
+
+        With experts the mean of as many rows as there are requests: the later ones find more experts read already.
+        """
+        if self.has_experts:
+            longer = num_tokens + num_requests
+            more_s = self._predicted_s(schedule, longer, num_requests)
+            more_s -= self._predicted_s(schedule, num_tokens, num_requests)
+            return self._ratio_of(schedule, longer) * more_s / num_requests
         most = 1 << bucket(num_tokens + 1)
         least = max(1, most // 2)
         more_s = self.pass_s(schedule, most, num_requests) - self.pass_s(schedule, least, num_requests)
@@ -111,7 +128,8 @@ class Costs:
         num_requests = len(view.requests)
         self._rows = view.num_context_rows / num_requests
         if not view.num_prompt_tokens:
-            predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
+            num_experts = self._observed_experts(result)
+            predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows, num_experts)
             place = schedule == "beside", bucket(result.num_tokens)
             self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
         around_s = outcome.seconds - result.busy_s - view.waited_s
@@ -144,6 +162,22 @@ class Costs:
                 size, seconds = points[-1]
                 found[schedule] = replace(cost, target=PassCost((*points, (size + 1, seconds))))
         return found
+
+    def _predicted_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
+        """Return the seconds of a pass as measured at start, for requests of the present length."""
+        target, num_rows = self.at_start[schedule].target, num_requests * self._rows
+        return target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
+
+    def _num_experts(self, num_tokens: float) -> float | None:
+        """Return how many distinct experts a pass is expected to read by the passes so far; None without experts."""
+        return None if self._use is None else self._use.expected(num_tokens)
+
+    def _observed_experts(self, result: StepResult) -> float | None:
+        """Learn from the distinct experts of a pass, and return them: seconds are then a matter of the machine."""
+        if self._use is None or not result.num_experts:
+            return self._num_experts(result.num_tokens)
+        self._use.observe(result.num_tokens, result.num_experts)
+        return result.num_experts
 
     def _ratio_of(self, schedule: Schedule, num_tokens: float) -> float:
         """Return measured over predicted seconds of such passes, else of the most similar ones."""

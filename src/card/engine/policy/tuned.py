@@ -139,13 +139,14 @@ class TunedPolicy(Policy):
         """Verify the candidates whose expected tokens are worth their seconds at the present rate."""
         if "min_verify_prob" in self._pinned:
             return super().choose(view, offers)
-        num_requests = len(view.requests)
-        if view.takes_turns and not any(offer.writers for offer in offers):
+        num_requests, has_experts = len(view.requests), self._costs.has_experts
+        if view.takes_turns and not has_experts and not any(offer.writers for offer in offers):
             num_rows = num_requests + view.num_prompt_tokens + sum(map(len, offers))
             price = self._modes.rate * self._costs.row_s(self.schedule, num_rows, num_requests)
             return [self._worth(offer, price) for offer in offers]
         ranked = [self._ranked(*pair) for pair in zip(view.requests, offers, strict=True)]
-        ranked = [(order, probs if self._pays(view, probs) else []) for order, probs in ranked]
+        if not has_experts:  # with experts a candidate alone does not say what it brings: others bring the same
+            ranked = [(order, probs if self._pays(view, probs) else []) for order, probs in ranked]
         num_rows = view.num_prompt_tokens + sum(offer.num_probes for offer in offers)
         counts = choose(
             [probs for _, probs in ranked],

@@ -1,1 +1,1 @@
-"""Methods that are only settings of the engine, and methods that are one local writer of the core."""
+"""Methods that consist of engine settings, or of one local writer of the core."""

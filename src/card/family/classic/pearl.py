@@ -1,8 +1,8 @@
 """PEARL: rounds of one target pass beside one block of drafts (Liu et al. 2024, arXiv:2408.11850).
 
 The drafter writes a single chain and always assumes that the target accepts all of it. While a block is verified it
-drafts the next one (post-verify); after a rejection the target runs the last token alone, whose outcome verifies the
-first token of the block that is drafted meanwhile (pre-verify). A rejection anywhere drops every draft.
+drafts the next one (post-verify). After a rejection the target runs the last token alone, which verifies the first
+token of the block that is drafted meanwhile (pre-verify). A rejection anywhere drops every draft.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def rounds_of_one_chain(draft: DraftSettings) -> DraftSettings:
         growth="layer",
         beam_width=1,
         branch=1,
-        budget=length - 1,  # the token after them is verified by the pass, too: the first of the next block
+        budget=length - 1,  # the pass also verifies the token after them, the first of the next block
         lead=2 * length - 1,
         min_depth=length - 1,
         waits_after_miss=False,

@@ -6,6 +6,6 @@ METHOD = Method(
     name="card",
     summary="query and correct: drafter and target run in parallel over a shared candidate tree",
     placement="process",
-    usual_writers=("suffix",),  # it costs microseconds and follows what repeats for longer than any draft model
+    usual_writers=("suffix",),  # takes microseconds, and follows repetitions further than a draft model
     is_tuned=True,
 )

@@ -1,4 +1,4 @@
-"""The records of these methods."""
+"""Records of the classic methods."""
 
 from card.config.record import Record
 from card.family.classic import no_draft_model, pearl, query_and_correct, sps, ssd

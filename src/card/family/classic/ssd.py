@@ -1,9 +1,9 @@
 """SSD, speculative speculative decoding: drafts for each likely outcome of the running pass (arXiv:2603.03251).
 
-While the target verifies a chain of K drafts the drafter takes, at each of its K + 1 positions, the likeliest tokens
-that the chain does not have, as outcomes of the verification, and drafts the next K tokens for each. If the outcome is
-among them, the next chain is there at once. Otherwise the target waits for a new one; with ``waits_after_miss`` off it
-goes on with what other writers propose, as those of ``--writers beam,lookup``.
+The target verifies a chain of K drafts. Meanwhile the drafter guesses outcomes of that verification: at each of the
+K + 1 positions, the likeliest tokens that the chain does not have. For each outcome it drafts the next K tokens. If the
+true outcome is among them, the next chain is ready at once. Otherwise the target waits for a new one; with
+``waits_after_miss`` off it verifies candidates of other writers, as those of ``--writers beam,lookup``.
 """
 
 from __future__ import annotations

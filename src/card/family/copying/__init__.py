@@ -1,1 +1,1 @@
-"""Writers that copy from texts and from the passes of the models, and the methods made of them."""
+"""Writers that copy from texts and from passes of the models, and the methods made of them."""

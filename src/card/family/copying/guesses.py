@@ -1,4 +1,4 @@
-"""Shared parts of writers without a model: n-grams seen, and how often a guess of each rank was right."""
+"""Shared parts of writers without a model: pools of n-grams, and the success rate of guesses by rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_GUESSES: Guesses = {}
 
 
 def merged(continuations: Iterable[Sequence[int]]) -> Guesses:
-    """Return the continuations, best first, with what they begin with in common held once."""
+    """Return the continuations, best first, with common beginnings merged."""
     guesses: Guesses = {}
     for continuation in continuations:
         level = guesses
@@ -27,7 +27,7 @@ def merged(continuations: Iterable[Sequence[int]]) -> Guesses:
 
 
 def paths_to(nodes: Nodes) -> list[tuple[int, ...]]:
-    """Return the tokens from the top down to each node, its own included."""
+    """Return the tokens from the root to each node, its own included."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(nodes.tokens, nodes.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -35,12 +35,12 @@ def paths_to(nodes: Nodes) -> list[tuple[int, ...]]:
 
 
 def children_of(seen: Observation | Nodes) -> dict[tuple[int, int], int]:
-    """Return the index of each candidate by its (parent, token): a pass may cut, reorder or mix them."""
+    """Return the index of each candidate by (parent, token): a pass may cut, reorder or mix candidates."""
     return {pair: idx for idx, pair in enumerate(zip(seen.parents, seen.tokens, strict=True))}
 
 
 def nodes_along(child_of: dict[tuple[int, int], int], node: int, path: Sequence[int]) -> list[int]:
-    """Return the nodes from ``node``, itself included, down along the tokens of ``path``, as far as they were run."""
+    """Return the nodes along ``path`` from ``node`` on, itself included, as far as they were run."""
     nodes = [node]
     for token in path:
         child = child_of.get((nodes[-1], token))
@@ -59,7 +59,7 @@ class NgramPool:
         Args:
             length: tokens of an n-gram, the first one included; 2 or more.
             per_key: most n-grams that begin with one token; 1 or more.
-            max_keys: most first tokens; the one not seen for longest is dropped. None: no bound.
+            max_keys: most first tokens; the least recently seen one is dropped. None: no bound.
         """
         self.length = length
         self._per_key = per_key
@@ -67,7 +67,7 @@ class NgramPool:
         self._by_key: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep the order: oldest first
 
     def insert(self, key: int, rest: tuple[int, ...]) -> None:
-        """Note that ``rest`` followed ``key``."""
+        """Record that ``rest`` followed ``key``."""
         known = self._by_key.pop(key, {})
         self._by_key[key] = known  # the newest key comes last
         if self._max_keys is not None and len(self._by_key) > self._max_keys:
@@ -78,31 +78,31 @@ class NgramPool:
             del known[next(iter(known))]
 
     def learn_text(self, token_ids: Sequence[int]) -> None:
-        """Note all n-grams of a text, the last one as the newest."""
+        """Record all n-grams of a text, the last one as the newest."""
         length = self.length
         for start in range(len(token_ids) - length + 1):
             self.insert(token_ids[start], tuple(token_ids[start + 1 : start + length]))
 
     def replace(self, key: int, old: tuple[int, ...], new: tuple[int, ...]) -> None:
-        """Put ``new``, as the newest, in the place of ``old``."""
+        """Replace ``old`` by ``new``, which becomes the newest."""
         self._by_key.get(key, {}).pop(old, None)
         self.insert(key, new)
 
     def newest(self, key: int, most: int | None = None) -> list[tuple[int, ...]]:
-        """Return what followed ``key``, newest first; None returns all of it."""
+        """Return the continuations of ``key``, newest first; at most ``most``, None for all."""
         return list(reversed(self._by_key.get(key, {})))[:most]
 
 
 class RankRates:
-    """Share of the guesses of each rank that the target chose: a prior, then corrected by counts."""
+    """Share of the guesses of each rank that the target chose: a prior, corrected by counts."""
 
     def __init__(self, prior: Sequence[float], weight: float) -> None:
-        """Begin with ``prior``, for each rank a chance inside (0, 1), as if it had been seen ``weight`` times."""
+        """Begin with ``prior``, a chance in (0, 1) for each rank, with the weight of ``weight`` observations."""
         self._hits = [weight * chance for chance in prior]
         self._trials = [weight] * len(prior)
 
     def learn(self, guesses: Iterable[int], token: int) -> None:
-        """Note which of the ``guesses``, best first, was ``token``. Guesses beyond the last rank do not count."""
+        """Count which of the ``guesses``, best first, was ``token``; guesses beyond the last rank are ignored."""
         hits, trials = self._hits, self._trials
         for rank, guess in zip(range(len(hits)), guesses, strict=False):
             trials[rank] += 1.0
@@ -110,19 +110,19 @@ class RankRates:
                 hits[rank] += 1.0
 
     def costs(self) -> list[float]:
-        """Return for each rank -log of its chance, above 0."""
+        """Return -log of the chance of each rank, above 0."""
         return [math.log(trials / hits) for hits, trials in zip(self._hits, self._trials, strict=True)]
 
 
 class GuessRates:
-    """The chances of `Guesses`: of guesses for the next token, and of guesses for each token after a right one."""
+    """The chances of `Guesses`: one set for the next token, and one for each token after a correct guess."""
 
     def __init__(self, first: RankRates, later: RankRates) -> None:
         self._first = first
         self._later = later
 
     def learn(self, guesses: Guesses, token_ids: Sequence[int]) -> None:
-        """Note which ``guesses`` were right: the text went on with ``token_ids``, which may be longer or shorter."""
+        """Count which ``guesses`` were right: the text continued with ``token_ids``, which may be longer or shorter."""
         rates = self._first
         for token in token_ids:
             if not guesses:
@@ -131,14 +131,16 @@ class GuessRates:
             rates = self._later
             guesses = guesses.get(token, _NO_GUESSES)
 
-    def add(self, tree: MergedNodes, parent: int, guesses: Guesses, path_logprob: float, max_nodes: int) -> None:
-        """Put the likeliest guesses into ``tree`` until it has ``max_nodes``.
+    def add_guesses(
+        self, tree: MergedNodes, parent: int, guesses: Guesses, path_logprob: float, max_nodes: int
+    ) -> None:
+        """Add the likeliest guesses to ``tree`` until it has ``max_nodes``.
 
         Args:
             parent: node, or ROOT or PATH_END, that the guesses follow.
             path_logprob: of the parent.
         """
-        ages = count()  # of equal costs the older goes first, hence parents before children
+        ages = count()  # at equal costs the older goes first, hence parents before children
         later = self._later.costs()
         waiting = [
             (cost - path_logprob, next(ages), parent, token, after)

@@ -1,4 +1,4 @@
-"""Lookahead: Jacobi iterations that ride on each target pass fill a pool of n-grams, and the pool makes the guesses."""
+"""Lookahead: Jacobi iterations in each target pass fill a pool of n-grams, from which candidates are proposed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from card.drafting.local.protocol import LocalWriter, Observation, WriterSequenc
 from card.family.copying.guesses import Guesses, NgramPool, children_of, guess_rates, merged, nodes_along
 from card.tree.nodes import ROOT, MergedNodes, Nodes
 
-_PROBE_LOGPROB = -6.0  # score of every node of the window, since chance lets one be accepted now and then
+_PROBE_LOGPROB = -6.0  # score of every node of the window, as it is accepted by chance now and then
 
 
 class LookaheadSequence(WriterSequence):
     """The window and the n-grams of one request.
 
-    The window has W columns of N - 1 tokens: a head, then what the target chose behind it in the latest passes. Column
-    0's head is the last committed token; the other heads follow it one after the other, and the rest of each column
-    hangs below its head. So the window is a tree below the last token, each token at the very position it stands for.
-    A pass gives every column one more token. The N tokens that it then has are an n-gram; its head drops out.
+    The window has W columns of N - 1 tokens: a head, then the target's choices after it in the latest passes. Column
+    0's head is the last committed token; the other heads follow it in a chain, and the rest of each column hangs below
+    its head. So the window is a tree below the last token, with each token at its own position. A pass gives every
+    column one more token. The N tokens are then an n-gram, and the head is dropped.
     """
 
     pool: NgramPool
@@ -33,14 +33,14 @@ class LookaheadSequence(WriterSequence):
         learns_text: bool = True,
         pool: NgramPool | None = None,
     ) -> None:
-        """Begin with stretches of the prompt as columns, evenly spaced.
+        """Begin with evenly spaced parts of the prompt as columns.
 
         Args:
             window: columns of the window (W), 1 or more.
-            ngram: tokens of an n-gram (N), the one included that it is found by; 2 or more.
+            ngram: tokens of an n-gram (N), its key included; 2 or more.
             guesses: most n-grams kept for one token (G), 1 or more.
             learns_text: whether n-grams of prompt and generated text are guesses, too.
-            pool: n-grams of so many tokens, shared with other sequences; None: a new one for this request.
+            pool: n-grams of ``ngram`` tokens, shared with other sequences; None: a new one for this request.
         """
         self.pool = NgramPool(ngram, guesses) if pool is None else pool
         self._ngram = ngram
@@ -57,21 +57,21 @@ class LookaheadSequence(WriterSequence):
         self._put_head()
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return the window, as far as half of the budget holds it, and guesses. ``best_path`` is not looked at."""
+        """Return the window, in at most half of the budget, and guesses. ``best_path`` is ignored."""
         tree = MergedNodes()
         self._add_window(tree, budget // 2)
         num_probes = len(tree)
         self._guesses = merged(self.pool.newest(self._tail[-1]))
-        self._rates.add(tree, ROOT, self._guesses, 0.0, budget)
+        self._rates.add_guesses(tree, ROOT, self._guesses, 0.0, budget)
         return tree.nodes(num_probes)
 
     def move_to(self, text_ids: Sequence[int]) -> None:
-        """Go on behind a text that other writers drafted, given by its last tokens; the window stays."""
+        """Continue after a text that other writers drafted, given by its last tokens; the window stays."""
         self._tail = list(text_ids[1 - self._ngram :])
         self._put_head()
 
     def _add_window(self, tree: MergedNodes, max_nodes: int) -> None:
-        """Add the leading columns, whole ones only: the choice behind a part of a column is not its next token."""
+        """Add the leading columns, whole ones only: a column's next token is the choice after its last."""
         above = ROOT
         for idx, column in enumerate(self.columns):
             path = column[1:] if idx == 0 else column
@@ -84,7 +84,7 @@ class LookaheadSequence(WriterSequence):
                     above = node
 
     def observe(self, seen: Observation) -> None:
-        """Take the n-grams of all columns that were run, then those of the text, and move the window on by one."""
+        """Learn the n-grams of all columns that were run, then those of the text, and advance the window by one."""
         for idx, token in self._next_tokens(seen).items():
             head, *rest = self.columns[idx]
             self.pool.insert(head, (*rest, token))
@@ -98,7 +98,7 @@ class LookaheadSequence(WriterSequence):
         self._put_head()
 
     def _next_tokens(self, seen: Observation) -> dict[int, int]:
-        """Return the target's choice behind each column of the window whose nodes were all run; the others wait."""
+        """Return the target's choice after each column of the window whose nodes were all run."""
         child_of = children_of(seen)
         found: dict[int, int] = {}
         above = ROOT
@@ -117,7 +117,7 @@ class LookaheadSequence(WriterSequence):
 
 
 def _num_missing(tree: MergedNodes, parent: int, path: Sequence[int]) -> int:
-    """Return how many nodes it would take to hold ``path`` below ``parent``."""
+    """Return how many nodes of ``path`` are missing below ``parent``."""
     for depth, token in enumerate(path):
         node = tree.child(parent, token)
         if node is None:
@@ -130,9 +130,9 @@ class LookaheadWriter(LocalWriter):
     """Proposes n-grams that begin with the last token: from Jacobi iterations of the target, and from the text.
 
     The window costs (W - 1) + W (N - 2) candidates in every pass, less where columns share tokens. Like the published
-    method it moves on by one token a pass, however many are committed. Unlike there it begins with stretches of the
-    prompt instead of filling level by level, so that the first pass yields n-grams, and a budget that is too small
-    makes leading columns ride and the others wait.
+    method it advances by one token a pass, however many are committed. There are two differences. It begins with parts
+    of the prompt instead of filling level by level, so that the first pass gives n-grams. If the budget is too small,
+    the leading columns run and the others wait.
 
     Source: Fu et al. 2024, arXiv:2402.02057.
     """

@@ -1,4 +1,4 @@
-"""Methods that are one of the copying writers alone."""
+"""Methods that consist of one copying writer."""
 
 from card.config.method import Method
 

@@ -1,4 +1,4 @@
-"""Ouroboros: the draft model drafts with phrases, phrases lengthen its chain, and both models' passes add to them.
+"""Ouroboros: the draft model drafts with phrases, phrases extend its chain, and passes of both models add phrases.
 
 Source: arXiv:2402.13720.
 """
@@ -9,7 +9,7 @@ from card.family.classic.sps import chain_in_turns
 
 
 def _shape(draft: DraftSettings) -> DraftSettings:
-    """Return settings of a chain that the draft model guesses phrase by phrase, with room for phrases behind it."""
+    """Return settings of a chain that the draft model drafts phrase by phrase, with room for phrases after it."""
     return chain_in_turns(draft).replace(budget=draft.num_speculative_tokens + draft.budget, growth="phrases")
 
 

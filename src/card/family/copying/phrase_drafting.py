@@ -1,8 +1,8 @@
-"""Draft phrase by phrase: the draft model guesses its own next tokens, and a pass of it yields several of them.
+"""Draft phrase by phrase: the draft model verifies guesses of its own next tokens, several in one pass.
 
-Each pass runs, below the end of the drafted chain, phrases from a pool and a window of Jacobi iterations, as lookahead
-decoding does with a target. Where a phrase is what the draft model would write, the chain grows by more than one token.
-The pool belongs to the writer, so that a request begins with the phrases of earlier ones.
+Below the end of the drafted chain, each pass runs phrases from a pool and a window of Jacobi iterations, as lookahead
+decoding does with a target. If a phrase is what the draft model would write, the chain grows by more than one token.
+The pool belongs to the writer, so that a request begins with the phrases of earlier requests.
 
 Source: Ouroboros, arXiv:2402.13720.
 """
@@ -35,7 +35,7 @@ _MOST_GUESSES = 40  # of a pass: the window takes up to half
 
 
 class PhraseDraftSequence(BeamSequence):
-    """The chain of one request. Guesses have rows for the length of a pass; right ones keep them."""
+    """The chain of one request. Guesses have rows during a pass; correct guesses keep them."""
 
     def __init__(self, writer: PhraseDraftWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
@@ -43,10 +43,10 @@ class PhraseDraftSequence(BeamSequence):
         self._max_model_len = writer.max_model_len
         pool = writer.phrases
         self._lookahead = LookaheadSequence(token_ids, window=_WINDOW, ngram=pool.length, pool=pool)
-        self._guesses: Nodes | None = None  # of the next pass; None: not asked for yet
+        self._guesses: Nodes | None = None  # of the next pass; None: not made yet
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
-        """Take committed tokens as `BeamSequence.commit` does; phrases that end in them go into the pool."""
+        """Commit tokens as `BeamSequence.commit` does; phrases that end in them go into the pool."""
         self._guesses = None
         made = super().commit(token_ids)
         self._lookahead.pool.learn_text(self.token_ids[1 - self._lookahead.pool.length - len(token_ids) :])
@@ -68,7 +68,7 @@ class PhraseDraftSequence(BeamSequence):
         return replace(own, token_ids=[*own.token_ids, *guesses.tokens], parents=[*own.parents, *parents])
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
-        """Take the logits of a pass; make a node of each token that the draft model chose one after the other."""
+        """Process the logits of a pass; make a node of each consecutive token that the draft model chose."""
         guesses, self._guesses = self._guesses, None
         if not guesses:
             return super().grow(frontier, logits)
@@ -101,11 +101,11 @@ class PhraseDraftSequence(BeamSequence):
         tokens: Sequence[Sequence[int]],
         logprobs: Sequence[Sequence[float]],
     ) -> tuple[list[NewNodes], list[int]]:
-        """Expand a node that was run, and each child of it that was guessed.
+        """Expand a node that was run, and each of its children that was guessed.
 
         Args:
             start: row of the first guess.
-        Returns: the layers; the guesses that got children, whose rows are to be kept one after the other.
+        Returns: the layers; the guesses that got children, whose rows are kept in this order.
         """
         if node == self.cache.root_id:
             self.num_committed_rows = start
@@ -128,7 +128,7 @@ class PhraseDraftSequence(BeamSequence):
         return layers, came_true
 
     def _asked(self, frontier: Sequence[int], num_own: int) -> Nodes:
-        """Return the guesses of the next pass, as far as there are rows and positions for them."""
+        """Return the guesses of the next pass, limited by free rows and positions."""
         if self._guesses is None:
             self._guesses = NO_NODES
             room = self._model.capacity(self.slot) - self._model.num_rows(self.slot) - num_own
@@ -137,7 +137,7 @@ class PhraseDraftSequence(BeamSequence):
                 text = [*self.token_ids[-self._lookahead.pool.length :], *self.cache.path_tokens(frontier[0])]
                 self._lookahead.move_to(text)
                 found = self._lookahead.propose((), min(room, _MOST_GUESSES))
-                deepest = self._max_model_len - 1 - self.root_position - depth  # behind it there is no position
+                deepest = self._max_model_len - 1 - self.root_position - depth  # there is no position after it
                 depths = tuple([len(path) for path in paths_to(found)])
                 found = msgspec.structs.replace(found, depths=depths)
                 self._guesses = found.take([i for i, depth in enumerate(depths) if depth <= deepest])
@@ -145,17 +145,17 @@ class PhraseDraftSequence(BeamSequence):
 
 
 class PhraseDraftWriter(BeamWriter):
-    """Runs one pass of the draft model for several requests: a layer of a beam, or several tokens of a chain."""
+    """Runs a pass of the draft model for several requests: a layer of a beam, or several tokens of a chain."""
 
     def __init__(
         self, model: LanguageModel, kv_cache_bytes: int | None = None, *, find_grammar: FindGrammar | None = None
     ) -> None:
-        """Take ``model``; arguments as of `BeamWriter`."""
+        """Make a writer of ``model``; arguments as of `BeamWriter`."""
         super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
         self.phrases = new_pool()
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
-        """Start the tree of a request behind its text. Raises: CapacityError if there is no room."""
+        """Start the tree of a request after its text. Raises: CapacityError if there is no room."""
         if self.fitting(spec).shape.growth == PHRASES:
             return PhraseDraftSequence(self, token_ids, spec, epoch=epoch)
         return super().open(token_ids, spec, epoch=epoch)

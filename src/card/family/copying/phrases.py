@@ -1,4 +1,4 @@
-"""Phrases: what the target wrote, or would have written, after a token lengthens any drafter's best path for free."""
+"""Phrases: continuations that the target wrote, or would have written, extend a drafter's best path for free."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from card.drafting.local.protocol import LocalWriter, Observation, WriterSequenc
 from card.family.copying.guesses import NgramPool, children_of, guess_rates, merged, nodes_along
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 
-_NGRAM, _PER_KEY = 6, 8  # tokens of a phrase and of the one that it follows, together; phrases kept for one token
-_MAX_KEYS = 1 << 14  # tokens that phrases are kept for: 4 MB or so
+_NGRAM, _PER_KEY = 6, 8  # tokens of a phrase, its key included; phrases kept for one key
+_MAX_KEYS = 1 << 14  # keys with phrases: about 4 MB
 _NUM_PHRASES = 3  # most phrases proposed at once (K)
 
 
@@ -20,7 +20,7 @@ def new_pool() -> NgramPool:
 
 
 class PhraseSequence(WriterSequence):
-    """One of the requests that share phrases, and its latest proposal until that is verified."""
+    """One of the requests that share phrases, with its latest proposal until that is verified."""
 
     pool: NgramPool
     """The phrases, by the token that they follow."""
@@ -37,18 +37,18 @@ class PhraseSequence(WriterSequence):
         self._phrases: list[tuple[int, ...]] = []
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return the newest phrases as branches below the best path's end, which goes into the budget with them."""
+        """Return the newest phrases as branches below the best path's end; the path counts towards the budget."""
         self._path = tuple(best_path)
         key = best_path[-1] if best_path else self._tail[-1]
         self._phrases = self.pool.newest(key, self._num_phrases) if len(best_path) < budget else []
         if not self._phrases:
             return NO_NODES
         tree = MergedNodes()
-        self._phrase_rates.add(tree, PATH_END, merged(self._phrases), 0.0, budget - len(best_path))
+        self._phrase_rates.add_guesses(tree, PATH_END, merged(self._phrases), 0.0, budget - len(best_path))
         return tree.nodes()
 
     def observe(self, seen: Observation) -> None:
-        """Take phrases from branches of candidates, from the proposed phrases and from the text, the best ones last."""
+        """Learn phrases from branches of candidates, from the proposed phrases and from the text, the best last."""
         self._learn_rates(seen.new_ids)
         self._learn_branches(seen)
         self._correct(seen)
@@ -58,16 +58,16 @@ class PhraseSequence(WriterSequence):
         self._path, self._phrases = (), []
 
     def _learn_rates(self, new_ids: Sequence[int]) -> None:
-        """Note how the phrases fared where all before them was right."""
+        """Count the success of the phrases if the path before them was right."""
         if tuple(new_ids[: len(self._path)]) == self._path:
             self._phrase_rates.learn(merged(self._phrases), new_ids[len(self._path) :])
 
     def _learn_branches(self, seen: Observation) -> None:
-        """Take whole phrases behind candidates below which the target agrees with the next candidates, rejected or not.
+        """Learn whole phrases from chains of candidates, rejected or not, on which the target agrees.
 
-        Where they were accepted the phrase is the text's own, which is taken once more with the rest of the text.
+        A phrase that was accepted is also part of the text, and is learnt once more with it.
         """
-        goes_on: dict[int, int] = {}  # from a candidate to the one below it that is the target's choice there
+        goes_on: dict[int, int] = {}  # from a candidate to its child that is the target's choice
         for idx, (token, parent) in enumerate(zip(seen.tokens, seen.parents, strict=True)):
             if token == seen.choices[parent + 1]:
                 goes_on[parent] = idx
@@ -81,7 +81,7 @@ class PhraseSequence(WriterSequence):
                 self.pool.insert(key, tuple(phrase))
 
     def _correct(self, seen: Observation) -> None:
-        """Replace each proposed phrase that was run by the target's choices along it, whether it was reached or not."""
+        """Replace each proposed phrase that was run by the target's choices along it, even if it was not reached."""
         if not self._phrases:
             return
         key = self._path[-1] if self._path else self._tail[-1]
@@ -96,11 +96,10 @@ class PhraseSequence(WriterSequence):
 
 
 class PhraseWriter(LocalWriter):
-    """Lengthens the best path of all writers before it by phrases that followed its last token.
+    """Extends the best path of all earlier writers by phrases that followed its last token.
 
-    Phrases come from the text, from the agreeing ends of rejected candidates, and from proposed phrases, which the
-    target corrects. They are kept from request to request. `card.family.copying.phrase_drafting` lets the draft model
-    use phrases, too.
+    Phrases come from the text, from the agreeing ends of rejected candidates, and from proposed phrases as corrected by
+    the target. They are kept across requests. `card.family.copying.phrase_drafting` drafts with phrases, too.
 
     Source: Ouroboros, arXiv:2402.13720.
     """
@@ -111,5 +110,5 @@ class PhraseWriter(LocalWriter):
         self._pool = new_pool()
 
     def open(self, prompt_ids: Sequence[int]) -> PhraseSequence:
-        """Begin a request, which shares its phrases with the others."""
+        """Begin a request; all requests share their phrases."""
         return PhraseSequence(prompt_ids, self._pool)

@@ -1,4 +1,4 @@
-"""Token recycling: tokens that the target ranked high after a token the last time may follow it the next time."""
+"""Token recycling: tokens that the target ranked high after a token are proposed when that token comes again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from card.drafting.local.protocol import LocalWriter, Observation, WriterSequenc
 from card.family.copying.guesses import RankRates
 from card.tree.nodes import PATH_END, ROOT, Nodes
 
-_NUM_SUCCESSORS = 8  # kept of each token
-_PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before counts of the text
+_NUM_SUCCESSORS = 8  # kept for each token
+_PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before any counts
 _PATH_PRIOR = 0.4  # chance that the whole best path of other writers is right
 _PRIOR_WEIGHT = 8.0
 
 _Waiting = tuple[float, int, int, float, Sequence[int]]
-"""The best candidate not made yet below one node: its cost, that node, its place, the node's cost and successors."""
+"""The best pending candidate below one node: its cost, that node, its rank, the node's cost and successors."""
 
 
 class RecyclingSequence(WriterSequence):
@@ -26,16 +26,16 @@ class RecyclingSequence(WriterSequence):
         self._last = prompt_ids[-1]
         self.successors: dict[int, Sequence[int]] = {}  # best first, and distinct
         self._rates = RankRates(_PRIOR, _PRIOR_WEIGHT)
-        self._path: tuple[int, ...] = ()  # the best path that others proposed for the next pass
-        self._path_rate = RankRates((_PATH_PRIOR,), _PRIOR_WEIGHT)  # how often it was right to its end
+        self._path: tuple[int, ...] = ()  # the best path of other writers for the next pass
+        self._path_rate = RankRates((_PATH_PRIOR,), _PRIOR_WEIGHT)  # how often it was accepted whole
         for token, successor in pairwise(prompt_ids):
             self._put_first(token, successor)
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the likeliest paths of successors below the last token and below the best path's end, best first.
 
-        The chance of a path is the product of the shares of its ranks that were right so far. So for any budget the
-        tree has the shape that accepted most. Candidates below the best path are weighted by how often it was right.
+        The chance of a path is the product of the success rates of its ranks so far. So for any budget the tree has the
+        shape that accepts most. Candidates below the best path are weighted by how often that was right.
         """
         self._path = tuple(best_path)
         ranks = sorted((cost, rank) for rank, cost in enumerate(self._rates.costs()))
@@ -58,7 +58,7 @@ class RecyclingSequence(WriterSequence):
         return Nodes(tuple(tokens), tuple(parents), tuple(path_logprobs))
 
     def observe(self, seen: Observation) -> None:
-        """Count which ranks were right, then take the successors that the pass showed."""
+        """Count which ranks were right, then learn the successors from the pass."""
         inputs = (self._last, *seen.tokens)
         for token, successor in pairwise((self._last, *seen.new_ids)):
             row = self.successors.get(token)
@@ -67,7 +67,7 @@ class RecyclingSequence(WriterSequence):
         if self._path:
             self._path_rate.learn((True,), seen.new_ids[: len(self._path)] == self._path)
             self._path = ()
-        on_text = (ROOT, *seen.accepted)  # last: if a token was run twice, its place in the text counts
+        on_text = (ROOT, *seen.accepted)  # last, so that of a token that was run twice its place in the text counts
         for idx in (*range(len(seen.tokens)), *on_text):
             if seen.top_ids:
                 self.successors[inputs[idx + 1]] = seen.top_ids[idx + 1][:_NUM_SUCCESSORS]
@@ -88,7 +88,7 @@ def _wait(
     node_cost: float,
     row: Sequence[int],
 ) -> None:
-    """Queue one child of ``node``: that of the rank at ``place``, or of the next rank that ``row`` has.
+    """Queue one child of ``node``: of the rank at ``place``, or of the next rank in ``row``.
 
     Only one child of each node is queued at a time, so that most of the tree is never visited.
     """
@@ -102,9 +102,9 @@ def _wait(
 class RecyclingWriter(LocalWriter):
     """Proposes a tree from the tokens that the target ranked high before.
 
-    Unlike the published method it has no fixed template: the tree is drawn best first with the acceptance of each rank
-    as measured in this request, so that 8 candidates are used as well as 80, and it also grows where the best path of
-    other writers ends. Prompts give successors to begin with.
+    Unlike the published method it has no fixed template. The tree grows best first, by the acceptance of each rank as
+    measured in this request, so that it suits 8 candidates as well as 80. It also grows below the best path of other
+    writers. The first successors come from the prompt.
 
     Source: Token Recycling, arXiv:2408.08696.
     """

@@ -1,7 +1,7 @@
 """Finished texts on disk, from which later requests get candidates: opt-in, by key, bounded, shared by processes.
 
-A text is what a request put out, without its prompt. It belongs to the key and to the tokenizer that its token ids are
-of. Requests that must not learn of each other need different keys.
+A text is the output of a request, without its prompt. It belongs to a key and to the tokenizer of its token ids.
+Requests that must not see each other's texts need different keys.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from card.tree.nodes import NO_NODES, Nodes
 logger = logging.getLogger(__name__)
 
 Match = tuple[int, Sequence[int]]
-"""Length in tokens, 0 for none, and the places where the match ends: at most `_MAX_PLACES`, evenly drawn from all."""
+"""Length in tokens, 0 for none, and the places where the match ends: at most `_MAX_PLACES`, evenly spread over all."""
 
 _MIN_MATCH = 2
 _MAX_MATCH = 32  # tokens of the text that are compared
 _MAX_PLACES = 32  # occurrences of a match that are followed
 _NOVELTY = 7.0  # see `chance_per_count`: among many texts, more matches are chance
-_MIN_MERGED_TOKENS = 4096  # indexing so many takes about a millisecond
-_MERGED_SHARE = 16  # new texts are merged when they are more than one part in so many of the others
+_MIN_MERGED_TOKENS = 4096  # indexing as many takes about a millisecond
+_MERGED_SHARE = 16  # new texts are merged when they exceed the others' size divided by this
 
 
 class ContextIndex:
     """The places of some texts, sorted by the tokens that end there, read backwards.
 
-    It is a suffix array of the texts read from their ends, cut off at `_MAX_MATCH` tokens: those places that share most
-    tokens with the end of another text are neighbours, and one binary search finds them. A zero lies between two texts,
-    and tokens are one higher than their ids; so no match crosses from text to text. The index never changes, so one
-    thread may read it while another makes the next. 12 bytes per token.
+    It is a suffix array of the reversed texts, cut off at `_MAX_MATCH` tokens: the places that share most tokens with
+    the end of another text are neighbours, and one binary search finds them. Texts are separated by zeros, and tokens
+    are stored as id + 1, so that no match crosses from text to text. The index is immutable, so one thread may read it
+    while another makes the next. 12 bytes per token.
     """
 
     def __init__(self, texts: Sequence[Tokens]) -> None:
         gap = np.zeros(1, np.uint32)
         parts = [part for text in reversed(texts) for part in (gap, text[::-1] + np.uint32(1))]
-        tokens = np.concatenate([*parts, np.zeros(_MAX_MATCH, np.uint32)])  # newest first; whole windows at the end too
+        tokens = np.concatenate([*parts, np.zeros(_MAX_MATCH, np.uint32)])  # newest first; padded
         order = _sorted_places(tokens)
-        order = order[(tokens[order] != 0) & (tokens[order - 1] != 0)]  # places of tokens that others follow
+        order = order[(tokens[order] != 0) & (tokens[order - 1] != 0)]  # places of tokens that are followed by another
         self._order = order.astype(np.int32).data
         self._tokens = tokens.data
         self._bytes = tokens.astype(">u4").tobytes()  # big-endian: bytes compare as tokens do
         self.num_tokens = int(np.count_nonzero(tokens))
 
     def find(self, end: Sequence[int]) -> Match:
-        """Return the longest suffix of ``end``, of `_MAX_MATCH` tokens at most, that stands in a text and is followed.
+        """Return the longest suffix of ``end``, of `_MAX_MATCH` tokens at most, that occurs before a token of a text.
 
-        Takes some 60 comparisons of `_MAX_MATCH` tokens for a million places.
+        It takes about 60 comparisons of `_MAX_MATCH` tokens for a million places.
         """
         newest_first = [token + 1 for token in end[: -_MAX_MATCH - 1 : -1]]
         wanted = struct.pack(f">{len(newest_first)}I", *newest_first)
@@ -81,7 +81,7 @@ class ContextIndex:
         return length, self._order[first : last : -(-(last - first) // _MAX_PLACES)].tolist()
 
     def followers(self, match: Match, min_chance: float) -> list[tuple[int, float, Match]]:
-        """Return what follows at those places, for `best_first`."""
+        """Return the continuations at the places of a match, for `best_first`."""
         length, places = match
         chance = chance_per_count(length, len(places), novelty=_NOVELTY)
         tokens = self._tokens
@@ -92,7 +92,7 @@ class ContextIndex:
         places_of: dict[int, list[int]] = defaultdict(list)
         for place in places:
             places_of[tokens[place - 1]].append(place - 1)
-        places_of.pop(0, None)  # there a text ends
+        places_of.pop(0, None)  # the end of a text
         min_count = min_chance / chance
         return [
             (token - 1, len(some) * chance, (length + 1, some))
@@ -102,15 +102,15 @@ class ContextIndex:
 
 
 def _num_shared(one: bytes, other: bytes) -> int:
-    """Return how many leading tokens of four bytes are the same; both are equally long."""
+    """Return how many leading tokens of four bytes are equal; both arguments have the same length."""
     difference = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return (8 * len(one) - difference.bit_length()) // 32
 
 
 def _sorted_places(tokens: Tokens) -> NDArray[np.int64]:
-    """Return all places sorted by the `_MAX_MATCH` tokens from each on, where zeros follow the last.
+    """Return all places sorted by the `_MAX_MATCH` tokens from each on; zeros follow the last token.
 
-    Sorting by twice as many tokens each time, a pair of ranks for each place. Source: Manber & Myers 1993, Suffix
+    Each round sorts by twice as many tokens, with a pair of ranks for each place. Source: Manber & Myers 1993, Suffix
     arrays: a new method for on-line string searches.
     """
     ranks = tokens.astype(np.int64)
@@ -130,7 +130,7 @@ def _sorted_places(tokens: Tokens) -> NDArray[np.int64]:
 
 
 class StoreSequence(WriterSequence):
-    """The end of one request's text, and what it put out."""
+    """The end of one request's text, and its output."""
 
     def __init__(self, writer: StoreWriter, prompt_ids: Sequence[int]) -> None:
         self._writer = writer
@@ -138,10 +138,10 @@ class StoreSequence(WriterSequence):
         self._num_prompt_tokens = len(self._token_ids)
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return the tree of what followed the longest match in the stored texts, likeliest candidates first."""
+        """Return the tree of continuations of the longest match in the stored texts, likeliest candidates first."""
         end = self._token_ids[-_MAX_MATCH:]
         matches = [(index.find(end), index) for index in self._writer.indexes]
-        match, index = max(matches, key=lambda found: found[0][0])  # the first index, of newer texts, wins a draw
+        match, index = max(matches, key=lambda found: found[0][0])  # on a tie, the first index, of newer texts
         return best_first(match, index.followers, budget) if match[0] >= _MIN_MATCH else NO_NODES
 
     def observe(self, seen: Observation) -> None:
@@ -149,16 +149,16 @@ class StoreSequence(WriterSequence):
         self._token_ids += seen.new_ids
 
     def close(self) -> None:
-        """Hand the output over to be stored."""
+        """Queue the output for storage."""
         self._writer.keep(self._token_ids[self._num_prompt_tokens :])
 
 
 class StoreWriter(LocalWriter):
-    """Proposes what earlier requests of the same key and tokenizer put out, in this process and before it.
+    """Proposes continuations from outputs of earlier requests with the same key and tokenizer, of any process.
 
     A thread stores the texts and indexes them. A small index of new texts is rebuilt for each batch. When it outgrows
-    its share, the large one is rebuilt from the file, with the texts that other processes have stored. A round of
-    decoding never waits for either.
+    its share, the large index is rebuilt from the file, with the texts of other processes. Decoding never waits for
+    either.
     """
 
     outlives_engine = True
@@ -166,11 +166,11 @@ class StoreWriter(LocalWriter):
     def __init__(
         self, settings: EngineSettings, vocab_size: int, tokenizer: str = "", *, busy_timeout_s: float = 5.0
     ) -> None:
-        """Open the store and index what it holds: about a second for a million tokens.
+        """Open the store and index its texts: about a second for a million tokens.
 
         Args:
             busy_timeout_s: longest wait for another process's write; a text that must wait longer is not stored.
-        Raises: SettingsError without ``suffix_store``, or if it is no such file or cannot be written.
+        Raises: SettingsError without ``suffix_store``, or if it is another kind of file or cannot be written.
         """
         own = settings.of(StoreSettings)
         if own.suffix_store is None:
@@ -192,8 +192,8 @@ class StoreWriter(LocalWriter):
             raise SettingsError(
                 f"suffix_store cannot be read: {own.suffix_store}: {error}; delete the file or name another one"
             ) from error
-        self.indexes: tuple[ContextIndex, ContextIndex] = (ContextIndex([]), old)  # the newer texts win a draw
-        self._new_texts: list[Tokens] = []  # those of the first index
+        self.indexes: tuple[ContextIndex, ContextIndex] = (ContextIndex([]), old)  # on a tie, newer texts win
+        self._new_texts: list[Tokens] = []  # of the first index
         self._waiting: list[Tokens] = []
         self._is_closing = self._has_failed = False
         self._lock = threading.Lock()  # held for moments only
@@ -211,7 +211,7 @@ class StoreWriter(LocalWriter):
                 self._thread.submit(self._store)
 
     def close(self) -> None:
-        """Store what waits and end the thread. May be called twice."""
+        """Store the queued texts and end the thread. May be called twice."""
         with self._lock:
             if not self._is_closing:
                 self._is_closing = True
@@ -219,7 +219,7 @@ class StoreWriter(LocalWriter):
         self._thread.shutdown()
 
     def _store(self) -> None:
-        """Store and index, as one batch, the texts that have come since the last time."""
+        """Store and index the queued texts as one batch."""
         with self._lock:
             texts, self._waiting = self._waiting, []
         if self._has_failed or not texts:

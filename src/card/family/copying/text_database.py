@@ -1,7 +1,7 @@
 """Texts on disk: bounded, by owner, shared by processes, private to their user.
 
-The file is an SQLite database with a write-ahead log, so it must not lie on a network file system. It is readable by
-its user only, as its texts are not encrypted.
+The file is an SQLite database with a write-ahead log, so it must not lie on a network file system. Only its user can
+read it, as its texts are not encrypted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tokens = NDArray[np.uint32]
 _FILE_NAME = "texts.sqlite3"  # in a folder that the user names
 _OWNERS_ONLY = 0o600
 _APPLICATION_ID = 0x43415244  # "CARD", in the header of the file
-_VERSION = 2  # 1 knew tokenizers by their size only
+_VERSION = 2  # version 1 identified tokenizers by their size only
 _IS_OWN = "key = :key AND tokenizer = :tokenizer AND vocab_size = :vocab_size"
 
 
@@ -34,12 +34,12 @@ class Owner(NamedTuple):
     """Owner of texts: other owners cannot see them."""
 
     key: str
-    tokenizer: str  # fingerprint; the same ids are other words to another tokenizer
+    tokenizer: str  # fingerprint; token ids mean other words in another tokenizer
     vocab_size: int
 
 
 class TextDatabase:
-    """The texts of one owner in an SQLite file. Other processes may use the file, and end at any moment."""
+    """The texts of one owner in an SQLite file. Other processes may use the file, and may end at any moment."""
 
     def __init__(self, path: Path, owner: Owner, max_tokens: int, *, busy_timeout_s: float) -> None:
         """Open or make the file.
@@ -47,7 +47,7 @@ class TextDatabase:
         Args:
             path: the file, or a folder for it.
             owner: its texts are read, stored and counted; texts of other owners in the file stay as they are.
-            max_tokens: most tokens kept of this owner; the oldest texts give way.
+            max_tokens: most tokens kept for this owner; the oldest texts are deleted.
             busy_timeout_s: longest wait for another process's write.
         Raises: SettingsError for a file that is no such database or cannot be written.
         """
@@ -76,20 +76,20 @@ class TextDatabase:
             self._path, timeout=busy_timeout_s, isolation_level="IMMEDIATE", check_same_thread=False
         )  # opened by the thread that makes the writer, then used by the writer's own
         try:
-            db.execute("BEGIN IMMEDIATE")  # asks for the right to write, and lets only one process make the table
+            db.execute("BEGIN IMMEDIATE")  # takes the write lock, so that only one process makes the table
             with db:
                 self._make_table(db)
-                self._evict(db)  # the bound may have been larger last time
+                self._evict(db)  # the bound may have been larger before
             self._keep_private()
-            db.execute("PRAGMA journal_mode=WAL")  # only now: the file is known to be ours
-            db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may cost the last texts, not the file
+            db.execute("PRAGMA journal_mode=WAL")  # only now that the file is known to be ours
+            db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last texts, not the file
         except BaseException:
             db.close()
             raise
         return db
 
     def _keep_private(self) -> None:
-        """Make the file, and what SQLite keeps beside it, readable by its user only, whichever process made them."""
+        """Make the file and SQLite's files beside it readable by its user only, whichever process made them."""
         for path in (self._path, *(self._path.with_name(f"{self._path.name}-{kind}") for kind in ("wal", "shm"))):
             mode = _OWNERS_ONLY
             try:
@@ -97,12 +97,12 @@ class TextDatabase:
                 if not mode & ~_OWNERS_ONLY:
                     continue
                 path.chmod(mode & _OWNERS_ONLY)
-            except FileNotFoundError:  # no process uses the file, so there is none beside it
+            except FileNotFoundError:  # not in use, so SQLite has no files beside it
                 continue
             except PermissionError:
                 logger.warning("%s can be read by others (mode %o) and belongs to another user", path, mode)
             else:
-                logger.warning("%s could be read by others (mode %o); now its owner alone can", path, mode)
+                logger.warning("%s could be read by others (mode %o); now only its owner can", path, mode)
 
     @staticmethod
     def _make_table(db: sqlite3.Connection) -> None:
@@ -140,7 +140,7 @@ class TextDatabase:
         )
 
     def texts(self) -> list[Tokens]:
-        """Return the owner's texts, oldest first. Raises: sqlite3.Error, also for texts that make no sense."""
+        """Return the owner's texts, oldest first. Raises: sqlite3.Error, also for damaged texts."""
         rows = self._db.execute(
             f"SELECT num_tokens, token_ids FROM texts WHERE {_IS_OWN} ORDER BY id", self._owner._asdict()
         ).fetchall()

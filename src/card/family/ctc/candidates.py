@@ -1,11 +1,10 @@
-"""Slots to candidates: the likeliest beginnings of a text under the slots' distributions, as one tree.
+"""Slots to candidates: a tree of the likeliest beginnings of a text under the slots' distributions.
 
-With CTC a path names a token or the blank for each slot. What it writes is found by merging equal neighbours and then
-deleting blanks, so a token that truly comes twice has a blank between. Many paths write the same text. A candidate's
-chance is the sum over *all* paths whose text begins with it, computed without listing them: with the prefix
-probabilities of CTC decoding (Graves 2012, "Supervised sequence labelling with recurrent neural networks", 7.5).
-Hence candidates are distinct, chances fall from parent to child, and there is nothing left to merge, to mask or to
-move: the published transform of a template of slots does that afterwards, and leaves blanks and stale positions.
+In CTC a path names a token or the blank for each slot. Its text results from merging equal neighbours and then deleting
+blanks, so a repeated token has a blank between. Many paths have the same text. A candidate's chance is the sum over
+*all* paths whose text begins with it, by the prefix probabilities of CTC decoding (Graves 2012, "Supervised sequence
+labelling with recurrent neural networks", 7.5). So candidates are distinct, and chances fall from parent to child.
+The published method transforms a template of slots afterwards, which leaves blanks and stale positions.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from card.family.ctc.head import SlotHead
 from card.tree.nodes import ROOT, Nodes
 
-_PER_SLOT = 8  # likeliest tokens of each slot that are looked at
+_PER_SLOT = 8  # likeliest tokens of each slot that are considered
 
 Floats = NDArray[np.floating[Any]]
 Places = NDArray[np.signedinteger[Any]]
@@ -42,7 +41,7 @@ def candidates_of(head: SlotHead, logprobs: Tensor, most: int) -> Nodes:
 
 
 def ctc_tree(probs: Floats, blank: Floats, most: int) -> Nodes:
-    """Return the beginnings of texts that T slots write most likely.
+    """Return the likeliest beginnings of texts of T slots.
 
     Args:
         probs: [T, C] chance of each of C tokens in each slot.
@@ -51,17 +50,17 @@ def ctc_tree(probs: Floats, blank: Floats, most: int) -> Nodes:
     Returns: candidates whose tokens are 0 to C - 1, likeliest first.
     """
     num_slots = len(probs)
-    # After t slots, for each of n beginnings: the chance that just it was written, by whether the last slot is blank.
+    # After t slots, for each of n beginnings: the chance that the text is exactly it, if the last slot is blank or not.
     by_token: Floats = np.zeros((1, num_slots + 1))
     by_blank: Floats = np.concatenate(([1.0], blank)).cumprod()[None]
     last: Places = np.full(1, -1, dtype=np.int64)
     tree = _Best(most)
     for _ in range(num_slots):
         any_end = by_token + by_blank
-        chances = any_end[:, :-1] @ probs  # that a token comes next
+        chances = any_end[:, :-1] @ probs  # of each next token
         again = last >= 0
         rows = np.flatnonzero(again)
-        chances[rows, last[rows]] = (by_blank[rows, :-1] * probs[:, last[rows]].T).sum(-1)  # itself: behind a blank
+        chances[rows, last[rows]] = (by_blank[rows, :-1] * probs[:, last[rows]].T).sum(-1)  # repeated: after a blank
         parents, last_of = tree.grow(chances)
         if not len(parents):
             break
@@ -73,7 +72,7 @@ def ctc_tree(probs: Floats, blank: Floats, most: int) -> Nodes:
 
 
 def _after(before: Floats, own: Floats, blank: Floats) -> tuple[Floats, Floats]:
-    """Return the chances, [n, T + 1] each, of beginnings that are one token longer than those of ``before``."""
+    """Return the chances, [n, T + 1] each, of beginnings one token longer than those of ``before``."""
     by_token, by_blank = np.zeros_like(before), np.zeros_like(before)
     for t in range(len(blank)):
         by_token[:, t + 1] = (by_token[:, t] + before[:, t]) * own[:, t]
@@ -82,7 +81,7 @@ def _after(before: Floats, own: Floats, blank: Floats) -> tuple[Floats, Floats]:
 
 
 def slot_tree(probs: Floats, most: int) -> Nodes:
-    """Return the likeliest texts if slot i is the token at i, independently of all others; as `ctc_tree`."""
+    """Return the likeliest texts if slot i is the token at i, independent of the others; as `ctc_tree`."""
     tree, reached = _Best(most), np.ones(1)
     for row in probs:
         parents, tokens = tree.grow(reached[:, None] * row)
@@ -93,7 +92,7 @@ def slot_tree(probs: Floats, most: int) -> Nodes:
 
 
 class _Best:
-    """The likeliest beginnings, grown layer by layer: only the ``most`` likeliest are looked at."""
+    """The likeliest beginnings, grown layer by layer: only the ``most`` likeliest are considered."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -109,7 +108,7 @@ class _Best:
         best = best[flat[best] > 0.0]
         rows, tokens = np.divmod(best, chances.shape[-1])
         first = len(self._tokens)
-        own = [min(float(flat[i]), self._above[row]) for i, row in zip(best, rows, strict=True)]  # rounding
+        own = [min(float(flat[i]), self._above[row]) for i, row in zip(best, rows, strict=True)]  # against rounding
         self._chances += own
         self._tokens += tokens.tolist()
         self._parents += [self._layer[row] for row in rows]
@@ -117,7 +116,7 @@ class _Best:
         return rows, tokens
 
     def nodes(self) -> Nodes:
-        """Return the best of all layers: a parent is as likely as its children at least, and stands before them."""
+        """Return the best of all layers; a parent is at least as likely as its children, and comes before them."""
         order = sorted(range(len(self._tokens)), key=lambda idx: (-self._chances[idx], idx))[: self._most]
         place = {ROOT: ROOT} | {idx: i for i, idx in enumerate(order)}
         return Nodes(

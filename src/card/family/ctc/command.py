@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from card.cli.files import read_prompts
-from card.family.ctc.training import TrainSettings, train_head
+from card.family.ctc.train_ctc import CtcTrainSettings, train_head
 from card.family.learning.driver import TrainingTarget, encode_questions
 from card.family.learning.heads_command import train_on_own_texts
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: int, seed: int, **options: Any) -> None:
-    """Do what `card train ctc` was asked for. Raises: CardError of any kind."""
-    settings = TrainSettings(loss=loss, epochs=epochs, seed=seed)  # type: ignore[arg-type]
+    """Run `card train ctc`. Raises: CardError of any kind."""
+    settings = CtcTrainSettings(loss=loss, epochs=epochs, seed=seed)  # type: ignore[arg-type]
     questions = read_prompts(data)[:max_prompts]
 
     def prompts_for(target: TrainingTarget) -> list[list[int]]:

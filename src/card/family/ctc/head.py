@@ -1,11 +1,11 @@
 """A head that drafts from the target's hidden states: T slots, each a distribution over tokens and a blank.
 
-A slot reads the last rows of the text, each a hidden state and the embedding of the token that came of it, and the
-other slots, in one decoder layer. Its output is compared with the target's own embeddings, so that a file holds no
-vocabulary. Only tokens that the target wrote in training are proposed.
+In one decoder layer, a slot reads the other slots and the last rows of the text: each row is a hidden state with the
+embedding of the token chosen from it. The output is compared with the target's own embeddings, so that a file holds no
+vocabulary. The head proposes only tokens that the target wrote in training.
 
-Source: CTC-drafter, Wen et al. 2024, arXiv:2412.00061. Ours: the blank is no token of the target's, all slots are made
-in one pass, and the same head is trained by cross-entropy, slot by slot, as Medusa's are (arXiv:2401.10774).
+Source: CTC-drafter, Wen et al. 2024, arXiv:2412.00061. Ours: the blank is no token of the target's, one pass
+makes all slots, and the same head can be trained by cross-entropy per slot, like Medusa's heads (arXiv:2401.10774).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.ctc.names import LOSSES, Loss
+from card.family.ctc.losses import LOSSES, Loss
 from card.family.learning.bound_module import EPS, DraftingHead
 from card.family.learning.head_layer import DraftLayer
 from card.models.files.trained_file import TrainedFile
@@ -28,7 +28,7 @@ from card.models.fingerprint import TargetSizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts(TargetSizes):
-    """Sizes of a head, and what it was trained for."""
+    """Sizes of a head, and the facts of its training."""
 
     loss: Loss
     num_slots: int  # T
@@ -43,7 +43,7 @@ class SlotHead(DraftingHead):
     facts: HeadFacts
 
     def __init__(self, facts: HeadFacts, token_ids: Tensor, probe: Tensor) -> None:
-        """Make a head with weights that follow from torch's present seed."""
+        """Make a head with random weights from torch's present seed."""
         super().__init__(facts, token_ids, probe)
         width = facts.width
         self.read = nn.Linear(2 * facts.hidden_size, width, bias=False)
@@ -58,7 +58,7 @@ class SlotHead(DraftingHead):
 
         Args:
             inputs: [B, W, 2 * D] of `inputs_of`, the newest row last.
-            is_there: [B, W] bool; False where a text has not so many rows.
+            is_there: [B, W] bool; False where a text has fewer rows.
         """
         read = self.read(inputs)
         slots = self.slots + read[:, -1:]
@@ -68,14 +68,14 @@ class SlotHead(DraftingHead):
         return torch.cat((self.out(x) @ self._table.T, self.blank(x)), -1)
 
     def logprobs(self, logits: Tensor) -> Tensor:
-        """Return log-probabilities of the slots, as `forward` has them; without CTC no slot is blank."""
+        """Return log-probabilities of the slots, from logits of `forward`; without CTC no slot is blank."""
         if self.facts.loss == "ctc":
             return logits.log_softmax(-1)
         return functional.pad(logits[..., :-1].log_softmax(-1), (0, 1), value=-math.inf)
 
     @classmethod
     def facts_of(cls, said: Mapping[str, str]) -> HeadFacts:
-        """Return the facts that a file states. Raises: KeyError, ValueError if they are none."""
+        """Parse the facts of a file. Raises: KeyError, ValueError if they are faulty."""
         loss: Any = said["loss"]
         if loss not in LOSSES:
             raise ValueError(f"loss {loss!r}")

@@ -7,12 +7,9 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-)
+from card.cli.options import counted, file_option
 from card.cli.starting import run
-from card.family.ctc.names import LOSSES
+from card.family.ctc.losses import LOSSES
 from card.family.learning.options import head_options
 
 
@@ -25,7 +22,6 @@ def ctc(**options: Any) -> int:
     """Train a head that drafts from the target's hidden states, for --method ctc or --writers ctc.
 
     It learns the target's own greedy answers to the questions; the answers of the file are not read. By CTC a slot may
-    stay blank; by cross-entropy each slot is one token ahead. A training that was cut off goes on if the same command
-    is given again.
+    stay blank; by cross-entropy each slot is one token ahead. The same command resumes a training that was cut off.
     """
     return run("card.family.ctc.command.run", **options)

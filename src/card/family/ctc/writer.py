@@ -20,12 +20,12 @@ from card.tree.nodes import NO_NODES, Nodes
 
 
 class CtcSequence(WriterSequence):
-    """The last hidden states of one text, and the head's log-probabilities behind them."""
+    """The last hidden states of one text, and the head's log-probabilities after them."""
 
     def __init__(self, writer: CtcWriter) -> None:
         self._writer = writer
-        self.window = torch.zeros(0, 0)  # [rows, 2 * D] what the head reads, the newest row last; W at most
-        self.logprobs: Tensor | None = None  # [T, N + 1] of the slots behind the last row; None: not run yet
+        self.window = torch.zeros(0, 0)  # [rows, 2 * D] input of the head, the newest row last; W at most
+        self.logprobs: Tensor | None = None  # [T, N + 1] of the slots after the last row; None: not run yet
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the head's likeliest candidates below the last token."""
@@ -34,8 +34,8 @@ class CtcSequence(WriterSequence):
         return NO_NODES if self.logprobs is None else candidates_of(self._writer.head, self.logprobs, budget)
 
     def observe(self, seen: Observation) -> None:
-        """Take the hidden states of the rows that became text, each with the token that followed."""
-        assert seen.features is not None, "the target's features were wished for"
+        """Read the hidden states of the rows that became text, each with the token that followed."""
+        assert seen.features is not None, "the target's features were requested"
         rows = seen.features[[0, *(1 + idx for idx in seen.accepted)]]
         new = inputs_of(as_tensor(rows), as_tensor(self._writer.embeddings(seen.new_ids)))
         window = torch.cat((self.window, new)) if len(self.window) else new
@@ -61,10 +61,10 @@ class CtcWriter(LocalWriter):
             raise SettingsError("the writer ctc needs a head: give --ctc FILE (ctc=...), made with card train ctc")
         self.name = file
         self.head = SlotHead.load(self.name)
-        self.waiting: dict[CtcSequence, None] = {}  # the head has not read their windows yet
+        self.waiting: dict[CtcSequence, None] = {}  # whose windows the head has not read yet
 
     def attach(self, target: RowRunner) -> None:
-        """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
+        """Use the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.head.attach(target, self.name)
         self.embeddings = target.embeddings
 

@@ -1,1 +1,1 @@
-"""HiViS: a drafter that reads text alone, fused with the hidden states of a target that sees images."""
+"""HiViS: a drafter that reads only text, with the hidden states of a target that sees images."""

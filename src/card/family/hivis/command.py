@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from card.api.prompts import PromptReader
+from card.cli.files import parse_json_line
 from card.config import EngineSettings
 from card.errors import PromptError
-from card.family.hivis.training import TrainSettings, train_fused
+from card.family.hivis.train_hivis import HivisTrainSettings, train_fused
 from card.family.learning.driver import TrainingTarget
 from card.family.learning.heads_command import train_on_own_texts
 from card.text.lines import numbered_lines
@@ -19,8 +19,8 @@ _Messages = list[dict[str, Any]]
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: int, **options: Any) -> None:
-    """Do what `card train hivis` was asked for. Raises: CardError of any kind."""
-    settings = TrainSettings(epochs=epochs, seed=seed)
+    """Run `card train hivis`. Raises: CardError of any kind."""
+    settings = HivisTrainSettings(epochs=epochs, seed=seed)
     conversations = read_conversations(data)[:max_prompts]
 
     def prompts_for(target: TrainingTarget) -> list[Sequence[int]]:
@@ -30,21 +30,15 @@ def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: in
 
 
 def read_conversations(path: Path) -> list[tuple[int, _Messages]]:
-    """Return the conversations of a file and their lines. Raises: PromptError if there are none, or one is no such."""
-    return [(number, _messages(path, number, line)) for number, line in numbered_lines(path, "conversations")]
+    """Return the conversations of a file with their line numbers. Raises: PromptError for none, or an invalid one."""
+    wanted = '"messages", as of chat completions'
+    lines = numbered_lines(path, "conversations")
+    return [(number, parse_json_line(path, number, line, _messages, wanted)) for number, line in lines]
 
 
-def _messages(path: Path, number: int, line: str) -> _Messages:
-    try:
-        found = json.loads(line)["messages"]
-        if found and all(isinstance(one, Mapping) for one in found):
-            return list(found)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise PromptError(
-        f'{path}, line {number}: must be a JSON object with "messages", as of chat completions; got'
-        f" {line.strip()[:60]!r}"
-    )
+def _messages(row: Any) -> _Messages | None:
+    found = row["messages"]
+    return list(found) if found and all(isinstance(one, Mapping) for one in found) else None
 
 
 def _encoded(target: TrainingTarget, conversations: Sequence[tuple[int, _Messages]], path: Path) -> list[Sequence[int]]:

@@ -1,4 +1,4 @@
-"""Draft trees for several texts at once: layer by layer, the likeliest nodes of each text are the next layer."""
+"""Draft trees for several texts at once, layer by layer: the next layer is the likeliest nodes of each text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from card.family.hivis.head import FusedHead
 from card.tree.nodes import ROOT, Nodes
 
 BEAM_WIDTH = 4  # nodes of a layer
-MOST_LAYERS = 8  # steps beyond those that were trained go on with the vector of the last
+MOST_LAYERS = 8  # steps beyond the trained ones use the vector of the last
 
 
 class TextMemory:
-    """Rows of one text as the drafter's layer has read them: the target's own states alone."""
+    """Rows of one text in the drafter's layer, made from the target's own states only."""
 
     def __init__(self, head: FusedHead) -> None:
         """Begin without rows."""
@@ -26,19 +26,19 @@ class TextMemory:
 
     @property
     def end(self) -> int:
-        """Place behind the last row."""
+        """Place after the last row."""
         return self.first + self.keys.shape[2]
 
     @property
     def last_row(self) -> Tensor:
-        """The last row before it was read, [d]."""
+        """The last row before the layer, [d]."""
         return self._rows[0, -1]
 
     def extend(self, first: int, states: Tensor, embeddings: Tensor) -> None:
-        """Add rows at places from ``first`` on, over those that were there; behind a gap the memory begins anew.
+        """Write rows at places from ``first`` on, replacing existing ones; after a gap the memory is cleared first.
 
         Args:
-            states, embeddings: [n, D] scaled, of places and of the tokens behind them.
+            states, embeddings: [n, D] scaled, of places and of their next tokens.
         """
         num_kept = first - self.first if self.first <= first <= self.end else 0
         if not num_kept:
@@ -49,7 +49,7 @@ class TextMemory:
         self.values = torch.cat((self.values[:, :, :num_kept], values), 2)
 
     def until(self, num_rows: int, row: Tensor) -> TextMemory:
-        """Return the memory of the text's first rows, of which ``row`` [d] is the last before it was read."""
+        """Return the memory of the text's first rows; ``row`` [d] is the last of them before the layer."""
         cut = TextMemory(self._head)
         cut.first, cut._rows = self.first, row[None, None]
         cut.keys, cut.values = self.keys[:, :, :num_rows], self.values[:, :, :num_rows]
@@ -58,7 +58,7 @@ class TextMemory:
 
 @torch.inference_mode()
 def draft(head: FusedHead, texts: Sequence[TextMemory], num_layers: int = MOST_LAYERS) -> list[Nodes]:
-    """Return candidates behind the newest token of each text, the likeliest first: `BEAM_WIDTH` a layer at most."""
+    """Return candidates after the newest token of each text, the likeliest first: `BEAM_WIDTH` a layer at most."""
     keys, values, seen = _joined(texts)
     newest = torch.tensor([text.end - 1 for text in texts])[:, None]
     rows = head.layer(torch.stack([text.last_row for text in texts])[:, None], keys, values, seen, newest)
@@ -79,7 +79,7 @@ def draft(head: FusedHead, texts: Sequence[TextMemory], num_layers: int = MOST_L
 
 
 def _joined(texts: Sequence[TextMemory]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys and values of all texts, [B, H, S, d / H], and which of them each text has, [B, 1, S]."""
+    """Return keys and values of all texts, [B, H, S, d / H], and which rows exist in each text, [B, 1, S]."""
     longest = max(text.keys.shape[2] for text in texts)
     seen = torch.zeros(len(texts), 1, longest, dtype=torch.bool)
     shape = (len(texts), texts[0].keys.shape[1], longest, texts[0].keys.shape[3])
@@ -126,9 +126,9 @@ class _Trees:
 
 
 def _ordered(tokens: Sequence[int], parents: Sequence[int], logprobs: Sequence[float], depths: Sequence[int]) -> Nodes:
-    """Return nodes, which stand layer by layer, likeliest first."""
+    """Return nodes, given layer by layer, in the order of likelihood."""
     scores: list[float] = []
     for parent, score in zip(parents, logprobs, strict=True):
-        scores.append(min(score, 0.0 if parent == ROOT else scores[parent]))  # rounding
+        scores.append(min(score, 0.0 if parent == ROOT else scores[parent]))  # against rounding
     order = sorted(range(len(scores)), key=lambda idx: (-scores[idx], idx))
     return Nodes(tuple(tokens), tuple(parents), tuple(scores), tuple(depths)).take(order)

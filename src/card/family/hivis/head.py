@@ -1,13 +1,13 @@
-"""A drafter that reads the text of a conversation, and what a target that sees images knows at its places.
+"""A drafter that reads the text of a conversation, and the hidden states of a target that sees images.
 
 Row i reads the target's hidden state at place i and the embedding of the token at place i + 1, through one linear
-layer, and guesses state and token of the next place in one decoder layer. Places of images have no rows, and the others
-are numbered without them: what an image shows is in the target's states already. Behind the newest token it reads
-states that it has guessed itself, each with a learnt vector of the step, until the target's own are there.
+layer. One decoder layer then predicts state and token of the next place. Places of images have no rows and are not
+numbered: the target's states already hold what an image shows. After the newest token the drafter reads states of its
+own prediction, each with a learnt vector of the step, until the target's states replace them.
 
-Source: HiViS, arXiv:2509.23928, on the drafter of EAGLE, arXiv:2401.15077. Ours: the form of the steps' vectors; words
-are compared with the target's embeddings, so that a file holds no vocabulary; only tokens are proposed that the target
-wrote in training.
+Source: HiViS, arXiv:2509.23928, on the drafter of EAGLE, arXiv:2401.15077. Ours: the form of the steps' vectors; output
+is compared with the target's embeddings, so that a file holds no vocabulary; only tokens that the target wrote in
+training are proposed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from card.models.runner import RowRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedFacts(TargetSizes):
-    """Sizes of a drafter, and of the target that it was trained for."""
+    """Sizes of a drafter and of its target."""
 
-    num_steps: int  # S: steps that it was trained to make behind the newest token
+    num_steps: int  # S: steps after the newest token in training
     width: int  # of its layer, d
 
 
 class FusedHead(DraftingHead):
-    """The drafter: a state and logits of N tokens behind each row that it reads."""
+    """The drafter: predicts a state and logits of N tokens after each row that it reads."""
 
     FILE, FACTS = TrainedFile("head", "card-hivis-1", "card train hivis"), FusedFacts
     facts: FusedFacts
     _inputs: Tensor
 
     def __init__(self, facts: FusedFacts, token_ids: Tensor, probe: Tensor) -> None:
-        """Make a drafter with weights that follow from torch's present seed."""
+        """Make a drafter with random weights from torch's present seed."""
         super().__init__(facts, token_ids, probe)
         width, size = facts.width, facts.hidden_size
         self.fuse = nn.Linear(2 * size, width, bias=False)
@@ -51,16 +51,16 @@ class FusedHead(DraftingHead):
         self.register_buffer("_inputs", torch.zeros(0, size), persistent=False)
 
     def attach(self, target: RowRunner, name: str = "the drafter") -> None:
-        """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
+        """Use the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
         super().attach(target, name)
         self._inputs = scaled(self._table)
 
     def embedded(self, labels: Tensor) -> Tensor:
-        """Return the embeddings of its own tokens as it reads them, [..., D]; labels are places in `token_ids`."""
+        """Return its input embeddings of tokens, [..., D]; labels are places in `token_ids`."""
         return self._inputs[labels]
 
     def own_state(self, guessed: Tensor, step: int) -> Tensor:
-        """Return states [..., D] that it has guessed as it reads them in step 1 or later of a draft."""
+        """Return predicted states [..., D] as inputs of step 1 or later of a draft."""
         return guessed + self.steps[min(step, len(self.steps)) - 1] if len(self.steps) else guessed
 
     def read(self, states: Tensor, embeddings: Tensor) -> Tensor:
@@ -69,6 +69,6 @@ class FusedHead(DraftingHead):
         return rows
 
     def guess(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what rows [..., d] of its layer guess: states [..., D], and logits [..., N]."""
+        """Return predictions from rows [..., d] of its layer: states [..., D], and logits [..., N]."""
         x = self.norm(rows)
         return self.state(x), self.word(x) @ self._table.T

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-)
+from card.cli.options import counted, file_option
 from card.cli.starting import run
 from card.family.learning.options import head_options
 
@@ -21,6 +18,6 @@ def hivis(**options: Any) -> int:
     """Train a drafter that reads text alone and the target's hidden states, for --method hivis or --writers hivis.
 
     The target answers the conversations greedily; they hold messages as of chat completions. Images are data URLs, or
-    files below the folder of the data. A training that was cut off goes on if the same command is given again.
+    files below the folder of the data. The same command resumes a training that was cut off.
     """
     return run("card.family.hivis.command.run", **options)

@@ -20,13 +20,13 @@ from card.tree.nodes import NO_NODES, Nodes
 
 
 class HivisSequence(WriterSequence):
-    """One text as the drafter has read it, and what it drafts behind it."""
+    """One text in the drafter's memory, and its drafts after it."""
 
     def __init__(self, writer: HivisWriter, prompt_ids: Sequence[int]) -> None:
         self._writer = writer
         self._token_ids = list(prompt_ids)
         self.memory = TextMemory(writer.head)
-        self.drafted: Nodes | None = None  # behind the newest token; None: not drafted yet
+        self.drafted: Nodes | None = None  # after the newest token; None: not drafted yet
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the drafter's likeliest candidates below the newest token."""
@@ -35,13 +35,13 @@ class HivisSequence(WriterSequence):
         return NO_NODES if self.drafted is None else self.drafted.leading(budget)
 
     def read(self, first: int, features: FloatArray) -> None:
-        """Take the target's states of the prompt, each with the token behind it."""
+        """Read the target's states of the prompt, each with its next token."""
         behind = first + 1
         self._extend(first, features, self._token_ids[behind : behind + len(features)])
 
     def observe(self, seen: Observation) -> None:
-        """Take the target's states of the rows that became text; they replace the guessed ones."""
-        assert seen.features is not None, "the target's features were wished for"
+        """Read the target's states of the rows that became text; they replace the predicted ones."""
+        assert seen.features is not None, "the target's features were requested"
         first = len(self._token_ids) - 1
         self._token_ids += seen.new_ids
         self._extend(first, seen.features[[0, *(1 + idx for idx in seen.accepted)]], seen.new_ids)
@@ -74,10 +74,10 @@ class HivisWriter(LocalWriter):
             )
         self.name = file
         self.head = FusedHead.load(self.name)
-        self.waiting: dict[HivisSequence, None] = {}  # nothing is drafted behind their newest tokens yet
+        self.waiting: dict[HivisSequence, None] = {}  # with newest tokens that have no drafts yet
 
     def attach(self, target: RowRunner) -> None:
-        """Take the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
+        """Use the target's embeddings. Raises: ModelError if the drafter was trained for another target."""
         self.head.attach(target, self.name)
         self.embeddings = target.embeddings
 

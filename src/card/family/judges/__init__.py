@@ -1,1 +1,1 @@
-"""Judges: they decide which candidates may stay although the target would have chosen another token."""
+"""Judges: they decide which candidates are accepted although the target would have chosen another token."""

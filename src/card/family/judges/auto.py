@@ -1,8 +1,8 @@
 """AutoJudge: a logistic regression on the target's hidden states predicts which mismatches change the answer.
 
-A mismatch is important if the target, made to go on from the draft's token, ends with another answer. What looks
-unimportant is tolerated. Source: Garipov et al. 2025, arXiv:2504.20039. Ours: the last hidden state of the target
-alone, with the draft's token as input, which a pass that verifies has anyway.
+A mismatch is important if the target ends with another answer when it continues from the draft's token. A mismatch
+that looks unimportant is tolerated. Source: Garipov et al. 2025, arXiv:2504.20039. Ours: the input is only the target's
+last hidden state at the draft's token, which a verifying pass computes anyway.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from card.models.runner import RowRunner
 AUTO_WISH = FeatureWish((FINAL,), "logits")
 _FILE = TrainedFile("judge", "card-judge-1", "card train judge")
 
-_LEAST_SCORE = -700.0  # whose exponential a float still holds
+_LEAST_SCORE = -700.0  # a float can represent its exponential
 
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
     """The pair that a judge was made for."""
 
-    draft: str  # name of the draft model, without the folders that it lies in
+    draft: str  # name of the draft model, without its folders
     probe: Floats  # [8 * D] float32, see `embedding_probe`
 
     @classmethod
@@ -40,7 +40,7 @@ class PairFacts:
         return cls(Path(draft).name, embedding_probe(target))
 
     def difference(self, other: PairFacts) -> str:
-        """Return in words why the other pair is another one; empty if it is not."""
+        """Return in words how the other pair differs; empty if it does not."""
         if difference := probe_difference(self.probe, other.probe):
             return difference
         if other.draft and self.draft != other.draft:
@@ -52,12 +52,12 @@ class AutoJudge:
     """Tolerate a mismatch whose probability of being important is below the knob; with 0 that is none."""
 
     def __init__(self, weights: Floats, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
-        """Take the regression over.
+        """Make the judge from its regression.
 
         Args:
-            weights: [D] float32 for the hidden states as they are.
-            usual: knob that keeps as many of the important mismatches out as the training wanted.
-            knob: in [0, 1]; None takes the usual one.
+            weights: [D] float32, for hidden states that are not normalised.
+            usual: default knob: it rejects as many important mismatches as the training was asked for.
+            knob: in [0, 1]; None: ``usual``.
         """
         self.weights, self.bias, self.usual, self.pair = weights, bias, usual, pair
         self.knob = usual if knob is None else knob
@@ -84,12 +84,12 @@ class AutoJudge:
         _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
 
     def check_pair(self, target: RowRunner, draft: str) -> None:
-        """Refuse another pair than the judge's own; ``draft`` is empty if it is unknown. Raises: ModelError."""
+        """Refuse a pair that the judge was not trained for; ``draft`` is empty if unknown. Raises: ModelError."""
         _FILE.check_made_for("pair", "the judge", self.pair.difference(PairFacts.of(target, draft)))
 
     def tolerates(self, mismatch: Mismatch) -> bool:
-        """Return whether the candidate may stay."""
-        assert mismatch.seen.features is not None, "the judge's wish was told to the target"
+        """Return whether the candidate is accepted."""
+        assert mismatch.seen.features is not None, "the judge's features were requested"
         return self.importance(mismatch.seen.features[mismatch.candidate + 1]) < self.knob
 
     def importance(self, features_row: Floats) -> float:

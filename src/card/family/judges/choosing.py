@@ -1,4 +1,4 @@
-"""The verifier of an engine, as its settings name a judge."""
+"""Choose the verifier of an engine whose settings name a judge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from card.config import EngineSettings
 from card.errors import SettingsError
 from card.family.judges.auto import AUTO_WISH, AutoJudge
 from card.family.judges.judge import Judge, JudgingVerifier
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 from card.family.judges.record import JudgeSettings
 from card.family.judges.training_free import Fly, KullbackLeibler, Partial, Relaxed, Typical
 from card.models.features import FeatureWish
@@ -22,19 +22,19 @@ _MAKERS: Mapping[str, Callable[[float], Judge]] = MappingProxyType(
 
 
 class WishingVerifier(JudgingVerifier):
-    """A verifier whose judge looks at hidden states of the target."""
+    """A verifier whose judge reads hidden states of the target."""
 
     def wish_for(self, target: RowRunner, draft: str) -> FeatureWish:
-        """Return the features that it needs. Raises: ModelError if its judge was made for another pair."""
+        """Return the features that it needs. Raises: ModelError if its judge was trained for another pair."""
         assert isinstance(self.judge, AutoJudge)
         self.judge.check_pair(target, draft)
         return AUTO_WISH
 
 
 def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier, str] | None:
-    """Return the verifier of the judge that the settings name, and its name in words; None if they name none.
+    """Return the verifier of the settings' judge, and its name in words; None without a judge.
 
-    Raises: SettingsError if it stands beside a verifier; otherwise as `verifier_of`.
+    Raises: SettingsError if a verifier is given, too; otherwise as `verifier_of`.
     """
     judge = settings.of(JudgeSettings).judge
     if judge is None:
@@ -48,7 +48,7 @@ def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier
 def verifier_of(judge: str) -> Verifier:
     """Return the verifier of a judge by name, such as ``typical``, ``relaxed:0.5`` or ``judge.safetensors``.
 
-    Raises: SettingsError for a judge that is unknown or has a knob out of range; ModelError for a file that is none.
+    Raises: SettingsError for an unknown judge or a knob out of range; ModelError for a file that is no judge.
     """
     choice = parse_judge(judge)
     if choice.file is not None:

@@ -14,23 +14,16 @@ from rich.progress import Progress
 
 from card.cli.tables import progress_bar
 from card.family.judges.auto import PairFacts
+from card.family.judges.knobs import JUDGE
 from card.family.judges.mining import Mined, Miner, Mismatches
-from card.family.judges.names import JUDGE
-from card.family.judges.training import RECALL, train_judge
-from card.family.learning.driver import (
-    advancing,
-    check_out,
-    encode_questions,
-    load_training_pair,
-    questions_in,
-    say,
-)
+from card.family.judges.train_judge import RECALL, train_judge
+from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.text.answers import final_number
 from card.text.kept_lines import KeptLines, key_of
 
 
 def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | None, out: Path, **options: Any) -> None:
-    """Do what `card train judge` was asked for. Raises: CardError of any kind."""
+    """Run `card train judge`. Raises: CardError of any kind."""
     JUDGE.check_file(out)
     check_out(out)
     questions = questions_in(prompts, max_prompts)
@@ -65,7 +58,7 @@ def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | Non
 def _mine(
     progress: Progress, miner: Miner, prompt_ids: Sequence[Sequence[int]], kept: KeptLines, is_over: Callable[[], bool]
 ) -> list[Mined]:
-    """Return the mismatches of all prompts for which there is time; those that are kept are not looked for again."""
+    """Return the mismatches of all prompts for which there is time; stored ones are not mined again."""
     keys = [key_of(list(ids)) for ids in prompt_ids]
     found = {idx: _read(idx, kept, key) for idx, key in enumerate(keys) if key in kept.found}
     advance = advancing(progress, "trying mismatches", len(prompt_ids), len(found))

@@ -1,7 +1,7 @@
 """A judge, and the verifier that asks it.
 
-The verifier follows the target's own choices as the exact one does. Where no candidate is the target's choice, a judge
-may let one stay nevertheless. So every token that a judge never sees is the target's own.
+The verifier follows the target's own choices, like the exact one. Where no candidate is the target's choice, a judge
+may accept one nevertheless. So every token that a judge never sees is the target's own.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Mismatch:
 
 
 class Judge(Protocol):
-    """Decides which candidates may stay against the target's choice."""
+    """Decides which candidates are accepted against the target's choice."""
 
     def tolerates(self, mismatch: Mismatch) -> bool:
-        """Return whether the candidate may stay."""
+        """Return whether the candidate is accepted."""
 
 
 class JudgingVerifier:
-    """Keep what the target chooses, and else the likeliest candidate that the judge tolerates."""
+    """Accepts the target's choices, and otherwise the likeliest candidate that the judge tolerates."""
 
     def __init__(self, judge: Judge, *, is_exact: bool = False) -> None:
-        """Take the judge; ``is_exact`` is true of one that tolerates nothing."""
+        """Use this judge; ``is_exact`` is True for one that tolerates nothing."""
         self.is_exact = is_exact
         self.judge = judge
 
@@ -60,7 +60,7 @@ class JudgingVerifier:
         return Verdict(tuple(accepted), seen.choices[node + 1])
 
     def _tolerated(self, seen: Verification, parent: int, below: list[int]) -> int | None:
-        """Return the candidate below ``parent`` that may stay; None if none may."""
+        """Return the candidate below ``parent`` that the judge accepts; None if it accepts none."""
         logprobs = log_softmax(as_array(seen.logits[parent + 1 : parent + 2]))[0]
         mismatches = [Mismatch(seen, parent, candidate, logprobs) for candidate in below]
         mismatches.sort(key=lambda one: -one.logprob)

@@ -1,8 +1,8 @@
-"""Mismatches that matter, found by going on from them: the examples that AutoJudge learns from.
+"""Mine important mismatches: the examples that AutoJudge learns from.
 
-The target answers a question greedily. At the first token that the draft model would have written otherwise, its token
-is put in, and the target goes on greedily to the end. If the answer is the same, the mismatch was unimportant and the
-new text is kept; else it was important, and the old text stays. So on to the next mismatch.
+The target answers a question greedily. At the first mismatch, the draft model's token replaces the target's, and the
+target continues greedily to the end. If the answer is the same, the mismatch was unimportant and the new text is kept;
+else it was important and the old text is kept. The same is done with the next mismatch, and so on.
 Source: Garipov et al. 2025, arXiv:2504.20039, algorithm 1.
 """
 
@@ -22,16 +22,16 @@ from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_tensor
 
 AT_ONCE = 16  # prompts whose texts share a pass
-_LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are read for nothing
+_LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are wasted
 
 
 @dataclass(frozen=True, slots=True)
 class Mined:
-    """The N mismatches of one prompt and what became of them; on the CPU."""
+    """The N mismatches of one prompt and their outcomes; on the CPU."""
 
     prompt_idx: int
     features: Tensor  # [N, D] float32: the target's last hidden state at the draft's token
-    is_important: tuple[bool, ...]  # N: the answer became another one
+    is_important: tuple[bool, ...]  # [N] True if the answer changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Mismatches:
 
     features: Tensor  # [N, D] float32, as in `Mined`
     is_important: Tensor  # [N] bool
-    prompt_idx: Tensor  # [N] int64: which prompt it came from
+    prompt_idx: Tensor  # [N] int64: its prompt
 
     def __len__(self) -> int:
         return len(self.is_important)
 
     @classmethod
     def joined(cls, mined: Sequence[Mined]) -> Mismatches:
-        """Return the mismatches of all prompts, by the order of these."""
+        """Return the mismatches of all prompts, in their order."""
         mined = sorted((one for one in mined if one.is_important), key=lambda one: one.prompt_idx)
         return cls(
             torch.cat([one.features for one in mined]) if mined else torch.zeros((0, 0)),
@@ -58,22 +58,22 @@ class Mismatches:
 
 @dataclass(slots=True)
 class _Text:
-    """A text as the target writes it; its last token may have no row."""
+    """A text that the target is writing; its last token may have no row."""
 
     token_ids: list[int]
     slot: int
-    state: Tensor | None = None  # [D] at the first token that it was given after its rows
+    state: Tensor | None = None  # [D] at the first token after its rows
 
 
 @dataclass(slots=True)
 class _Question:
-    """A prompt with its present answer, and the text that the target is writing for it."""
+    """A prompt with its present answer, and the text in progress."""
 
     prompt_idx: int
     num_prompt: int
-    written: _Text  # at first the answer itself, then what follows from a mismatch
-    draft_slot: int  # of the draft model, which reads the answer
-    place: int  # mismatches before it are labelled
+    written: _Text  # at first the answer itself, then the continuation of a mismatch
+    draft_slot: int  # in the draft model, which reads the answer
+    place: int  # all mismatches before it are labelled
     text: _Text | None = None  # the present answer, once it is written
     answer: Hashable = None
     guesses: list[int] = field(default_factory=list)  # the draft model's token at places from the prompt's end on
@@ -81,13 +81,13 @@ class _Question:
     labels: list[bool] = field(default_factory=list)
 
     def mined(self) -> Mined:
-        """Return what was found so far."""
+        """Return the mismatches found so far."""
         features = torch.stack(self.states) if self.states else torch.zeros((0, 0))
         return Mined(self.prompt_idx, features, tuple(self.labels))
 
 
 class Miner:
-    """Lets a pair answer prompts, and finds out which mismatches of it matter."""
+    """Lets a pair answer prompts, and labels its mismatches as important or not."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class Miner:
         max_tokens: int,
         end_ids: frozenset[int],
     ) -> None:
-        """Take both models; the target keeps its last hidden states from now on.
+        """Use both models; the target keeps its last hidden states from now on.
 
         Args:
-            answer_of: what is asked of an answer, from its tokens; two answers that give equal values are the same.
-            max_tokens: new tokens after which a text is broken off.
+            answer_of: returns the result of an answer from its tokens; answers with equal results are the same.
+            max_tokens: new tokens after which a text is cut off.
         """
         target.features.wish([AUTO_WISH])
         self._target, self._draft = target, draft
@@ -116,12 +116,12 @@ class Miner:
     def mine(
         self, prompts: Sequence[tuple[int, Sequence[int]]], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Mined]:
-        """Yield the mismatches of each prompt when all of them are tried. Prompts share passes, `AT_ONCE` at most.
+        """Yield the mismatches of each prompt when all of them are tried. At most `AT_ONCE` prompts share passes.
 
         Args:
             prompts: index and token ids of each; 1 to `max_prompt_tokens` of them.
-            is_over: asked after each pass. Once it says so, prompts that are under way are yielded with the mismatches
-                that were tried; one whose first answer is not written yet is left out, as are those that wait.
+            is_over: called after each pass. When it returns True, unfinished prompts are yielded with the mismatches
+                tried so far; prompts without a first answer are left out.
         """
         waiting, running = deque(prompts), list[_Question]()
         try:
@@ -154,7 +154,7 @@ class Miner:
         self._draft.close(question.draft_slot)
 
     def _write(self, questions: Sequence[_Question]) -> None:
-        """Let the target write a token of each text; each keeps the state at the first token that had no row."""
+        """Let the target write a token of each text; each text keeps the state at its first token without a row."""
         texts = [one.written for one in questions]
         extensions = [Extension.of_text(one.slot, one.token_ids, self._target.num_rows(one.slot)) for one in texts]
         for idx, logits in enumerate(self._target.forward(extensions)):
@@ -170,7 +170,7 @@ class Miner:
         return num_new > 0 and (token_ids[-1] in self._end_ids or num_new >= self._max_tokens)
 
     def _label(self, one: _Question) -> None:
-        """Take what was written as the first answer, or say what became of the mismatch and keep the better text."""
+        """Process a finished text: the first answer, or the outcome of a mismatch."""
         written = one.written
         answer = self._answer_of(written.token_ids[one.num_prompt :])
         if one.text is None:
@@ -191,7 +191,7 @@ class Miner:
         one.place += 1
 
     def _try_next(self, one: _Question) -> bool:
-        """Put the draft's token in at the next place where it is another one; return whether there is such a place."""
+        """Put the draft's token in at the next mismatch; return whether there is one."""
         assert one.text is not None
         token_ids = one.text.token_ids
         while one.place < len(token_ids) and self._guess(one) == token_ids[one.place]:
@@ -204,7 +204,7 @@ class Miner:
         return True
 
     def _guess(self, one: _Question) -> int:
-        """Return what the draft model would write at the place that a question has come to."""
+        """Return the token that the draft model would write at the question's place."""
         if one.place - one.num_prompt == len(one.guesses):
             assert one.text is not None
             token_ids, held = one.text.token_ids[: one.place + _LOOKAHEAD], self._draft.num_rows(one.draft_slot)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    option_of,
-)
+from card.cli.options import counted, option_of
 from card.cli.starting import run
 from card.config import EngineSettings
 from card.family.learning.options import dtype_option, training_options
@@ -20,10 +17,10 @@ from card.family.learning.options import dtype_option, training_options
 @dtype_option("float32", "auto: as stored.")
 @option_of(EngineSettings, "device", is_filled=True)
 def judge(**options: Any) -> int:
-    """Train AutoJudge: from the target's hidden state it says which mismatches change the answer's final number.
+    """Train AutoJudge: from the target's hidden state it predicts which mismatches change the answer's final number.
 
-    The target answers the prompts greedily. Where the draft model would have written another token, the target goes on
-    from that one, and the final numbers are compared. A training that was cut off, or out of --max-seconds, goes on if
-    the same command is given again.
+    The target answers the prompts greedily. Where the draft model would have written another token, the target
+    continues from that one, and the final numbers are compared. The same command resumes a training that was cut off,
+    or out of --max-seconds.
     """
     return run("card.family.judges.command.run", **options)

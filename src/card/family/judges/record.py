@@ -1,4 +1,4 @@
-"""Judges: verifiers that keep candidates which the target would not have chosen."""
+"""Judges: verifiers that accept candidates which the target would not have chosen."""
 
 from dataclasses import dataclass
 

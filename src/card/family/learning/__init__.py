@@ -1,1 +1,1 @@
-"""The parts that all trainings share."""
+"""Parts that all trainings share."""

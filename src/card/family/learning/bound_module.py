@@ -1,4 +1,4 @@
-"""Heads that draft from one target's hidden states: their files are refused for any other target."""
+"""Modules that were trained for one target's hidden states: their files are refused for any other target."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EPS = 1e-6
 
 
 class BoundModule(nn.Module):
-    """A small module that was trained for one target. Its file has weights, facts and a few other tensors."""
+    """A small module trained for one target. Its file has weights, facts and a few other tensors."""
 
     FILE: ClassVar[TrainedFile]
     FACTS: ClassVar[type[TargetSizes]]
-    BESIDES: ClassVar[tuple[str, ...]] = ("probe",)  # buffers that are arguments too
+    BESIDES: ClassVar[tuple[str, ...]] = ("probe",)  # buffers that are also arguments
     facts: Any  # of type FACTS
     probe: Tensor
 
@@ -44,7 +44,7 @@ class BoundModule(nn.Module):
         """Write the module, its weights in float16. Raises: ModelError if the file cannot be written.
 
         Args:
-            figures: texts that tell people of its training, by name.
+            figures: of its training, by name, for readers of the file.
         """
         weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
         said = {name: str(value) for name, value in asdict(self.facts).items()}
@@ -55,7 +55,7 @@ class BoundModule(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a module that `save` wrote. Raises: ModelError for a file that is missing, cut off or another kind's."""
+        """Read a module that `save` wrote. Raises: ModelError for a missing, damaged or other file."""
         return cls.FILE.load(path, cls._made)
 
     @classmethod
@@ -67,12 +67,12 @@ class BoundModule(nn.Module):
 
     @classmethod
     def facts_of(cls, said: Mapping[str, str]) -> Any:
-        """Return the facts that a file states. Raises: KeyError, ValueError if they are none."""
+        """Parse the facts of a file. Raises: KeyError, ValueError if they are faulty."""
         return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
 
 
 class DraftingHead(BoundModule):
-    """A head of some kind, which proposes some of the target's tokens by the target's own embeddings of them."""
+    """A head that proposes some of the target's tokens, by the target's own embeddings."""
 
     BESIDES = ("token_ids", "probe")
     token_ids: Tensor
@@ -89,18 +89,18 @@ class DraftingHead(BoundModule):
         self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
 
     def attach(self, target: RowRunner, name: str = "the head") -> None:
-        """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
+        """Use the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.FILE.check_made_for("target", name, target_difference(self.facts, target, as_array(self.probe)))
         self._table = as_tensor(target.embeddings(self.token_ids.tolist())).clone()
 
     @property
     def num_weights(self) -> int:
-        """Number of its own weights."""
+        """Number of weights."""
         return sum(weight.numel() for weight in self.parameters())
 
 
 def round_weights(head: nn.Module) -> None:
-    """Round the weights to what a file holds, so that a saved head is the same one."""
+    """Round the weights to the precision of a file, so that a saved head is identical."""
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(weight.to(STORED_DTYPE))
@@ -113,7 +113,7 @@ def scaled(rows: Tensor) -> Tensor:
 
 
 def inputs_of(features: Tensor, embeddings: Tensor) -> Tensor:
-    """Return what a head reads of rows: hidden states and the embeddings of the tokens that they gave, [n, 2 * D].
+    """Return a head's inputs: hidden states with the embeddings of the tokens chosen from them, [n, 2 * D].
 
     Args:
         features, embeddings: [n, D] each, floating.

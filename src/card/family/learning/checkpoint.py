@@ -1,4 +1,4 @@
-"""Checkpoints of a training, from which it goes on after it was cut off."""
+"""Checkpoints, from which a training resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from card.errors import ModelError
 from card.machine.folders import replaced
 from card.machine.memory import is_shortage
 
-_LONGEST_VALUE = 100  # characters of a fact; a longer one, such as the data, is kept as its digest
+_LONGEST_VALUE = 100  # characters of a fact; a longer one, such as the data, is stored as its digest
 
 
 @dataclass(slots=True)
@@ -25,19 +25,19 @@ class RunState:
 
     step: int = 0
     num_trained: int = 0  # positions
-    num_without_drop: int = 0  # positions that the same steps would have run if conditional drop left out none
+    num_without_drop: int = 0  # positions of the same steps without conditional drop
 
 
 class Checkpoint:
-    """One file with the weights and the optimizer of a training that is under way."""
+    """A file with the weights and the optimizer of an unfinished training."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Take a place for the file, and facts of the run besides those that the training knows."""
+        """Use this file; ``facts`` of the run are added to those of the training."""
         self.path = path
         self._facts = facts
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> RunState:
-        """Put model and optimizer where the last run left them; without a file they stay as they are.
+        """Restore model and optimizer from the file; without a file they stay unchanged.
 
         Raises: ModelError if the file is damaged, or of a run with other facts.
         """
@@ -47,15 +47,15 @@ class Checkpoint:
             saved = torch.load(self.path, map_location=next(model.parameters()).device, weights_only=True)
             found, state = json.loads(saved["facts"]), RunState(**saved["state"])
             weights, moments = saved["weights"], saved["optimizer"]
-        except Exception as error:  # of zip files, pickles and what is in them: almost anything
+        except Exception as error:  # of zip files, pickles and their contents: many types
             if is_shortage(error):
                 raise
-            raise ModelError(f"{self.path} is cut off or damaged; delete it to begin anew") from error
+            raise ModelError(f"{self.path} is cut off or damaged; delete it to start again") from error
         for name, value in self._all(facts).items():
             if found.get(name) != value:
                 raise ModelError(
                     f"{self.path} is of another run: its {name} is {found.get(name)}, not {value}; give the options and"
-                    " files of that run, or delete it to begin anew"
+                    " files of that run, or delete it to start again"
                 )
         model.load_state_dict(weights)
         optimizer.load_state_dict(moments)
@@ -64,13 +64,13 @@ class Checkpoint:
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any], state: RunState
     ) -> None:
-        """Keep the state; a file is whole or not there."""
+        """Write the state; a file is complete or absent."""
         kept = {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "state": asdict(state)}
         with replaced(self.path) as part:
             torch.save({**kept, "facts": json.dumps(self._all(facts))}, part)
 
     def delete(self) -> None:
-        """Remove the file; the training is over."""
+        """Remove the file when the training is complete."""
         self.path.unlink(missing_ok=True)
 
     def _all(self, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Parts of all commands of `card train`: the file to write, prompts, models, bars, and what is said at the end."""
+"""Parts of all commands of `card train`: output file, prompts, models, progress bars, and the last line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from card.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TrainingTarget:
-    """A target whose texts something is to be learnt from."""
+    """A target from whose texts a module learns."""
 
     name: str
     tokenizer: Tokenizer
@@ -37,45 +37,45 @@ class TrainingTarget:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPair(TrainingTarget):
-    """The same with a draft model."""
+    """A target and a draft model."""
 
     draft: RowRunner
-    draft_name: str  # its own alone, not the folders that it lies in here
+    draft_name: str  # without its folders
 
 
 def advancing(progress: Progress, words: str, total: int, done: int = 0) -> Callable[[], None]:
-    """Begin a bar; return what moves it by one."""
+    """Add a bar; return a function that advances it by one."""
     task = progress.add_task(words, total=total, completed=done)
     return lambda: progress.advance(task)
 
 
 def stepping(progress: Progress, words: str = "training", total: int | None = None) -> Callable[..., None]:
-    """Begin a bar; return what moves it to so many steps, perhaps of so many."""
+    """Add a bar; return a function of the completed steps, and optionally of the total, that updates it."""
     task = progress.add_task(words, total=total)
     return lambda step, num_steps=total: progress.update(task, completed=step, total=num_steps)
 
 
 def say(words: str) -> None:
-    """Print what a training came to; no line is broken, as it ends with the name of a file."""
+    """Print the result of a training without wrapping lines, as it ends with a file name."""
     Console().print(words, soft_wrap=True)
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def check_out(out: Path) -> None:
-    """Refuse a file that cannot be written, or whose folder is not there. Raises: SettingsError."""
+    """Refuse a file that cannot be written, or whose folder does not exist. Raises: SettingsError."""
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
     check_can_write(out)
 
 
 def questions_in(prompts: Path | None, most: int | None) -> Sequence[str]:
-    """Return the first prompts of a file, or of the built-in ones. Raises: PromptError if one cannot be read."""
+    """Return the first prompts of a file, or of the built-in prompts. Raises: PromptError if one cannot be read."""
     return (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:most]
 
 
-# ---- models ---------------------------------------------------------------------------------------------------------
+# ---- models ----------------------------------------------------------------------------------------------------------
 
 
 def load_target(options: dict[str, Any]) -> TrainingTarget:
@@ -104,7 +104,7 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
 
 
 def encode_questions(tokenizer: Tokenizer, questions: Sequence[str], most: int) -> list[list[int]]:
-    """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
+    """Return the token ids of each question, as a chat turn if the model has a template. Raises: PromptError."""
     encoded = []
     for question in questions:
         turn = [{"role": "user", "content": question}]

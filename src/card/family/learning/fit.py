@@ -1,7 +1,7 @@
-"""The one loop of all trainings: schedule, optimizer, checkpoints and progress.
+"""The loop of all trainings: schedule, optimizer, checkpoints and progress.
 
-Every step of a run follows from the settings and the data. So a run that goes on from a checkpoint ends with the
-weights of one that was never cut off.
+Every step of a run is determined by the settings and the data. So a resumed run ends with the weights of an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from card.family.learning.checkpoint import Checkpoint, RunState
 
-_WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, where it ends
+_WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, at the end
 
 _Examples = TypeVar("_Examples")
 
@@ -28,19 +28,19 @@ def rate_share(step: int, num_steps: int) -> float:
 
 
 def constant_rate(step: int, num_steps: int) -> float:
-    """Return the whole learning rate, whatever the step."""
+    """Return the same learning rate at every step."""
     return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Rule by which a step moves the weights (AdamW), and how often they are kept."""
+class FitRule:
+    """Update of the weights in a step (AdamW), and the period of checkpoints."""
 
     learning_rate: float  # at its peak
     weight_decay: float
     betas: tuple[float, float] = (0.9, 0.95)
-    schedule: Callable[[int, int], float] = rate_share  # share of the rate, by step and number of steps
-    clipped_norm: float | None = 1.0  # most norm of a gradient; None: any
+    schedule: Callable[[int, int], float] = rate_share  # share of the rate, from step and number of steps
+    clipped_norm: float | None = 1.0  # largest norm of a gradient; None: unlimited
     checkpoint_steps: int = 50  # from one checkpoint to the next
 
 
@@ -49,7 +49,7 @@ class StepLoss:
     """Loss of a step, and the counts of its examples."""
 
     loss: Tensor  # mean, nats
-    num_trained: int = 0  # as `RunState` counts
+    num_trained: int = 0  # as in `RunState`
     num_without_drop: int = 0
 
 
@@ -57,24 +57,24 @@ def fit(
     model: nn.Module,
     steps: Iterable[_Examples],
     loss_of: Callable[[int, _Examples], StepLoss],
-    rule: Rule,
+    rule: FitRule,
     *,
     num_steps: int,
     facts: Mapping[str, Any] | None = None,
     checkpoint: Checkpoint | None = None,
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
 ) -> tuple[list[float], RunState]:
-    """Train a model, from the last checkpoint on if there is one.
+    """Train a model, from the last checkpoint if there is one.
 
     Args:
-        steps: the examples of each step. They may be drawn when they are asked for: those of steps that are done are
-            asked for too. Once a step has moved the weights the next one is asked for, which may look at them.
-        loss_of: returns the loss of a step, by its number from 0 on and its examples.
+        steps: the examples of each step, which may be drawn lazily. A resumed run iterates over completed steps, too.
+            After an update the iterator is advanced, so it may look at the new weights.
+        loss_of: returns the loss of a step, from its number (from 0) and its examples.
         num_steps: most steps.
-        facts: of the run, which a checkpoint has to share.
-        checkpoint: keeps the state every few steps; None: nothing is kept.
-        on_step: called at the start and after each step with the steps done and their number.
-    Returns: the losses of the steps that this call made, and what all of them have trained.
+        facts: of the run; a checkpoint must have the same.
+        checkpoint: stores the state every few steps; None: nothing is stored.
+        on_step: called at the start and after each step, with the completed and the total number of steps.
+    Returns: the losses of this call's steps, and the state after all steps.
     Raises: ModelError for a checkpoint that is damaged or of another run.
     """
     model.train(True)

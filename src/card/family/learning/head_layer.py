@@ -1,4 +1,4 @@
-"""The decoder layer of heads that draft: rows read a memory of rows and then themselves."""
+"""The decoder layer of drafting heads: attention to a memory of rows, then an MLP."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class DraftLayer(nn.Module):
         """Return keys and values of rows [B, S, d], [B, H, S, d / H] each.
 
         Args:
-            places: [B, S] int64, by which keys are turned; None turns none.
+            places: [B, S] int64, positions of the keys' rotation; None: no rotation.
         """
         x = self.norm(rows)
         return _turned(self._heads(self.key(x)), places), self._heads(self.value(x))
 
     def forward(self, rows: Tensor, keys: Tensor, values: Tensor, seen: Tensor, places: Tensor | None = None) -> Tensor:
-        """Return rows [B, T, d] that have read a memory.
+        """Return rows [B, T, d] after attention to a memory and the MLP.
 
         Args:
             keys, values: of `memory`, of S rows.
             seen: [B or 1, T or 1, S] bool.
-            places: [B, T] of the rows; None as there.
+            places: [B, T] of the rows; None: no rotation.
         """
         query = _turned(self._heads(self.query(self.norm(rows))), places)
         mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None])
@@ -51,7 +51,7 @@ class DraftLayer(nn.Module):
 
 
 def _turned(heads: Tensor, places: Tensor | None) -> Tensor:
-    """Turn halves of channels [B, H, S, d / H] by places (RoPE, arXiv:2104.09864)."""
+    """Rotate halves of channels [B, H, S, d / H] by places (RoPE, arXiv:2104.09864)."""
     if places is None:
         return heads
     half = heads.shape[-1] // 2

@@ -1,4 +1,4 @@
-"""The training that drafting heads share: texts to learn from and to measure by, the order of batches, figures."""
+"""The training of drafting heads: the split of texts, the order of batches, figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from card.config.fields import require
 from card.errors import PromptError
 from card.family.learning.bound_module import DraftingHead, round_weights
 from card.family.learning.checkpoint import Checkpoint
-from card.family.learning.fit import Rule, StepLoss, fit
+from card.family.learning.fit import FitRule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
 from card.models.fingerprint import embedding_probe, sizes_of
 from card.models.runner import RowRunner
@@ -23,12 +23,12 @@ from card.tree.nodes import ROOT, Nodes
 IGNORED = -100  # label of a token that a head lacks
 _HELD_OUT_SHARE = 0.05
 _WEIGHT_DECAY = 0.01
-_MOST_TOKENS = 8192  # that a head proposes: the target's commonest
+_MOST_TOKENS = 8192  # of a head's vocabulary: the target's commonest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """Settings of the steps of a training."""
+    """Settings of a training's steps."""
 
     epochs: int
     batch_size: int  # examples
@@ -48,13 +48,13 @@ _Examples = TypeVar("_Examples", bound=Sized)
 
 @dataclass(frozen=True, slots=True)
 class TrainedHead(Generic[_Head]):
-    """A head and its figures, counted on texts that it did not learn from."""
+    """A head and its figures on held-out texts."""
 
     head: _Head
-    losses: tuple[float, ...]  # of each step that this run made
-    accepted: tuple[float, ...]  # share of rows behind which the first so many tokens were all among the candidates
-    num_candidates: int  # in each of these trees
-    num_trained: int  # rows or texts learnt from, in all steps
+    losses: tuple[float, ...]  # of each step of this run
+    accepted: tuple[float, ...]  # [k - 1] share of rows whose next k tokens were all among the candidates
+    num_candidates: int  # in each tree
+    num_trained: int  # rows or texts, over all steps
     num_steps: int
 
     @property
@@ -63,7 +63,7 @@ class TrainedHead(Generic[_Head]):
         return 1.0 + sum(self.accepted)
 
     def figures(self) -> dict[str, str]:
-        """Return what is worth keeping beside the head, by name."""
+        """Return these figures by name, for a file's metadata."""
         return {
             "tokens_per_step": f"{self.tokens_per_step:.3f}",
             "accepted_by_depth": " ".join(f"{share:.3f}" for share in self.accepted),
@@ -74,7 +74,7 @@ class TrainedHead(Generic[_Head]):
 
 
 def split_texts(texts: TargetTexts, seed: int) -> tuple[list[int], list[int]]:
-    """Return the texts to learn from and those to measure by. Raises: PromptError for fewer than two."""
+    """Return the texts to learn from and the held-out ones. Raises: PromptError for fewer than two."""
     usable = [idx for idx in range(len(texts)) if texts.starts[idx + 1] - texts.answer(idx) > 1]
     if len(usable) < 2:
         raise PromptError(f"{len(usable)} answers have two tokens or more; give 2 prompts at least, or longer answers")
@@ -85,7 +85,7 @@ def split_texts(texts: TargetTexts, seed: int) -> tuple[list[int], list[int]]:
 
 
 def planned(num_examples: int, settings: FitSettings) -> list[Tensor]:
-    """Return the examples of every step, each epoch in an order of its own."""
+    """Return the examples of every step, in a new order for each epoch."""
     steps: list[Tensor] = []
     for epoch in range(settings.epochs):
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
@@ -96,7 +96,7 @@ def planned(num_examples: int, settings: FitSettings) -> list[Tensor]:
 def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return the commonest tokens of texts in ascending order, [N], and each token's place among them, [vocab_size].
 
-    The place of others is `IGNORED`.
+    The place of other tokens is `IGNORED`.
     """
     found, counts = torch.unique(token_ids, return_counts=True)
     chosen = found[counts.argsort(descending=True, stable=True)[:_MOST_TOKENS]].sort().values
@@ -119,16 +119,16 @@ def train(
     num_candidates: int = 16,
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
 ) -> TrainedHead[_Head]:
-    """Train a head for a target, from the last checkpoint on if there is one, and measure it; as in a file then.
+    """Train a head for a target, from the last checkpoint if there is one; measure it with its weights as in a file.
 
     Args:
         own: facts of the head besides the target's sizes.
-        examples_of: returns what is learnt from some texts, embeddings [M, D] of all, and places of tokens as of
-            `common_tokens`.
-        loss_of: returns the mean loss of some examples, [n] of their numbers.
-        accepted: returns `TrainedHead.accepted` for trees of so many candidates.
+        examples_of: returns the examples of some texts, from embeddings [M, D] of all tokens, and places of tokens as
+            of `common_tokens`.
+        loss_of: returns the mean loss of some examples, by their indices [n].
+        accepted: returns `TrainedHead.accepted` for trees of a number of candidates.
         checkpoint, on_step: as of `fit`.
-        num_candidates: of the trees by which it is measured.
+        num_candidates: of the measured trees.
     Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
     """
     chosen = split_texts(texts, settings.seed)
@@ -144,10 +144,8 @@ def train(
         head,
         steps,
         lambda _, some: StepLoss(loss_of(head, learnt, some), len(some)),
-        Rule(
-            learning_rate=settings.learning_rate,
-            weight_decay=_WEIGHT_DECAY,
-            checkpoint_steps=settings.checkpoint_steps,
+        FitRule(
+            learning_rate=settings.learning_rate, weight_decay=_WEIGHT_DECAY, checkpoint_steps=settings.checkpoint_steps
         ),
         num_steps=len(steps),
         facts={**asdict(settings), "texts": texts.digest},
@@ -161,7 +159,7 @@ def train(
 
 
 def num_right(tree: Nodes, token_ids: Sequence[int]) -> int:
-    """Return how many of the tokens a path of the tree has, from its top down."""
+    """Return how many of the first tokens a path of the tree has."""
     child_of = {pair: idx for idx, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     node, depth = ROOT, 0
     for token in token_ids:

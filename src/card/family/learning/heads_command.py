@@ -1,4 +1,4 @@
-"""The command of a head that drafts: the target answers prompts, and the head learns from the answers."""
+"""The command that trains a drafting head: the target answers prompts, and the head learns from the answers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def train_on_own_texts(
     whole: bool = False,
     **options: Any,
 ) -> None:
-    """Let the target answer prompts, train a head on the answers, save it and print; what was cut off goes on.
+    """Let the target answer prompts, train a head on the answers, save it and print; resume an interrupted run.
 
     Args:
-        settings, train: of the training; as `card.family.ctc.training.train_head`.
+        settings, train: of the training; as `card.family.ctc.train_ctc.train_head`.
         prompts_for: returns the prompts' token ids.
-        examples: word for what the head learns from.
-        whole: the head learns from the prompts too.
+        examples: word for the head's examples.
+        whole: the head learns from the prompts, too.
     Raises: CardError of any kind.
     """
     check_out(out)

@@ -9,15 +9,7 @@ import click
 
 from card.cli.files import OutputPath
 from card.cli.help import CardGroup
-from card.cli.options import (
-    MOST_RECORDED_TOKENS,
-    F,
-    counted,
-    file_option,
-    option_of,
-    pair_options,
-    with_options,
-)
+from card.cli.options import MOST_RECORDED_TOKENS, F, counted, file_option, option_of, pair_options, with_options
 from card.config import EngineSettings, SamplingParams
 
 
@@ -28,16 +20,10 @@ def train() -> None:
 
 training_options = with_options(
     pair_options,
-    file_option(
-        "--prompts",
-        words="Prompts, one per line or JSON lines.  [default: word problems]",
-    ),
+    file_option("--prompts", words="Prompts, one per line or JSON lines.  [default: word problems]"),
     counted("--max-prompts", words="Most prompts."),
     click.option(
-        "--out",
-        required=True,
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
-        help="File to write.",
+        "--out", required=True, type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File to write."
     ),
     option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
 )

@@ -1,4 +1,4 @@
-"""Logistic regression of a few hundred examples: its ridge is chosen by cross-validation over groups of them."""
+"""Logistic regression on a few hundred examples, with a ridge chosen by cross-validation over groups."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import Tensor
 
 _NUM_FOLDS = 5
 _RIDGES = tuple(10.0**power for power in range(-2, 5))  # nats for a squared weight of 1, over all examples
-_SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
+_SMALLEST_STD = 1e-3  # nearly constant inputs are not amplified
 _NEWTON_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
 class CrossValidated:
-    """The ridge under which a regression does best on data that it has not seen."""
+    """The ridge that is best on held-out data."""
 
     ridge: float
     area: float  # under the ROC curve
-    scores: Tensor  # [N] float64, log odds, each by a regression that had not seen its group
+    scores: Tensor  # [N] float64, log odds, each from a regression without its group
 
 
 def cross_validate(states: Tensor, labels: Tensor, group_idx: Tensor) -> CrossValidated:
-    """Return what five-fold cross-validation over groups says.
+    """Return the result of five-fold cross-validation over groups.
 
     Args:
         states: [N, D] float64.
@@ -51,7 +51,7 @@ def fit_ridge(states: Tensor, labels: Tensor, ridge: float) -> tuple[Tensor, flo
     """
     mean, std = states.mean(0), states.std(0, correction=0).clamp_min(_SMALLEST_STD)
     inputs = (states - mean) / std
-    # Fewer examples than inputs: the ridge lets no weight leave the space that the examples span.
+    # Fewer examples than inputs: with a ridge, weights stay in the space that the examples span.
     basis = torch.linalg.qr(inputs.T).Q if len(states) < states.shape[1] else None
     inputs = inputs if basis is None else inputs @ basis
     inputs = torch.cat((inputs, torch.ones(len(states), 1, dtype=states.dtype)), 1)
@@ -71,6 +71,6 @@ def fit_ridge(states: Tensor, labels: Tensor, ridge: float) -> tuple[Tensor, flo
 
 
 def area_under_roc(scores: Tensor, labels: Tensor) -> float:
-    """Return the chance that an example that is true has a higher score than one that is not; ties count half."""
+    """Return the chance that a positive example has a higher score than a negative one; ties count half."""
     differences = scores[labels][:, None] - scores[~labels][None, :]
     return float(((differences > 0).double() + 0.5 * (differences == 0).double()).mean())

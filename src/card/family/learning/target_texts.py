@@ -1,4 +1,4 @@
-"""The target's own texts with its hidden states, which a head learns from."""
+"""The target's own texts with its hidden states, the training data of heads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ BATCH = 32  # texts that are written side by side
 
 @dataclass(frozen=True, slots=True)
 class TargetTexts:
-    """Answers of a target, perhaps behind their prompts, one behind the other: M tokens in all.
+    """Concatenated answers of a target, perhaps each with its prompt: M tokens in all.
 
-    Prompts are as a drafter sees them: without the places of images.
+    Prompts are those of a drafter: without the places of images.
     """
 
     features: Tensor  # [M, D] in the target's dtype, on the CPU: the hidden state of the token before each
@@ -43,7 +43,7 @@ class TargetTexts:
         return len(self.starts) - 1
 
     def text(self, idx: int) -> slice:
-        """Return the place of a text's tokens."""
+        """Return the slice of a text's tokens."""
         return slice(int(self.starts[idx]), int(self.starts[idx + 1]))
 
     def answer(self, idx: int) -> int:
@@ -52,20 +52,20 @@ class TargetTexts:
 
     @property
     def digest(self) -> str:
-        """Return a fingerprint of all that is learnt from."""
+        """Return a fingerprint of the data."""
         numbers = self.token_ids, self.starts, self.answers
         digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in numbers))
         digest.update(self.features.float().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def save(self, path: Path, facts: str) -> None:
-        """Keep the texts for a training that is cut off, with facts of how they came to be."""
+        """Write the texts, with facts of their origin, so that a training can resume."""
         arrays = {one.name: as_array(getattr(self, one.name), keeps_bits=True) for one in fields(self)}
         write_tensors(path, arrays, {"facts": facts})
 
     @classmethod
     def load(cls, path: Path, facts: str) -> TargetTexts | None:
-        """Return kept texts; None if there are none, or they came to be in another way."""
+        """Return the stored texts; None if there are none, or their facts differ."""
         if not path.is_file():
             return None
         try:
@@ -76,19 +76,19 @@ class TargetTexts:
         except (HeaderError, OSError, KeyError) as error:
             if is_shortage(error):
                 raise
-            raise ModelError(f"{path} is cut off or damaged; delete it to begin anew") from error
+            raise ModelError(f"{path} is cut off or damaged; delete it to start again") from error
 
 
 @dataclass(slots=True)
 class WrittenText:
-    """One text as the target writes it. Its last token has no row."""
+    """A text that the target is writing. Its last token has no row."""
 
     idx: int
     slot: int
     prompt: Sequence[int]  # an `ImagePrompt` if there are images in it
     token_ids: list[int]
     sampler: Sampler
-    features: list[Tensor] = field(default_factory=list)  # [n, D] each: of the rows of each pass that are kept
+    features: list[Tensor] = field(default_factory=list)  # [n, D] each: of the kept rows of each pass
 
     @property
     def num_new(self) -> int:
@@ -97,7 +97,7 @@ class WrittenText:
 
     @property
     def shown(self) -> list[int]:
-        """Places of the prompt that a drafter sees."""
+        """Places of the prompt that a drafter reads."""
         places = range(len(self.prompt))
         return self.prompt.images.left_out_of(places) if isinstance(self.prompt, ImagePrompt) else list(places)
 
@@ -113,14 +113,14 @@ def write_texts(
     whole: bool = False,
     on_answer: Callable[[], None] = lambda: None,
 ) -> TargetTexts:
-    """Let the target answer prompts, several at a time; it keeps its last hidden states from now on.
+    """Let the target answer prompts, several at a time, and keep its last hidden states.
 
     Args:
-        prompts: token ids, each shorter than the target's context; with images, if it sees any.
+        prompts: token ids, each shorter than the target's context; with images, if it can read them.
         temperature: 0 is greedy.
-        seed: of the first prompt, the others count on from it.
-        max_tokens: new tokens after which a text is broken off.
-        whole: keep the prompts before the answers too.
+        seed: of the first prompt; the next prompts have the next numbers.
+        max_tokens: new tokens after which a text is cut off.
+        whole: keep the prompts, too.
         on_answer: called after each answer.
     """
     wish = _WHOLE_WISH if whole else _LOGITS_WISH
@@ -152,7 +152,7 @@ def written_texts(
     most_tokens: int,
     end_ids: frozenset[int],
 ) -> Iterator[WrittenText]:
-    """Yield the target's answers as they are done, with the hidden states that are wished for.
+    """Yield the target's answers when they end, with the requested hidden states.
 
     Args:
         most_tokens: of a text, its prompt included; other arguments as of `write_texts`.

@@ -1,1 +1,1 @@
-"""PARD, which adapts a small language model into a drafter that guesses K tokens in one pass."""
+"""PARD: adapt a small language model into a drafter of K tokens per pass."""

@@ -16,7 +16,7 @@ from card.family.learning.driver import say, stepping
 from card.family.pard.folders import Adaptable, clipped, load_adaptable, read_texts
 from card.family.pard.state_input import StateInput
 from card.family.pard.teacher import Teacher
-from card.family.pard.training import Trained, TrainSettings, train_pard
+from card.family.pard.train_pard import PardTrainSettings, TrainedDrafter, train_pard
 from card.models.files.places import local_model
 from card.models.loading import check_pair, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
@@ -27,14 +27,14 @@ _SETTINGS = ("num_tokens", "retention", "least_retention", "learning_rate", "epo
 
 
 def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_features: bool, **options: Any) -> None:
-    """Do what `card train pard` was asked for. Raises: CardError of any kind."""
+    """Run `card train pard`. Raises: CardError of any kind."""
     if draft is None:
         raise SettingsError("give --draft, the model to adapt")
     if target_features and target is None:
         raise SettingsError("--target-features are those of a target; give --target too")
     if is_parallel_draft(out) and not (out / CHECKPOINT).exists():
         raise SettingsError(f"{out} holds a finished drafter already; choose another folder, or delete that one")
-    settings = TrainSettings(**{name: options[name] for name in _SETTINGS})
+    settings = PardTrainSettings(**{name: options[name] for name in _SETTINGS})
     check_can_write(out / CHECKPOINT)
     for name in (draft, target):
         if name is not None:
@@ -60,7 +60,7 @@ def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_
 
 
 def _teacher(target: str, draft: str, begun: Adaptable, state_seed: int | None, device: str) -> Teacher:
-    """Return the target as it teaches; with a seed, of the layer that reads its states."""
+    """Return the target as a teacher; ``state_seed``, if any, is that of the layer that reads its states."""
     check_pair(load_tokenizer(target), target, draft)
     model: Any = load_model(target, device=device)
     model.to(dtype=begun.model.dtype)
@@ -77,7 +77,7 @@ def _make_folder(out: Path) -> None:
         raise SettingsError(f"{out} cannot be made: {error.strerror}; choose another place") from None
 
 
-def _print(trained: Trained, out: Path) -> None:
+def _print(trained: TrainedDrafter, out: Path) -> None:
     shown = table("guess", numbers=("right, and all before it", "log loss"))
     for idx, (rate, loss) in enumerate(zip(trained.hit_rates, trained.losses, strict=True), 1):
         shown.add_row(str(idx), f"{rate:.1%}", f"{loss:.3f}")

@@ -1,8 +1,7 @@
-"""Folders that a training begins with and ends in: the draft model with a row for the mask token, the adapted one."""
+"""Folders of a training: the draft model, loaded with a row for the mask token, and the adapted model."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from card.errors import ModelError, PromptError
+from card.cli.files import holds_json, parse_json_line
+from card.errors import ModelError
 from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
 from card.family.pard.state_input import StateInput
 from card.models.facts import context_limit, vocab_size
@@ -28,8 +28,8 @@ from card.theirs.transformers.loading import load_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MOST_TOKENS = 1024  # of a text that is learnt from; the rest of a longer one is left out
-_CHECKED_TOKENS, _CHECKED_LOGITS = 9, 1e-2  # of a trial text; most difference in logits, relative to their spread
+_MOST_TOKENS = 1024  # of a training text; longer ones are cut
+_CHECKED_TOKENS, _CHECKED_LOGITS = 9, 1e-2  # of a trial text; largest difference in logits, relative to their spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Adaptable:
     model: PreTrainedModel  # in float32
     tokenizer: Tokenizer
     mask_id: int
-    dtype: torch.dtype  # as it was stored, and will be
+    dtype: torch.dtype  # as stored before and after
 
     def save(
         self,
@@ -49,13 +49,13 @@ class Adaptable:
         figures: Mapping[str, Any],
         state_input: StateInput | None = None,
     ) -> None:
-        """Write the adapted model as an ordinary model folder, and what makes it a drafter last.
+        """Write the adapted model as an ordinary model folder; the facts that make it a drafter come last.
 
         Args:
-            state_input: reads the states of one target for it; None: it is for any target of its vocabulary.
+            state_input: its layer for the states of one target; None: it is for any target of its vocabulary.
         """
         model: Any = self.model
-        setattr(model.config, MASK_KEY, self.mask_id)  # where other engines look for it
+        setattr(model.config, MASK_KEY, self.mask_id)  # other engines read it there
         with quiet():
             model.to(self.dtype).save_pretrained(folder)
             self.tokenizer.save(folder)
@@ -72,11 +72,11 @@ class Adaptable:
 
 
 def load_adaptable(name: str, *, device: str = "cpu") -> Adaptable:
-    """Load a draft model and give it a mask token: the first row that its tokenizer leaves unused, else a new one.
+    """Load a draft model and give it a mask token: the first row that its tokenizer does not use, else a new one.
 
-    One that is adapted already keeps its own, and what it has learnt.
+    An adapted model keeps its mask token and weights.
 
-    Raises: ModelError if it cannot be loaded, or does not keep masks of different guesses apart.
+    Raises: ModelError if it cannot be loaded, or does not follow attention masks.
     """
     model: Any = load_model(name, device=device)
     tokenizer = load_tokenizer(name)
@@ -91,7 +91,7 @@ def load_adaptable(name: str, *, device: str = "cpu") -> Adaptable:
 
 
 def _new_token(model: Any, token_id: int) -> int:
-    """Give the model a token of this id, which begins as the mean of those before it; return the id."""
+    """Give the model a token of this id, initialised with the mean of the tokens before it; return the id."""
     if token_id == vocab_size(model):
         model.resize_token_embeddings(token_id + 1, mean_resizing=False)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def _new_token(model: Any, token_id: int) -> int:
 
 
 def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
-    """Compare masks in one row with the same ones alone. Raises: ModelError if the model lets them see each other."""
+    """Compare masks in one row with the same masks alone. Raises: ModelError if they see each other."""
     document = Document(range(_CHECKED_TOKENS))
     origins = kept_origins(document, Drop(num_tokens=3, retention=1.0), torch.Generator())
     batch = batch_of([packed_row(document, origins, mask_id)])
@@ -114,7 +114,7 @@ def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
                 position_ids=batch.positions.to(place),
             ).logits[0]
             alone = model(torch.tensor([[*range(_CHECKED_TOKENS - 4), mask_id, mask_id]], device=place)).logits[0]
-    except Exception as error:  # the code of an architecture may raise anything
+    except Exception as error:  # an architecture's code may raise any type
         raise ModelError(f"{model_name(model)} cannot be adapted: it takes no attention mask of ours") from error
     origin = _CHECKED_TOKENS - 5
     own = (batch.origins[0] == origin).nonzero()[:, 0]
@@ -123,15 +123,15 @@ def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
         raise ModelError(f"{model_name(model)} cannot be adapted: its attention does not follow a mask of ours")
 
 
-# ---- texts ----------------------------------------------------------------------------------------------------------
+# ---- texts -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text to learn."""
+    """A training text."""
 
     text: str
-    question: str | None = None  # that it answers; None: all of the text is learnt
+    question: str | None = None  # answered by the text; None: the whole text is learnt
 
     def encode(self, tokenizer: Tokenizer) -> Document:
         """Return its tokens. Raises: PromptError."""
@@ -140,46 +140,33 @@ class Text:
         return _answered(tokenizer, self.question, self.text)
 
 
-def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
-    """Return the tokens of the texts of a file. Raises: PromptError that names the line."""
-    return [text.encode(tokenizer) for text in read_texts(path)]
-
-
 def read_texts(path: Path) -> list[Text]:
     """Return the texts of a UTF-8 file: of JSON lines with "question" and "answer" or with "text", else plain lines.
 
-    Raises: PromptError that names the line.
+    Raises: PromptError, with the line.
     """
     numbered = numbered_lines(path, "texts")
-    is_json = path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
-    if not is_json:
+    if not holds_json(path, numbered):
         return [Text(line) for _, line in numbered]
-    return [_of_json(path, number, line) for number, line in numbered]
+    wanted = '"question" and "answer", or with "text"'
+    return [parse_json_line(path, number, line, _text_of, wanted) for number, line in numbered]
 
 
 def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]:
-    """Return the texts without what the model's context, or a sensible row, has no room for."""
+    """Return the texts, cut to the model's context and to `_MOST_TOKENS`."""
     most = min(_MOST_TOKENS, context_limit(model))
     return [Document(document.token_ids[:most], document.first) for document in documents]
 
 
-def _of_json(path: Path, number: int, line: str) -> Text:
-    try:
-        row = json.loads(line)
-        question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
-    except (ValueError, AttributeError, RecursionError):
-        question = answer = text = None
+def _text_of(row: Any) -> Text | None:
+    question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
     if isinstance(question, str) and isinstance(answer, str) and question.strip():
         return Text(answer, question)
-    if isinstance(text, str) and text:
-        return Text(text)
-    raise PromptError(
-        f'{path}, line {number}: must be a JSON object with "question" and "answer", or with "text"; got {line[:60]!r}'
-    )
+    return Text(text) if isinstance(text, str) and text else None
 
 
 def _answered(tokenizer: Tokenizer, question: str, answer: str) -> Document:
-    """Return a question and its answer, of which the answer is learnt; in the chat template where there is one."""
+    """Return a question and its answer, in the chat template if there is one; only the answer is learnt."""
     if not tokenizer.chat_template:
         asked = encode_prompt(tokenizer, question + "\n")
         return Document(encode_prompt(tokenizer, f"{question}\n{answer}"), len(asked))

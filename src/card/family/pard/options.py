@@ -8,11 +8,7 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    option_of,
-    pair_options,
-)
+from card.cli.options import counted, option_of, pair_options
 from card.cli.starting import run
 from card.config import EngineSettings
 
@@ -28,25 +24,9 @@ from card.config import EngineSettings
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write.")
 @click.option("--target-features", is_flag=True, help="Read the target's states.")
 @counted("--num-tokens", default=8, least=2, words="Tokens of a pass.")
-@click.option(
-    "--retention",
-    type=click.FloatRange(0, 1),
-    default=0.7,
-    show_default=True,
-    help="Masks kept.",
-)
-@click.option(
-    "--least-retention",
-    type=click.FloatRange(0, 1),
-    default=0.2,
-    show_default=True,
-    help="Always.",
-)
-@click.option(
-    "--learning-rate",
-    type=float,
-    help="Peak.  [default: by size]",
-)
+@click.option("--retention", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Masks kept.")
+@click.option("--least-retention", type=click.FloatRange(0, 1), default=0.2, show_default=True, help="Always.")
+@click.option("--learning-rate", type=float, help="Peak.  [default: by size]")
 @counted("--epochs", default=1, words="Most passes over the data.")
 @option_of(EngineSettings, "device", is_filled=True)
 @counted("--seed", default=0, least=0, words="Same seed, same weights.")
@@ -54,7 +34,7 @@ def pard(**options: Any) -> int:
     """Adapt a draft model to draft several tokens a pass (PARD).
 
     With a target it learns the target's distributions, weighted by their chance to matter (PARD-2).
-    The answers are learnt. Lines may also be JSON with "text", or plain text. A training that was cut off goes on if
-    the same command is given again.
+    The answers are learnt. Lines may also be JSON with "text", or plain text. The same command resumes a training that
+    was cut off.
     """
     return run("card.family.pard.command.run", **options)

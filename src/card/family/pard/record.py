@@ -1,7 +1,7 @@
-"""PARD: a chain of K tokens that one drafter pass guesses, then one verification, in turns (arXiv:2504.18583).
+"""PARD: one drafter pass drafts a chain of K tokens, then one verification, in turns (arXiv:2504.18583).
 
-The draft model is one that `card train pard` has adapted, or a published one. Every method takes such a model and then
-has its layers several at a time; this one is the published one.
+The draft model was adapted by `card train pard`, or is a published one. Every method can use such a model and then gets
+several layers a pass; this method is the published one.
 """
 
 from card.config.method import Method

@@ -1,11 +1,11 @@
-"""Training rows of a drafter that guesses K tokens in one pass: a text, and masks behind some of its tokens.
+"""Training rows of a drafter of K tokens a pass: a text, and masks after some of its tokens.
 
-Behind an *origin*, a token of the text, stand masks at *offsets* 1, 2, ... K - 1. The mask at offset i has the position
+After an *origin*, a token of the text, come masks at *offsets* 1, 2, ... K - 1. The mask at offset i has the position
 of the i-th token after the origin and learns the token after that one. It sees the text up to the origin and the masks
-between, which is what the drafter will see. All masks of all origins lie in one row, kept apart by an attention mask.
+between, as in drafting. All masks of all origins are in one row, separated by an attention mask.
 
-Conditional drop (COD) keeps masks at offset i only for some of the origins kept at offset i - 1: those between an
-origin and a mask are always there.
+Conditional drop (COD) keeps masks at offset i only for some of the origins kept at offset i - 1, so that the masks
+between an origin and a mask always exist.
 
 Source: PARD, arXiv:2504.18583.
 """
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-IGNORED = -100  # label of what teaches nothing
-_NOWHERE = 1 << 30  # origin of padding, which no other token then sees
+IGNORED = -100  # label of tokens that are not learnt
+_NOWHERE = 1 << 30  # origin of padding, so that no other token sees it
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to learn from."""
+    """A training text."""
 
     token_ids: Sequence[int]  # N of them
-    first: int = 1  # index of the first token that is learnt: the answer's, or the second of a plain text
+    first: int = 1  # index of the first learnt token: the answer's, or the second of a plain text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One row, S tokens: those of the text first, offset 0, then the masks."""
+    """One row of S tokens: the text first, at offset 0, then the masks."""
 
     token_ids: Tensor  # [S] int64
     positions: Tensor  # [S] int64
@@ -60,7 +60,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Rows of one step, filled up on the right."""
+    """Rows of one step, padded on the right."""
 
     token_ids: Tensor  # [B, S] int64
     positions: Tensor  # [B, S] int64
@@ -74,7 +74,7 @@ class PackedBatch:
 
     @property
     def attention(self) -> Tensor:
-        """Return which tokens each one sees, [B, 1, S, S] bool: query, then key."""
+        """Return which tokens each token sees, [B, 1, S, S] bool: query, then key."""
         origins, offsets = self.origins, self.offsets
         sees_text = (offsets == 0)[:, None, :] & (origins[:, None, :] <= origins[:, :, None])
         is_own = origins[:, None, :] == origins[:, :, None]
@@ -82,7 +82,7 @@ class PackedBatch:
 
 
 def kept_origins(document: Document, drop: Drop, generator: torch.Generator) -> list[Tensor]:
-    """Draw the origins that have a mask at offset 1, 2, ... K - 1; those of an offset are among those before it.
+    """Draw the origins that have a mask at offset 1, 2, ... K - 1, each a subset of the previous offset's.
 
     Returns: K - 1 tensors of positions, int64, ascending.
     """
@@ -100,7 +100,7 @@ def kept_origins(document: Document, drop: Drop, generator: torch.Generator) -> 
 
 
 def packed_row(document: Document, origins: Sequence[Tensor], mask_id: int) -> PackedRow:
-    """Return the row of a text with masks at offset i + 1 behind each of ``origins[i]``."""
+    """Return the row of a text with masks at offset i + 1 for each of ``origins[i]``."""
     text = torch.tensor(document.token_ids, dtype=torch.int64)
     own = torch.arange(len(text))
     next_ids = torch.cat([text[1:], torch.tensor([IGNORED])])
@@ -112,7 +112,7 @@ def packed_row(document: Document, origins: Sequence[Tensor], mask_id: int) -> P
 
 
 def batch_of(rows: Sequence[PackedRow]) -> PackedBatch:
-    """Return rows side by side; padding sees everything and is seen by none."""
+    """Return padded rows; padding sees everything, and no token sees it."""
 
     def padded(parts: Sequence[Tensor], value: int) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=value)

@@ -1,11 +1,11 @@
 """A layer through which a drafter reads the hidden states of one target: it is refused for any other target.
 
-The states from which the target has chosen a token are added to that token's embedding: the states of each layer scaled
-to a mean square of 1, then one linear layer over all of them, times a small number. The first token of a text, tokens
-that the target has not read yet, and masks have nothing added.
+A token's embedding gets an addition from the states from which the target chose the token: the states of each layer
+scaled to a mean square of 1, then one linear layer over all of them, times a small number. Nothing is added to the
+first token of a text, to tokens that the target has not read yet, and to masks.
 
-Source: PARD-2, arXiv:2605.08632, of which we know the layers and the number alone. Ours: the scaling, and which layers
-are read of a target that has fewer.
+Source: PARD-2, arXiv:2605.08632, of which only the layers and the number are known. Ours: the scaling, and the layers
+of a target with fewer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PUBLISHED_LAYERS = (-1, -8, -16, -24)
 
 
 def read_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers to read of a target, counted as in `FeatureWish`: the published ones if it has them all.
+    """Return the layers of a target to read, counted as in `FeatureWish`: the published ones if it has them all.
 
-    Of a target with fewer layers they are a quarter of its depth apart.
+    In a target with fewer layers they are a quarter of its depth apart.
     """
     if num_layers >= -_PUBLISHED_LAYERS[-1]:
         return _PUBLISHED_LAYERS
@@ -49,7 +49,7 @@ def read_layers(num_layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFacts(TargetSizes):
-    """Sizes of the target that is read, and of the drafter that reads."""
+    """Sizes of the target and of the drafter that reads it."""
 
     num_layers: int  # of the target
     width: int  # of the drafter's embeddings, d
@@ -63,7 +63,7 @@ class StateInput(BoundModule):
     facts: StateFacts
 
     def __init__(self, facts: StateFacts, probe: Tensor, *, seed: int = 0) -> None:
-        """Make a layer with weights that follow from a seed.
+        """Make a layer with random weights from a seed.
 
         Args:
             probe: of the target, see `embedding_probe`.
@@ -76,12 +76,12 @@ class StateInput(BoundModule):
 
     @property
     def wish(self) -> FeatureWish:
-        """The states that it wants to read."""
+        """The states that the layer reads."""
         return FeatureWish(self.layers, "all")
 
     @classmethod
     def for_target(cls, target: LoadedModel, width: int, *, seed: int = 0) -> Self:
-        """Return a new layer for a target and a drafter of some width."""
+        """Return a new layer for a target and a drafter of this width."""
         size, num_tokens = original_size(target), vocab_size(target)
         facts = StateFacts(
             hidden_size=size.hidden_size,
@@ -94,20 +94,20 @@ class StateInput(BoundModule):
         return cls(facts, as_tensor(rows.ravel()), seed=seed)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what is added to embeddings, [..., d] float32, by states [..., layers * D] of any floating dtype."""
+        """Return the addition to embeddings, [..., d] float32, from states [..., layers * D] of any floating dtype."""
         size = self.facts.hidden_size
         of_layers = states.float().reshape(*states.shape[:-1], len(self.layers), size)
         added: Tensor = SCALE * self.fuse(functional.rms_norm(of_layers, (size,), eps=EPS).flatten(-2))
         return added
 
     def added_by(self, states: FloatArray) -> Floats:
-        """Return what `forward` returns for states [n, layers * D], as an array."""
+        """Return `forward` of states [n, layers * D] as an array."""
         with torch.inference_mode():
             added: Floats = as_array(self(as_tensor(np.ascontiguousarray(states))))
         return added
 
     def check(self, target: RowRunner, width: int, name: str) -> None:
-        """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
+        """Raise ModelError unless the layer was trained for this target and a drafter of this width."""
         known, made_for = self.facts, "target"
         difference = target_difference(known, target, as_array(self.probe))
         if known.num_layers != target.original.num_layers:

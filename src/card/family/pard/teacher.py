@@ -1,7 +1,7 @@
-"""Lessons of a target for a drafter of K tokens a pass: its distributions, and how far down a guess will matter.
+"""Lessons of a target for a drafter of K tokens a pass: its distributions, and weights of the guesses.
 
-A guess counts only if all guesses before it are accepted. So each one is weighted by the product of the probabilities
-that the target gives the text's tokens between its origin and itself.
+A guess matters only if all guesses before it are accepted. So its weight is the product of the probabilities that the
+target gives to the text's tokens between its origin and itself.
 
 Source: PARD-2, arXiv:2605.08632.
 """
@@ -26,11 +26,11 @@ _CROSS_ENTROPY_WEIGHT, _DIVERGENCE_WEIGHT = 0.1, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The target's view of the M tokens of a batch that have a label."""
+    """The target's weights and logits for the M tokens of a batch that have a label."""
 
     weights: Tensor  # [M] float32, in [0, 1]; 1 for tokens of the text
     logits: Tensor  # [M, V of the target] float
-    states: Tensor | None = None  # [B, S of the texts, layers * D]; None: the drafter reads none
+    states: Tensor | None = None  # [B, S of the texts, layers * D]; None: the drafter reads no states
 
     def loss(self, logits: Tensor, labels: Tensor, rows: slice) -> Tensor:
         """Return the summed loss of some of the tokens, in nats.
@@ -40,7 +40,7 @@ class Lesson:
             labels: [len(rows)] int64.
         """
         logprobs = logits.log_softmax(-1)
-        num_shared = min(logits.shape[-1], self.logits.shape[-1])  # the drafter has a mask token besides
+        num_shared = min(logits.shape[-1], self.logits.shape[-1])  # the drafter also has a mask token
         wanted = self.logits[rows, :num_shared].float().log_softmax(-1)
         divergence = (wanted.exp() * (wanted - logprobs[:, :num_shared])).sum(-1)
         cross_entropy = functional.nll_loss(logprobs, labels, reduction="none")
@@ -49,10 +49,10 @@ class Lesson:
 
 
 class Teacher:
-    """A target that a drafter learns from; its own weights stay as they are."""
+    """A target that a drafter learns from; its own weights do not change."""
 
     def __init__(self, model: PreTrainedModel, state_input: StateInput | None = None) -> None:
-        """Take a model, and the layer through which the drafter learns to read its states; None: it reads none."""
+        """Use this model; ``state_input`` is the drafter's layer for its states, None without states."""
         self._model = model
         self.state_input = state_input
 

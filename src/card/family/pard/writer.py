@@ -1,11 +1,11 @@
-"""Draft with a model that guesses several tokens in one pass: several layers of candidates a pass, on its KV cache.
+"""Draft with a model of several tokens a pass: several layers of candidates a pass, on its KV cache.
 
-A pass runs the text, and the paths to the nodes that it expands, as far as they have no rows yet. Behind each such node
-it runs masks. The node's logits make its children, the first mask's logits the next layer, and so on. A mask sees the
-node that it stands behind and not the tokens between, so all nodes of a layer below that node share their logits. The
-rows of masks are dropped after the pass: no later token sees them.
+A pass runs the text and the paths to the nodes that it expands, where they have no rows yet. After each such node it
+runs masks. The node's logits make its children, the first mask's logits the next layer, and so on. A mask sees its node
+but not the tokens between, so all nodes of a layer below that node share their logits. The rows of masks are dropped
+after the pass: no later token sees them.
 
-Source: PARD, arXiv:2504.18583. That a whole tree is made of its guesses, and beside the target, is our change.
+Source: PARD, arXiv:2504.18583. Ours: a whole tree is made of the guesses, also beside the target.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class _Pass:
 
     num_text: int  # tokens of the text
     run: tuple[int, ...]  # nodes that get a row
-    expanded: tuple[int, ...]  # of these, or the root: the nodes whose children are made
-    num_masks: tuple[int, ...]  # behind each of them
+    expanded: tuple[int, ...]  # of these, or the root: the nodes that get children
+    num_masks: tuple[int, ...]  # after each of them
 
 
 class ParallelSequence(BeamSequence):
-    """The tree of one request. A node has a row if a later node was run; most of a tree has none."""
+    """The tree of one request. A node has a row only if a later node was run; most nodes have none."""
 
     def __init__(self, writer: ParallelWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
@@ -52,13 +52,13 @@ class ParallelSequence(BeamSequence):
         self._facts = writer.facts
         self._pass: _Pass | None = None
         self._state_input = writer.state_input
-        self._added: dict[int, Floats] = {}  # what is added to the embedding of a token without a row, [D], by place
-        # The states of a prompt come with the first commit: until then it would be read without.
+        self._added: dict[int, Floats] = {}  # addition to the embedding of a token without a row, [D], by place
+        # The states of a prompt come with the first commit; before, it would be read without them.
         self._waits = self._state_input is not None
 
     def read(self, first: int, states: FloatArray) -> None:
-        """Take the target's states of rows that became text; each is read with the token that followed."""
-        if self._state_input is None or self.spec.num_hidden:  # places differ where images are left out
+        """Read the target's states of rows that became text, each with the token that followed."""
+        if self._state_input is None or self.spec.num_hidden:  # places differ if images are left out
             return
         added = self._state_input.added_by(states)
         self._added.update(
@@ -66,12 +66,12 @@ class ParallelSequence(BeamSequence):
         )
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
-        """Take committed tokens as `BeamSequence.commit` does."""
+        """Commit tokens as `BeamSequence.commit` does."""
         self._waits = False
         return super().commit(token_ids)
 
     def frontier(self) -> list[int]:
-        """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
+        """Return the nodes that the next pass would expand; empty if none is worth a pass, or without room."""
         if self._waits:
             return []
         if self._frontier is None:
@@ -87,9 +87,9 @@ class ParallelSequence(BeamSequence):
         return self._num_tokens(nodes) + sum(self._masks_of(nodes, self._room)) if nodes else 0
 
     def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
-        """Return at most ``max_tokens`` tokens to run: what has no row yet, the first of ``frontier``, and masks.
+        """Return at most ``max_tokens`` tokens to run: tokens without rows, the first nodes of ``frontier``, and masks.
 
-        Logits are those that `grow` takes.
+        Its logits are the ones for `grow`.
         """
         most = min(max_tokens, self._room)
         nodes = list(frontier)
@@ -97,17 +97,17 @@ class ParallelSequence(BeamSequence):
             nodes.pop()
         text = self.token_ids[self.num_committed_rows :]
         run = self._without_rows(nodes)
-        if len(text) + len(run) > most:  # begin with what is above the node
+        if len(text) + len(run) > most:  # start with the tokens above the node
             text, run, nodes = text[:most], run[: max(0, most - len(text))], []
         made = _Pass(len(text), tuple(run), tuple(nodes), tuple(self._masks_of(nodes, most)))
         self._pass = made
         return replace(self._extension_of(made, text), added=self._added_to(len(text)))
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
-        """Take the logits of a pass and the rows of all but masks; make a layer of each guess.
+        """Process the logits of a pass, keep its rows except masks, and make a layer of each guess.
 
         Returns: the new nodes, layer by layer; none if the pass expanded no node.
-        Raises: ProtocolError if the logits are no numbers under this spec.
+        Raises: ProtocolError if the logits are not finite under this spec.
         """
         made, self._pass, self._frontier = self._pass, None, None
         assert made is not None, "a pass was run"
@@ -133,7 +133,7 @@ class ParallelSequence(BeamSequence):
         return len(self.token_ids) - self.num_committed_rows + len(self._without_rows(frontier))
 
     def _without_rows(self, nodes: Sequence[int]) -> list[int]:
-        """Return nodes without a row on the paths to some nodes, these included, each behind its parent."""
+        """Return nodes without a row on the paths to some nodes, these included, each after its parent."""
         found: dict[int, None] = {}
         for node in nodes:
             path, above = list[int](), node
@@ -144,7 +144,7 @@ class ParallelSequence(BeamSequence):
         return list(found)
 
     def _masks_of(self, nodes: Sequence[int], most: int) -> list[int]:
-        """Return how many masks each node gets if a pass has ``most`` tokens: an equal share, or what it needs."""
+        """Return each node's number of masks in a pass of ``most`` tokens: an equal share, or as many as it needs."""
         share = (most - self._num_tokens(nodes)) // max(1, len(nodes))
         useful = (min(self._facts.num_tokens, self.num_layers - self.cache.depth_of(node)) - 1 for node in nodes)
         return [max(0, min(count, share)) for count in useful]
@@ -167,14 +167,14 @@ class ParallelSequence(BeamSequence):
         return Extension(self.slot, token_ids, parents, first if made.expanded else len(token_ids))
 
     def _added_to(self, num_text: int) -> Floats | None:
-        """Return what is added to the embeddings of the text's next tokens, [num_text, D]; None if nothing is."""
+        """Return the addition to the embeddings of the text's next tokens, [num_text, D]; None if there is none."""
         places = range(self.num_committed_rows, self.num_committed_rows + num_text)
         known = [self._added.get(place) for place in places]
         none = next((np.zeros_like(row) for row in known if row is not None), None)
         return None if none is None else np.stack([none if row is None else row for row in known])
 
     def _layers(self, made: _Pass, logits: Logits) -> NewNodes:
-        """Make children of the expanded nodes, then children of those, as far as the masks go."""
+        """Make children of the expanded nodes, then their children, one layer for each mask."""
         place = {self.cache.root_id: 0} if self.cache.root_id in made.expanded else {}
         place |= {node: i for i, node in enumerate(made.run)}
         guesses: dict[int, list[tuple[int, int]]] = {}  # by node: rows of logits, and the number of the guess
@@ -200,7 +200,7 @@ class ParallelSequence(BeamSequence):
 
 
 class ParallelWriter(BeamWriter):
-    """Runs one pass of a draft model of several tokens a pass for several requests: several layers for each."""
+    """Runs passes for several requests on a draft model of several tokens a pass: each request gets several layers."""
 
     def __init__(
         self,
@@ -211,10 +211,10 @@ class ParallelWriter(BeamWriter):
         find_grammar: FindGrammar | None = None,
         state_input: StateInput | None = None,
     ) -> None:
-        """Take ``model`` and the settings of its folder; other arguments as of `BeamWriter`.
+        """Make a writer of ``model`` with the settings of its folder; other arguments as of `BeamWriter`.
 
         Args:
-            state_input: reads the target's hidden states for the model; None: the model does without.
+            state_input: the model's layer for the target's hidden states; None: it reads none.
         """
         super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
         self.state_input = state_input
@@ -223,12 +223,12 @@ class ParallelWriter(BeamWriter):
         self.layers_per_pass = facts.num_tokens
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> ParallelSequence:
-        """Start the tree of a request behind its text. Raises: CapacityError if there is no room."""
+        """Start the tree of a request after its text. Raises: CapacityError if there is no room."""
         return ParallelSequence(self, token_ids, spec, epoch=epoch)
 
 
 def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked: Any) -> DraftWriter | None:
-    """Return the writer of a model that guesses several tokens in a pass; None for any other model.
+    """Return the writer of a model of several tokens a pass; None for any other model.
 
     Args:
         asked: as of `card.drafting.draft_writers.make_writer`, with its errors.
@@ -249,8 +249,8 @@ def _state_input(model: LanguageModel, parallel: ParallelDraft, target: RowRunne
             f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
             "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
         )
-    assert isinstance(model, RowRunner), "a folder says what it reads"
-    kind = load_place("card.family.pard.state_input:StateInput")  # which needs torch, as its training does
+    assert isinstance(model, RowRunner), "a folder has the facts of its inputs"
+    kind = load_place("card.family.pard.state_input:StateInput")  # needs torch, like its training
     state_input: StateInput = kind.load(path)
     state_input.check(target, model.original.hidden_size, str(path))
     return state_input

@@ -1,1 +1,1 @@
-"""Methods whose target drafts for itself."""
+"""Methods in which the target drafts for itself."""

@@ -1,4 +1,4 @@
-"""Methods whose target drafts for itself, reading few of its KV rows."""
+"""Methods in which the target drafts for itself, reading few of its KV rows."""
 
 from card.config.record import Record
 from card.family.self_drafting import sparsespec, specpv

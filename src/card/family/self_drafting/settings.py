@@ -1,4 +1,4 @@
-"""The setting of methods whose target drafts for itself."""
+"""The setting of methods in which the target drafts for itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from card.config.selection import parse_selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionSettings(Checked):
-    """The KV rows that a target reads as it drafts."""
+    """The KV rows that a target reads in drafting passes."""
 
     kv_selection: str | None = setting(None, "KV rows for sparsespec and specpv.", section="Models")
 
@@ -22,5 +22,5 @@ class SelectionSettings(Checked):
 
 
 def named_selection(settings: EngineSettings) -> str | None:
-    """Return the selection that the settings name."""
+    """Return the name of the settings' selection."""
     return settings.of(SelectionSettings).kv_selection

@@ -11,7 +11,7 @@ from card.family.self_drafting.settings import named_selection
 
 
 def chain_of_itself(draft: DraftSettings) -> DraftSettings:
-    """Return settings under which all of what the target has drafted is verified."""
+    """Return settings under which the whole draft of the target is verified."""
     return draft.replace(verify="chain", budget=draft.num_speculative_tokens, min_verify_prob=0.0)
 
 

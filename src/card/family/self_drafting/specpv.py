@@ -1,8 +1,8 @@
 """SpecPV: drafts are verified over few KV rows first, and over all of them every so often (arXiv:2512.02337).
 
-Exact: what the partial verifications let pass is a draft, of which the full one keeps what the target chooses. With
-the judge ``partial`` all of it stays, as published; every result then says that it is not exact. The published drafter
-is EAGLE-3; this one finds candidates earlier in the text and needs no model.
+Exact: tokens that pass partial verifications are a draft, which a full verification checks. With the judge ``partial``
+all of them are accepted, as published; every result then says that it is not exact. The published drafter is EAGLE-3;
+this one copies candidates from earlier text and needs no model.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""H-RAD, the network that SpecBranch asks where a draft will be rejected."""
+"""SpecBranch, and H-RAD, its predictor of rejections."""

@@ -1,8 +1,8 @@
 """SpecBranch: branch where the drafter is unsure, draft all branches while the rest is verified (arXiv:2506.01979).
 
-The drafter stops at the first token that it gives less than ``branch_below``; the target verifies the tokens before it,
-and the drafter extends several alternatives of that token meanwhile. The one that the target chooses lives on. Where to
-branch follows from the drafter's confidence alone, unless the setting ``hrad`` names a predictor, which looks at the
+The drafter stops at the first token whose probability is below ``branch_below``. While the target verifies the tokens
+before it, the drafter extends several alternatives of that token. The alternative that the target chooses is kept. The
+branch point depends only on the drafter's confidence, unless the setting ``hrad`` names a predictor, which reads the
 target's hidden states (`card.family.specbranch`).
 """
 
@@ -19,7 +19,7 @@ def trunk_and_branches(draft: DraftSettings) -> DraftSettings:
 
 
 def passes_for_trunk_and_branches(draft: DraftSettings) -> list[int]:
-    """Return the tokens of the drafter passes of a round: half of them on a trunk, for it ends anywhere in a block."""
+    """Return the tokens of the drafter passes of a round: half of them on a trunk, which may end anywhere."""
     num_trunk = draft.num_speculative_tokens // 2
     return [1] * num_trunk + [draft.beam_width] * (draft.num_speculative_tokens - num_trunk)
 

@@ -12,15 +12,15 @@ from card.cli.tables import progress_bar, table
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.family.specbranch.network import target_facts
 from card.family.specbranch.rounds import RoundCollector, Rounds
-from card.family.specbranch.training import Trained, TrainSettings, train_hrad
+from card.family.specbranch.train_hrad import HRadTrainSettings, TrainedHRad, train_hrad
 
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
 
 def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
-    """Do what `card train hrad` was asked for. Raises: CardError of any kind."""
+    """Run `card train hrad`. Raises: CardError of any kind."""
     check_out(out)
-    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
+    settings = HRadTrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
     questions = questions_in(prompts, max_prompts)
     test_questions = () if test_prompts is None else questions_in(test_prompts, None)
     pair = load_training_pair(options)
@@ -43,8 +43,8 @@ def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | N
     _print(Console(), trained, out)
 
 
-def _print(console: Console, trained: Trained, out: Path) -> None:
-    shown = table("rounds, by what was foreseen", numbers=(*_CLASS_NAMES, "foreseen"))
+def _print(console: Console, trained: TrainedHRad, out: Path) -> None:
+    shown = table("rounds, by prediction", numbers=(*_CLASS_NAMES, "predicted"))
     for name, row, recall in zip(_CLASS_NAMES, trained.confusion, trained.recalls, strict=True):
         shown.add_row(name, *(f"{count:,}" for count in row), f"{recall:.0%}")
     shown.add_row("right", *(f"{precision:.0%}" for precision in trained.precisions), "")
@@ -56,7 +56,7 @@ def _print(console: Console, trained: Trained, out: Path) -> None:
     evidence = trained.hrad.evidence
     console.print(
         f"whether a drafted token is accepted: log loss {trained.confidence_loss:.4f} by the drafter's own confidence,"
-        f" {trained.foreseen_loss:.4f} with what is foreseen besides. "
+        f" {trained.predicted_loss:.4f} with the prediction. "
         + (
             f"It moves the branch point, with {evidence.weight:.0%} of the weight of independent evidence."
             if evidence.weight > 0.0

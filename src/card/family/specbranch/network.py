@@ -1,10 +1,10 @@
 """H-RAD, the predictor of SpecBranch: how far a chain of drafted tokens will be accepted, from the target's features.
 
-A small network looks at the target's hidden states where it chose its newest token, and at that token's embedding.
+A small network reads the target's hidden states at its newest token, and that token's embedding.
 Source: Shen et al. 2025, "Speculative Decoding via Hybrid Drafting and Rollback-Aware Branch Parallelism",
-arXiv:2506.01979 (hidden states of the last 4 layers; a network of widths 256 and 64). Ours: the likeliest outcome does
-not decide alone where the drafter branches. The chances of all outcomes are evidence beside the drafter's own
-confidence, as heavy as it proved on rounds that the network had not learnt from.
+arXiv:2506.01979 (hidden states of the last 4 layers; a network of widths 256 and 64). Ours: the branch point does not
+depend on the likeliest outcome alone. The chances of all outcomes are evidence besides the drafter's own confidence,
+with a weight that was fitted on held-out rounds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from card.models.fingerprint import TargetSizes, sizes_of, target_difference
 from card.models.runner import RowRunner
 from card.tree.logits import softmax
 
-ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
-OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair
+ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # none, some or all of a chain is accepted
+OFF, DEMO_HRAD = "off", "demo"  # no predictor; the predictor of the demo pair
 HIDDEN_WIDTHS = (256, 64)
 _DEMO_FILE = Path(__file__).with_name("demo.safetensors")
 
 _FILE = TrainedFile("predictor", "card-hrad-2", "card train hrad")
 _STORED_DTYPE = np.float16  # inputs are standardised, so no weight is far from 1
-_LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
+_LEAST_PROBABILITY = 1e-4  # no outcome is impossible
 
 LinearWeights = tuple[Floats, Floats]  # weight [out, in] and bias [out] of a linear layer, float32
 
@@ -50,7 +50,7 @@ class HRadFacts(TargetSizes):
 
     @property
     def num_inputs(self) -> int:
-        """Hidden states and embedding together."""
+        """Width of hidden states and embedding together."""
         return (self.num_layers + 1) * self.hidden_size
 
 
@@ -58,14 +58,14 @@ class HRadFacts(TargetSizes):
 class Evidence:
     """Evidence in the log odds of ALL_ACCEPTED against ALL_REJECTED beyond a drafted token's own probability."""
 
-    weight: float = 0.0  # 0: nothing; 1: as much as if the drafter had known nothing of it
-    mean: float = 0.0  # of these log odds over many rounds: nothing special is foreseen
+    weight: float = 0.0  # 0: none; 1: the weight of evidence that is independent of the drafter's
+    mean: float = 0.0  # of these log odds over many rounds, which moves nothing
 
 
 class HRad:
     """Predicts how much of a chain of drafted tokens will be accepted: none, some, or all.
 
-    Once it is attached to a target it is a consumer of features.
+    After `attach` it is a consumer of a target's features.
     """
 
     wish: FeatureWish
@@ -78,13 +78,13 @@ class HRad:
         std: Floats,
         evidence: Evidence = Evidence(),
     ) -> None:
-        """Take over the network.
+        """Make the predictor from its network.
 
         Args:
             layers: linear layers with ReLU between them, from facts.num_inputs to three scores; float32.
-                Weights are rounded to what a file holds, so that a saved predictor is the same one.
-            mean, std: [facts.num_inputs] float32; inputs are standardised with them.
-            evidence: how its outcomes move the drafter's branch point.
+                Weights are rounded to the precision of a file, so that a saved predictor is identical.
+            mean, std: [facts.num_inputs] float32, of the inputs' standardisation.
+            evidence: how the outcomes move the drafter's branch point.
         Raises: ModelError if the shapes do not fit.
         """
         widths = [facts.num_inputs, *(len(bias) for _, bias in layers)]
@@ -102,7 +102,7 @@ class HRad:
 
     @classmethod
     def load(cls, path: str | Path) -> HRad:
-        """Read a predictor that `save` wrote, or "demo", that of the demo pair. Raises: ModelError if there is none."""
+        """Read a predictor that `save` wrote, or the demo pair's ("demo"). Raises: ModelError if there is none."""
         path = _DEMO_FILE if str(path) == DEMO_HRAD else path
         return _FILE.load(path, cls._of, f", or name {DEMO_HRAD}")
 
@@ -119,7 +119,7 @@ class HRad:
         """Write the predictor as safetensors, weights in float16.
 
         Args:
-            figures: its quality, by name; for people who look into the file's metadata.
+            figures: of its quality, by name, for readers of the file.
         Raises: ModelError if it cannot be written.
         """
         arrays: dict[str, Array] = {"mean": self._mean, "std": self._std}
@@ -130,7 +130,7 @@ class HRad:
         _FILE.save(path, arrays, {**(figures or {}), **facts, **learnt})
 
     def attach(self, runner: RowRunner, usual: float) -> None:
-        """Look at a target's features from now on, and move ``usual`` by them.
+        """Read a target's features from now on, and move ``usual`` by them.
 
         Raises: ModelError if the predictor was trained for another target.
         """
@@ -139,14 +139,14 @@ class HRad:
         self._runner, self._usual = runner, usual
 
     def observe(self, seen: SeenRows) -> float | None:
-        """Return the probability below which the drafter is to branch; None if there is no drafter."""
+        """Return the probability below which the drafter branches; None without a drafter."""
         return self.branch_below(seen.features[-1], seen.token_ids[-1]) if seen.has_drafter else None
 
     def branch_below(self, features_row: Floats, new_token_id: int) -> float:
         """Return the probability below which drafted tokens are unsure after a new token, in [0, 1].
 
-        The more likely a rejection is foreseen, the surer the drafter must be of a token not to branch there. In log
-        odds: those of the usual one, moved by the foreseen ones as far as they differ from their mean. 0 and 1 stay.
+        The more likely a rejection, the higher the confidence that the drafter needs not to branch. In log odds it is
+        the usual value, moved by the weighted difference of the predicted log odds from their mean. 0 and 1 stay.
 
         Args:
             features_row: [num_layers * D] floating, the features of the row whose logits gave the token.
@@ -155,8 +155,8 @@ class HRad:
             return self._usual
         values = np.concatenate((features_row, self._runner.embeddings([new_token_id])[0]))
         probabilities = self.probabilities(values)
-        foreseen = float(log_odds(probabilities)) - self.evidence.mean
-        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * foreseen
+        predicted = float(log_odds(probabilities)) - self.evidence.mean
+        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * predicted
         return 1.0 / (1.0 + math.exp(-odds))
 
     def probabilities(self, features: Floats) -> Floats:
@@ -190,11 +190,11 @@ def last_states(runner: RowRunner, num_layers: int, rows: Rows) -> FeatureWish:
 
 
 def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSettings) -> list[HRad]:
-    """Return the observers for the features of ``runner``, a target; none if they never move a branch point.
+    """Return the consumers of the features of ``runner``, a target; none if they could not move a branch point.
 
     Args:
         settings: name a predictor, "off" or as of `HRad.load`, with its errors.
-        draft: says below which probability the drafter branches where nothing special is foreseen.
+        draft: has the usual probability below which the drafter branches.
     """
     predictor = settings.of(HRadSettings).hrad
     if predictor == OFF:
@@ -205,6 +205,6 @@ def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSett
 
 
 def target_facts(runner: RowRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
-    """Return the facts of a predictor that is to be trained for the target of ``runner``."""
+    """Return the facts of a new predictor for the target of ``runner``."""
     own: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
     return HRadFacts(**own, **sizes_of(runner))

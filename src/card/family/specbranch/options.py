@@ -7,28 +7,16 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-    option_of,
-)
+from card.cli.options import counted, file_option, option_of
 from card.cli.starting import run
 from card.config import EngineSettings
 from card.family.learning.options import dtype_option, training_options
 
 
-@command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
+@command("hrad", short_help="Train H-RAD, which predicts rejections for method specbranch.")
 @training_options
-@file_option(
-    "--test-prompts",
-    words="Prompts to judge by.  [default: a tenth of the prompts]",
-)
-@counted(
-    "--num-speculative-tokens",
-    "--gamma",
-    default=4,
-    words="Tokens drafted in a round.",
-)
+@file_option("--test-prompts", words="Prompts to judge by.  [default: a tenth of the prompts]")
+@counted("--num-speculative-tokens", "--gamma", default=4, words="Tokens drafted in a round.")
 @counted("--layers", "num_layers", default=4, words="Last layers of the target.")
 @counted("--epochs", default=20, words="Most passes over the data.")
 @click.option(
@@ -43,9 +31,9 @@ from card.family.learning.options import dtype_option, training_options
 @option_of(EngineSettings, "device", is_filled=True)
 @counted("--threads", words="CPU threads.  [default: all cores]")
 def hrad(**options: Any) -> int:
-    """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.
+    """Train H-RAD: from the target's hidden states it predicts how much of a drafted chain will be accepted.
 
-    The pair answers the prompts greedily by sequential speculation; every round is an example. The rounds of a tenth of
-    the prompts say when to stop.
+    The pair answers the prompts greedily by sequential speculation; every round is an example. Training stops by the
+    loss on a tenth of the prompts.
     """
     return run("card.family.specbranch.command.run", **options)

@@ -9,7 +9,7 @@ from card.family.specbranch.branches import METHOD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HRadSettings(Checked):
-    """The predictor that moves where branches begin."""
+    """The predictor that moves the branch point."""
 
     hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.", section="Models")
 
@@ -21,7 +21,7 @@ RECORD = Record(
     commands=(
         Command(
             "train hrad",
-            "Train H-RAD, which foresees rejections for method specbranch.",
+            "Train H-RAD, which predicts rejections for method specbranch.",
             "card.family.specbranch.options:hrad",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Data for H-RAD: rounds of greedy speculation, each with what the target knew before it and how it went."""
+"""Data for H-RAD: rounds of greedy speculation, each with the target's features before it and its outcome."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from card.theirs.transformers.arrays import as_tensor
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """N rounds: what was known before each, and its outcome; on the CPU."""
+    """N rounds: inputs before each, and its outcome; on the CPU."""
 
-    inputs: Tensor  # [N, (num_layers + 1) * D] in the target's dtype: features and embedding as `HRad` takes them
+    inputs: Tensor  # [N, (num_layers + 1) * D] in the target's dtype: features and embedding as of `HRad`
     num_accepted: Tensor  # [N] int64: from 0 to K
-    confidences: Tensor  # [N, K] float32: the drafter's own probability of each token that it drafted, up to the first
-    # that was rejected; tokens behind it have no outcome
-    prompt_idx: Tensor  # [N] int64: which prompt it came from
+    confidences: Tensor  # [N, K] float32: the drafter's probability of each drafted token; tokens after the first
+    # rejected one have no outcome
+    prompt_idx: Tensor  # [N] int64: its prompt
 
     def __len__(self) -> int:
         return len(self.num_accepted)
@@ -53,10 +53,10 @@ _Round = tuple[Tensor, int, list[float], int]
 
 
 class RoundCollector:
-    """Lets the target answer prompts greedily, several at a time, and works out how each round would have ended.
+    """Lets the target answer prompts greedily, several at a time, and computes how each round would have ended.
 
-    A drafted token is accepted if it is the target's own, so the target's text and what the draft model would say to
-    each of its beginnings tell where rounds begin and how they end.
+    A drafted token is accepted if it is the target's own. So the target's text, and the draft model's predictions along
+    it, determine where rounds begin and how they end.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class RoundCollector:
         max_tokens: int,
         end_ids: frozenset[int],
     ) -> None:
-        """Take both models.
+        """Use both models.
 
         Args:
-            num_layers: last ones of the target whose hidden states it keeps.
-            max_tokens: new tokens after which a text is broken off.
+            num_layers: last layers of the target whose hidden states are inputs.
+            max_tokens: new tokens after which a text is cut off.
             end_ids: tokens that end a text.
         Raises: ModelError if the target has fewer layers.
         """
@@ -90,9 +90,9 @@ class RoundCollector:
         return self._most_tokens - self._num_drafted
 
     def collect(self, prompts: Sequence[Sequence[int]], on_answer: Callable[[], None] = lambda: None) -> Rounds:
-        """Answer all prompts and return the rounds in which the outcome is known.
+        """Answer all prompts and return the rounds with a known outcome.
 
-        A round whose text ends within the accepted tokens is left out: the fate of the rest is unknown.
+        A round whose text ends within the accepted tokens is left out: the outcome of the other tokens is unknown.
 
         Args:
             prompts: token ids, 1 to `max_prompt_tokens` each.
@@ -121,7 +121,7 @@ class RoundCollector:
         )
 
     def _rounds(self, text: WrittenText) -> Iterator[_Round]:
-        """Yield the rounds of a whole text, for which the draft model reads it once."""
+        """Yield the rounds of a whole text; the draft model reads it once."""
         token_ids, num_before = text.token_ids, len(text.prompt) + 1  # a prompt's pass gives the first token
         if len(token_ids) == num_before:
             return
@@ -144,7 +144,7 @@ class RoundCollector:
 
 
 def outcomes(num_accepted: Tensor, num_drafted: int) -> Tensor:
-    """Return the class of each round, [N] int64, by how many of its ``num_drafted`` tokens were accepted, [N]."""
+    """Return the class of each round, [N] int64, from the accepted number [N] of its ``num_drafted`` tokens."""
     classes = torch.full_like(num_accepted, UNDECIDED)
     classes[num_accepted == num_drafted] = ALL_ACCEPTED
     classes[num_accepted == 0] = ALL_REJECTED

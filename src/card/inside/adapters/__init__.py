@@ -1,4 +1,4 @@
-"""CARD as a drafter for other engines that verify chains: shared parts, which import no engine."""
+"""Shared parts of CARD as a drafter for other engines that verify chains; they import no engine."""
 
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.settings import AdapterSettings

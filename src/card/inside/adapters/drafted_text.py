@@ -1,4 +1,4 @@
-"""A text of another engine, what its writers know of it, and the replica of its candidate cache."""
+"""A text of another engine, with its writers and the replica of its candidate cache."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from card.inside.adapters.tracking import FollowedText, Tokens
 from card.protocol.messages import Close, Layer, Open, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 
-# Tokens that a text may grow by before the drafter is asked for more memory, and its tree begins anew. Evidence: with
-# 64, answers of 128 tokens take 4 % more steps (benchmarks/LOG.md).
+# Tokens by which a text may grow before the drafter gets more memory and restarts its tree. Evidence: with 64, answers
+# of 128 tokens take 4 % more steps (benchmarks/LOG.md).
 _FIRST_ROOM = 512
-# Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
+# Likeliest tokens by the draft model's own probabilities: the engine does not report temperatures and seeds.
 _PARAMS = SamplingParams(temperature=0.0, seed=0).resolved()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingFacts:
-    """The facts that texts need to open their part of the drafter's work."""
+    """Facts that texts need to open their drafting."""
 
     draft: DraftSettings
     max_model_len: int  # most tokens of a text
-    vocab_size: int  # tokens that the target has
+    vocab_size: int  # of the target
     _ids: Iterator[int] = field(default_factory=count)
 
     def next_id(self) -> int:
-        """Return a name for the drafter that no text had before: it never takes up a closed one again."""
+        """Return a new id of a text for the drafter: ids of closed texts are not reused."""
         return next(self._ids)
 
     def room_for(self, length: int) -> int:
-        """Return the length up to which a text of ``length`` tokens gets memory: a power of two, or the most."""
+        """Return the length for which a text of ``length`` tokens gets memory: a power of two, or the most."""
         return min(self.max_model_len, 1 << (length + _FIRST_ROOM - 1).bit_length())
 
 
 class DraftedText(FollowedText):
-    """A text that is being decoded, and drafted for.
+    """A text that is decoded with drafts.
 
-    The drafter holds a part of it while it is in a row of the engine; the writers keep theirs until it is forgotten.
+    It is open in the drafter while it is in a row of the engine, and in the writers until it is forgotten.
     """
 
     chain: Nodes
     """Candidates handed over for the next step."""
     writer_budget: int
-    """Candidates that each writer without a model is asked for, at most."""
+    """Most candidates of each writer without a model."""
     drafter_id: int | None
-    """Its name for the drafter; None while that is not to draft for it."""
+    """Its id for the drafter; None while it is not open there."""
 
     def __init__(
         self, token_ids: Tokens, writers: Mapping[str, LocalWriter], *, vocab_size: int, writer_budget: int
     ) -> None:
-        """Begin with a text of 1 token or more, of which any may be none of the target's."""
+        """Begin with a text of 1 token or more; tokens may lie outside of the target's vocabulary."""
         super().__init__(token_ids)
         self.writer_budget = writer_budget
         self.has_foreign_tokens = bool(token_ids.min() < 0 or token_ids.max() >= vocab_size)
         self.chain = NO_NODES
         self.drafter_id = None
         self._replica: Replica | None = None
-        self._is_declined = False  # by the drafter, which is not asked again
+        self._is_declined = False  # by the drafter; not tried again
         self._room = 0
         self._stats = RequestStats(num_prompt_tokens=len(token_ids))
         prompt_ids = tuple(self.token_ids)
@@ -77,7 +77,7 @@ class DraftedText(FollowedText):
         self._offers = Offers(heard, vocab_size=vocab_size)
 
     def open(self, drafting: DraftingFacts) -> list[TargetMessage]:
-        """Have the drafter begin with the text as it is. Returns: what to send, which ends what was open before."""
+        """Open the present text in the drafter. Returns: messages to send, which also close a former opening."""
         messages = self.close_drafter()
         self._room = drafting.room_for(len(self))
         if self.has_foreign_tokens or self._is_declined or len(self) >= drafting.max_model_len:
@@ -95,14 +95,14 @@ class DraftedText(FollowedText):
         return [*messages, self._replica.open_message()]
 
     def reopen(self) -> list[Open]:
-        """Return the messages that a new drafter needs."""
+        """Return the messages that open the text in a new drafter."""
         if self._replica is None:
             return []
         self._replica.forget_drafter()
         return [self._replica.open_message()]
 
     def close_drafter(self) -> list[TargetMessage]:
-        """Return what ends the drafter's part, if it has one."""
+        """Close the text in the drafter, if it is open. Returns: messages to send."""
         if self.drafter_id is None:
             return []
         closing = Close(self.drafter_id)
@@ -110,26 +110,26 @@ class DraftedText(FollowedText):
         return [closing]
 
     def decline(self) -> list[TargetMessage]:
-        """Go on without the drafter, which does not draft for this text. Returns: what to send."""
+        """Continue without the drafter, which refused this text. Returns: messages to send."""
         self._is_declined = True
         return self.close_drafter()
 
     def close(self) -> None:
-        """End the writers' part."""
+        """Close the text in the writers."""
         self._offers.close()
 
     def receive(self, message: Layer | Resync) -> list[TargetMessage]:
-        """Take a message of the drafter and return the replies. Raises: ProtocolError if it is malformed."""
+        """Process a message of the drafter; return the replies. Raises: ProtocolError if it is malformed."""
         return [] if self._replica is None else self._replica.receive(message)
 
     def judge(self, new_ids: Sequence[int]) -> Verified:
-        """Return how the candidates fared, by the tokens that a step committed; before `commit`."""
+        """Return which candidates were accepted, from the tokens that a step committed; before `commit`."""
         known, num_right = judged(self.chain, new_ids)
         compared = (0, 0, 0.0) if self._replica is None else self._replica.compare(new_ids)
         return Verified(id(self), known, tuple(range(num_right)), True, *compared)
 
     def commit(self, new_ids: Sequence[int], drafting: DraftingFacts | None) -> list[TargetMessage]:
-        """Go on with the tokens that a step committed. Returns: messages for the drafter."""
+        """Append the tokens that a step committed. Returns: messages for the drafter."""
         self.append(new_ids)
         stats = self._stats
         stats.target_passes += 1
@@ -137,7 +137,7 @@ class DraftedText(FollowedText):
         self._offers.observe(
             Observation(
                 new_ids=tuple(new_ids),
-                tokens=tuple(new_ids[:-1]),  # of rejected candidates only the rejection is known
+                tokens=tuple(new_ids[:-1]),  # after a rejection, later choices are unknown
                 parents=tuple(range(ROOT, num_accepted - 1)),
                 choices=tuple(new_ids),
                 accepted=tuple(range(num_accepted)),
@@ -151,16 +151,16 @@ class DraftedText(FollowedText):
         return [self._replica.correction()]
 
     def drafted(self, most: int) -> Nodes:
-        """Return the draft model's best path, up to so many tokens; not marked with its writer."""
+        """Return the draft model's best path of up to ``most`` tokens, without writers."""
         return NO_NODES if self._replica is None else self._replica.tree.query(most, "chain", most)
 
     def best_path(self, most: int) -> tuple[int, float]:
-        """Return depth and path score of the end of that path; (0, 0.0) if there is none."""
+        """Return depth and path score of the end of that path; (0, 0.0) if it is empty."""
         path = self.drafted(most)
         return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
 
     def offer(self, most: int, *, has_time: bool = True) -> Nodes:
-        """Return everybody's candidates as one tree of up to ``most`` layers, each marked with its writers.
+        """Return all writers' candidates as one tree of up to ``most`` layers; each candidate has its writers.
 
         Args:
             has_time: False leaves out the writers without a model.
@@ -171,9 +171,9 @@ class DraftedText(FollowedText):
 
 
 def judged(chain: Nodes, new_ids: Sequence[int]) -> tuple[Nodes, int]:
-    """Return the candidates of which the committed tokens tell whether they were right, and how many of them were.
+    """Return the candidates that the committed tokens show to be right or wrong, and the number of right ones.
 
-    An engine may verify less than it was given: of the rest nothing is known, unless the text itself tells.
+    An engine may verify only a part: the rest has no outcome, unless the text itself shows it.
     """
     pairs = enumerate(zip(chain.tokens, new_ids, strict=False))
     num_right = next((i for i, (token, new_id) in pairs if token != new_id), min(len(chain), len(new_ids)))

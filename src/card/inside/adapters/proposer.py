@@ -1,7 +1,7 @@
-"""Chains for an engine that verifies: follow its rows, ask all writers, hand over the best chain of each row.
+"""Propose chains to an engine that verifies them: follow its rows, ask all writers, return the best chain of each row.
 
-Nothing in here waits, but for a drafter that takes turns with the engine, as far as that pays. A drafter that is lost,
-late or lying means fewer candidates. What is proposed never decides what the text is: the engine's verification does.
+Nothing here waits, except for a drafter in turns with the engine, if that pays. A lost, late or malicious drafter means
+fewer candidates. Proposals never decide the text: the engine's verification does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from card.links.link import DrafterLink, NoDrafter
 from card.protocol.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.tree.nodes import NO_NODES
 
-# Seconds of a step after which no more writers without a model are asked; to ask those of one text takes about 0.1 ms,
-# and a step of 16 texts may take 2 ms. Evidence: 1.4 ms took as many steps, each 0.15 ms longer (benchmarks/LOG.md).
+# Seconds of a step after which no more writers without a model are asked. Asking those of one text takes about 0.1 ms,
+# and those of 16 texts may take 2 ms. Evidence: 1.4 ms took as many steps, each 0.15 ms longer (benchmarks/LOG.md).
 _LOCAL_WRITERS_S = 0.001
-# Texts remembered that have no row, finished ones too. Evidence: with as many as there are rows all preempted ones are
-# found again, with half as many about two thirds (benchmarks/LOG.md).
+# Remembered texts without a row, including finished ones. Evidence: with as many as rows, all preempted texts are found
+# again; with half as many, about two thirds (benchmarks/LOG.md).
 PARKED_TEXTS = 64
 
 
@@ -33,9 +33,9 @@ class ChainProposer:
     """Proposes one chain for each row of an engine's batch."""
 
     figures: Figures
-    """Counts of all that was done so far."""
+    """Counters so far."""
     link: DrafterLink
-    """The way to the drafter."""
+    """The link to the drafter."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class ChainProposer:
         """Make a proposer without texts.
 
         Args:
-            vocab_size: of the target; no other token is ever proposed.
+            vocab_size: of the target; other tokens are never proposed.
             max_model_len: most tokens of a text.
             num_speculative_tokens: most tokens of a chain.
-            writers: those without a model, in the order in which they are asked.
-            link: to the drafter, which is open; None without one. Only its `draft` may take time, in turns.
-            clock: seconds, to learn what rows cost.
-            row_cost: tokens that a candidate must be worth; None: as measured.
-            local_writers_s: seconds of a step after which no writer without a model is asked.
-            max_parked: most texts remembered that have no row.
+            writers: local ones, without a model, in the order in which they are asked.
+            link: open, to the drafter; None without one. Only its `draft` may take time, in turns.
+            clock: seconds, to learn the cost of rows.
+            row_cost: tokens that a candidate must gain; None: as measured.
+            local_writers_s: seconds of a step after which no local writer is asked.
+            max_parked: most remembered texts without a row.
         """
         self.figures = Figures()
         self._vocab_size = vocab_size
@@ -80,13 +80,13 @@ class ChainProposer:
         self._by_drafter_id: dict[int, DraftedText] = {}
         self._policy = ChainPolicy(row_cost)
         self._local_writers_s = local_writers_s
-        self._handed_over: tuple[float, int, int] | None = None  # when, to how many requests, and how many rows
+        self._handed_over: tuple[float, int, int] | None = None  # time, number of requests, number of rows
 
     def propose(self, new_ids: Sequence[Sequence[int]], lengths: Sequence[int], tokens: Tokens) -> list[list[int]]:
-        """Return for each row the tokens to verify next, none where nothing is worth it.
+        """Return for each row the tokens to verify next; empty if no candidate is worth it.
 
         Args:
-            new_ids: [B] tokens that the last step committed in each row; empty while a prompt is being read.
+            new_ids: [B] tokens that the last step committed in each row; empty while a prompt is read.
             lengths: [B or more] tokens of each row, the new ones included.
             tokens: [B or more, S] int32; the rows. Nothing beyond ``lengths`` is read.
         """
@@ -95,16 +95,16 @@ class ChainProposer:
         return self._propose(self._tracker.follow(before, tokens), new_ids, began)
 
     def propose_for(self, step: Followed[DraftedText], new_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Do the same for an engine that says itself which text is which.
+        """Do the same for an engine that identifies its texts.
 
         Args:
-            step: the text of each row, and which ones have come and gone; new ones are made by `begin`.
+            step: the text of each row, with new and finished ones; new texts are made by `begin`.
             new_ids: [B] tokens that the last step committed in each row.
         """
         return self._propose(step, new_ids, self._clock())
 
     def begin(self, token_ids: Tokens) -> DraftedText:
-        """Return a text that begins with these tokens, [S], 1 or more."""
+        """Return a new text of these tokens, [S], 1 or more."""
         return DraftedText(token_ids, self._writers, vocab_size=self._vocab_size, writer_budget=self._most)
 
     def _propose(self, step: Followed[DraftedText], new_ids: Sequence[Sequence[int]], began: float) -> list[list[int]]:
@@ -119,7 +119,7 @@ class ChainProposer:
         self._observe(step, rows, began, is_steady=all(new_ids))
         for text, ids in rows:
             messages += self._commit(text, ids)
-        self._send(messages)  # before the candidates are chosen: the drafter goes on meanwhile
+        self._send(messages)  # before the candidates are chosen, so that the drafter works meanwhile
         if not self.link.runs_by_itself:
             self._draft([text for text, _ in rows])
             began_to_ask = self._clock()
@@ -151,7 +151,7 @@ class ChainProposer:
         *,
         is_steady: bool,
     ) -> None:
-        """Learn what the step took, if it is comparable, and what became of its candidates."""
+        """Learn the cost of the step, if it is comparable, and the outcome of its candidates."""
         if self._handed_over is not None and is_steady and not (step.begun or step.resumed or step.left):
             handed_at, num_requests, num_rows = self._handed_over
             num_tokens = sum(len(ids) for _, ids in rows)
@@ -168,7 +168,7 @@ class ChainProposer:
         return messages
 
     def _close_drafter(self, text: DraftedText) -> list[TargetMessage]:
-        """End the drafter's part of a text without a row, which may never come back."""
+        """Close a text without a row in the drafter, as it may never return."""
         text.chain = NO_NODES
         if text.drafter_id is not None:
             del self._by_drafter_id[text.drafter_id]
@@ -179,10 +179,10 @@ class ChainProposer:
             self.link.send(message)
 
     def _listen(self) -> list[TargetMessage]:
-        """Take the drafter's messages. Returns: the replies."""
+        """Process the drafter's messages. Returns: the replies."""
         replies: list[TargetMessage] = []
         for message in self.link.receive():
-            if isinstance(message, Ready):  # a new one, which knows of no request
+            if isinstance(message, Ready):  # a new drafter without requests
                 for one in self._by_drafter_id.values():
                     replies += one.reopen()
             elif isinstance(message, Layer | Resync | Declined):
@@ -203,11 +203,11 @@ class ChainProposer:
         return replies
 
     def _draft(self, texts: Sequence[DraftedText]) -> None:
-        """Have the drafter make passes while these bring more than the engine would in their time."""
+        """Let the drafter make passes while they gain more tokens than the engine would write in their time."""
         drafting = [text for text in texts if text.drafter_id is not None]
         for _ in range(self._most if drafting else 0):
             if self.link.status.state != "up":
-                break  # it has failed, for good: there is no other process to start anew
+                break  # it has failed for good: there is no process to restart
             best_paths = [text.best_path(self._most) for text in drafting]
             if not self._policy.is_worth_a_pass(best_paths, len(texts), self._most, self.link.layers_per_pass):
                 break
@@ -219,7 +219,7 @@ class ChainProposer:
     def _commit(self, text: DraftedText, new_ids: Sequence[int]) -> list[TargetMessage]:
         old_id = text.drafter_id
         messages = text.commit(new_ids, self._drafting)
-        if text.drafter_id != old_id:  # it has outgrown its room and was opened anew
+        if text.drafter_id != old_id:  # it outgrew its memory and was opened again
             if old_id is not None:
                 del self._by_drafter_id[old_id]
             if text.drafter_id is not None:
@@ -229,9 +229,9 @@ class ChainProposer:
     def _choose(
         self, texts: Sequence[DraftedText | None], new_ids: Sequence[Sequence[int]], deadline: float
     ) -> list[list[int]]:
-        """Return the chain of each row; after the deadline of the drafter's candidates only.
+        """Return the chain of each row; after the deadline, from the drafter's candidates only.
 
-        Each step begins with another row, whose writers are asked however late it is: so all get their turn.
+        Each step starts with another row, whose writers are always asked, so that every row gets a turn.
         """
         chains: list[list[int]] = [[] for _ in texts]
         first = self.figures.steps % max(1, len(texts))
@@ -243,7 +243,7 @@ class ChainProposer:
         return chains
 
     def _chain(self, text: DraftedText, num_requests: int, has_time: bool) -> list[int]:
-        """Return the best chain of a text, which remembers it."""
+        """Return the best chain of a text, and store it there."""
         most = min(self._most, self._max_model_len - len(text) - 1)
         offer = text.offer(most, has_time=has_time) if most > 0 else NO_NODES
         text.chain = chain = self._policy.choose(offer, num_requests, most)

@@ -1,4 +1,4 @@
-"""The settings of CARD that an operator can make inside another engine."""
+"""Settings of CARD inside another engine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from card.engine.offers import DRAFTER
 from card.errors import SettingsError
 from card.protocol.messages import MAX_BEAM_WIDTH, MAX_LEAD
 
-_NEEDS_TREES = frozenset({"lookahead"})  # what it learns from are candidates beside the best path
-_NEEDS_STATES = frozenset({"ctc", "hivis"})  # they draft from the target's hidden states
+_NEEDS_TREES = frozenset({"lookahead"})  # learns from candidates beside the best path
+_NEEDS_STATES = frozenset({"ctc", "hivis"})  # draft from the target's hidden states
 _DEFAULT_WRITERS = ("suffix", "recycling")
-# Nodes made in one drafter pass beside the engine; in turns, where the engine waits for every node, it is one.
+# Nodes of one drafter pass beside the engine; in turns it is one, as the engine waits for every node.
 # Evidence: with 2 and 3 one request takes 4 % more steps, and 16 as many (benchmarks/LOG.md).
 _BEAM_WIDTH = 4
 
@@ -25,29 +25,29 @@ _BEAM_WIDTH = 4
 class AdapterSettings:
     """The writers of candidates, and where the draft model runs."""
 
-    draft: str | None = None  # folder, GGUF file, hub name or demo-draft; None: no draft model of one's own
+    draft: str | None = None  # folder, GGUF file, hub name or demo-draft; None: no local draft model
     draft_address: str | None = None  # tcp://host:port of a draft server to use instead
     draft_keys: str | None = None  # folder with the keys for it, as made by `card keys`
-    # the draft model runs beside the engine, or in turns with it, in its process
+    # whether the draft model runs beside the engine, or in turns with it in its process
     schedule: Literal["beside", "turns"] = "beside"
-    # beam is the draft model; (): all that need no more settings
+    # beam is the draft model; (): all writers that need no further settings
     writers: tuple[str, ...] = setting((), allowed="a list of names such as beam,suffix")
     draft_dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16
     draft_device: str = "cpu"  # of the draft model, such as cuda:1
     draft_kv_cache_memory: str | None = None  # most memory for its KV rows, such as 2GiB; None: 16 texts of full length
     draft_threads: int = setting(1, least=1)
-    # CPU cores of the drafter's process; None: those that are free
+    # CPU cores of the drafter's process; None: free ones
     draft_cores: tuple[int, ...] | None = setting(None, least=0, allowed="a list of core numbers such as 2,3")
-    draft_optional: bool = False  # start without waiting for the drafter; it joins when it is ready
-    # most nodes made in one drafter pass; None: 4 beside the engine, 1 in turns
+    draft_optional: bool = False  # start without waiting for the drafter, which joins when it is ready
+    # most nodes of one drafter pass; None: 4 beside the engine, 1 in turns
     beam_width: int | None = setting(None, least=1, most=MAX_BEAM_WIDTH)
-    lead: int = setting(24, least=1, most=MAX_LEAD)  # most layers held beyond the last committed token
-    row_cost: float | None = setting(None, least=0, most=1)  # tokens a candidate must be worth; None: as measured
+    lead: int = setting(24, least=1, most=MAX_LEAD)  # most layers beyond the last committed token
+    row_cost: float | None = setting(None, least=0, most=1)  # tokens that a candidate must gain; None: as measured
     drafter_timeout_s: float = setting(3.0, above=0, unit="seconds")  # silence after which a drafter is replaced
     start_timeout_s: float = setting(120.0, above=0, unit="seconds")  # longest time for a drafter to load
     suffix_store: str | None = None  # file in which the writer `store` keeps finished texts
     suffix_store_tokens: int = setting(1_000_000, least=1)  # most tokens kept in it
-    # serves figures on this machine alone; None: in the process's registry only
+    # serves figures to this machine; None: only the process's registry has them
     metrics_port: int | None = setting(None, least=1, most=65535, allowed="a port from 1 to 65535")
 
     def __post_init__(self) -> None:
@@ -92,9 +92,9 @@ class AdapterSettings:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """Return the settings that a mapping, such as one from JSON, holds.
+        """Return the settings in a mapping, such as one from JSON.
 
-        Lists may be given as texts with commas.
+        Lists may be texts with commas.
 
         Raises: SettingsError for an unknown name, or a value of the wrong kind or out of range.
         """
@@ -113,7 +113,7 @@ class AdapterSettings:
         return cls(**values)
 
     def draft_settings(self, num_speculative_tokens: int) -> DraftSettings:
-        """Return how a request is to be drafted for an engine that verifies chains of at most so many tokens."""
+        """Return the draft settings for an engine that verifies chains of at most ``num_speculative_tokens`` tokens."""
         return DraftSettings(
             beam_width=self.beam_width or (1 if self.schedule == "turns" else _BEAM_WIDTH),
             lead=self.lead,

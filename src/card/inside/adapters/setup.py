@@ -1,4 +1,4 @@
-"""Make a proposer from settings: the writers, and the link to the drafter wherever it runs."""
+"""Make a proposer from settings: the writers, and the link to the drafter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from card.links.background import BackgroundLink
 from card.links.link import DrafterLink
 from card.text.tokenizer import Tokenizer
 
-_SHARED = (  # settings that mean the same in `EngineSettings`
+_SHARED = (  # settings with the same meaning in `EngineSettings`
     *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),
     *("writers", "suffix_store", "suffix_store_tokens"),
 )
@@ -31,14 +31,14 @@ def make_proposer(
     draft_cores: tuple[int, ...] = (),
     max_num_seqs: int = 16,
 ) -> ChainProposer:
-    """Return a proposer whose drafter is up, or is starting if the settings say that it is optional.
+    """Return a proposer whose drafter is up, or still starting if the settings make it optional.
 
     Args:
         vocab_size: of the target.
         max_model_len: most tokens of a text.
         num_speculative_tokens: most tokens of a chain.
-        tokenizer: the target's, to compare with a draft server's; None compares sizes alone.
-        draft_cores: for the drafter unless the settings name some; empty: anywhere.
+        tokenizer: the target's, to compare with a draft server's; None compares only sizes.
+        draft_cores: of the drafter unless the settings name some; empty: any.
         max_num_seqs: most requests that run at once.
     Raises: SettingsError for settings that a writer or the link cannot follow; WorkerError if the drafter does not
         come up.
@@ -55,7 +55,7 @@ def make_proposer(
             tokenizer=tokenizer,
             kv_cache_bytes=parse_size(memory) if memory is not None else None,
             measures=False,
-            integer_threads=settings.draft_threads,  # the engine may have bound others to its cores
+            integer_threads=settings.draft_threads,  # the engine may have bound other threads to its cores
         )
         link = _open_link(settings, plan, source, cores)
     return ChainProposer(
@@ -83,7 +83,7 @@ def _open_link(settings: AdapterSettings, plan: Plan, source: DraftSource, cores
 
 
 def _plan(settings: AdapterSettings, num_tokens: int, max_model_len: int, draft_cores: tuple[int, ...]) -> Plan:
-    """Return the plan of an engine that would verify as the other one does, for the parts that are needed of it."""
+    """Return the plan of an equivalent engine of our own, of which only some parts are used."""
     draft = settings.draft_settings(num_tokens)
     asked = {
         **{field.name: getattr(draft, field.name) for field in fields(draft)},
@@ -95,4 +95,4 @@ def _plan(settings: AdapterSettings, num_tokens: int, max_model_len: int, draft_
         "policy": "fixed",
     }
     plan = resolve(asked, Facts(has_draft=settings.draft is not None), method="card")
-    return replace(plan, cores=replace(plan.cores, draft=draft_cores))  # the other engine's operator shared them out
+    return replace(plan, cores=replace(plan.cores, draft=draft_cores))  # as assigned by the other engine's operator

@@ -1,8 +1,7 @@
-"""Follow requests that have no names: an engine hands over rows of tokens, and rows move, leave and come back.
+"""Follow requests without ids: an engine hands over rows of tokens, and rows move, leave and return.
 
-A row is the request whose text it goes on with. Two requests with equal texts cannot be told apart and need not be:
-all that is known of one is true of the other. Taking one request for another that ends alike costs speed at most, as
-candidates never decide what the text is.
+A row belongs to the request whose text it continues. Requests with equal texts need not be distinguished, as the same
+is true of both. Confusing requests with equal ends costs only speed, as candidates never decide the text.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ class FollowedText:
     """A text as far as the engine has shown it."""
 
     token_ids: list[int]
-    """All of them; grows in place."""
+    """All tokens; grows in place."""
 
     def __init__(self, token_ids: Tokens) -> None:
-        """Take the tokens that are there already, [S], 1 or more."""
+        """Begin with these tokens, [S], 1 or more."""
         self.token_ids = token_ids.tolist()
         self._held = np.empty(2 * len(token_ids), np.int32)
         self._held[: len(token_ids)] = token_ids
@@ -33,7 +32,7 @@ class FollowedText:
         return len(self.token_ids)
 
     def append(self, new_ids: Sequence[int]) -> None:
-        """Go on with these tokens."""
+        """Append these tokens."""
         old_len, new_len = len(self.token_ids), len(self.token_ids) + len(new_ids)
         if new_len > len(self._held):
             self._held = np.concatenate([self._held, np.empty(new_len, np.int32)])
@@ -50,35 +49,35 @@ TextT = TypeVar("TextT", bound=FollowedText)
 
 @dataclass(slots=True)
 class Followed(Generic[TextT]):
-    """The outcome of all texts in one step."""
+    """The texts of one step."""
 
-    texts: list[TextT | None]  # of each row; None: the row holds nothing to follow
-    begun: list[TextT] = field(default_factory=list)  # seen for the first time
-    resumed: list[TextT] = field(default_factory=list)  # back from the parked ones
-    left: list[TextT] = field(default_factory=list)  # finished or preempted: the engine does not say which
-    forgotten: list[TextT] = field(default_factory=list)  # away for too long
+    texts: list[TextT | None]  # of each row; None: the row is not followed
+    begun: list[TextT] = field(default_factory=list)  # new
+    resumed: list[TextT] = field(default_factory=list)  # parked before
+    left: list[TextT] = field(default_factory=list)  # finished or preempted, which the engine does not say
+    forgotten: list[TextT] = field(default_factory=list)  # parked for too long
 
 
 class RowTracker(Generic[TextT]):
-    """Finds the text of each row again. A text without a row is parked, for the case that it was preempted."""
+    """Finds the text of each row. A text without a row is parked, in case it was preempted."""
 
     def __init__(self, begin: Callable[[Tokens], TextT], *, max_parked: int) -> None:
         """Make a tracker without texts.
 
         Args:
             begin: makes a text of a row's tokens, [S].
-            max_parked: most texts without a row; those away for longest are forgotten.
+            max_parked: most texts without a row; the longest parked ones are forgotten.
         """
         self._begin = begin
         self._max_parked = max_parked
         self._rows: list[TextT | None] = []  # of the last step
-        self._parked: dict[int, TextT] = {}  # by identity, away for longest first
+        self._parked: dict[int, TextT] = {}  # by identity, the longest parked first
 
     def follow(self, lengths: Sequence[int], tokens: Tokens) -> Followed[TextT]:
         """Return the text of each row.
 
         Args:
-            lengths: [B] how many tokens each row had before this step; a row of none is not followed.
+            lengths: [B] tokens of each row before this step; an empty row is not followed.
             tokens: [B or more, S] tokens of each row.
         """
         left = {id(text): text for text in self._rows if text is not None}
@@ -100,7 +99,7 @@ class RowTracker(Generic[TextT]):
         return step
 
     def forget_all(self) -> list[TextT]:
-        """Return every text, and follow none of them any longer."""
+        """Return every text, and stop following them."""
         texts = [*(text for text in self._rows if text is not None), *self._parked.values()]
         self._rows, self._parked = [], {}
         return texts
@@ -113,7 +112,7 @@ class RowTracker(Generic[TextT]):
         left: dict[int, TextT],
         step: Followed[TextT],
     ) -> None:
-        """Give the rows in ``missing`` the texts that moved or were parked, and new ones to the rest."""
+        """Assign moved or parked texts to the rows in ``missing``, and new texts to the rest."""
         candidates: dict[tuple[int, int], list[TextT]] = {}
         for text in (*left.values(), *self._parked.values()):
             candidates.setdefault((len(text), text.token_ids[-1]), []).append(text)

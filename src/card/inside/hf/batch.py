@@ -1,4 +1,4 @@
-"""The growing batch of one call of `generate`: rows that the engine runs apart, as transformers would show them."""
+"""The growing batch of one call of `generate`: rows of separate requests in the form of transformers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from transformers.generation.streamers import BaseStreamer
 logger = logging.getLogger(__name__)
 
 
-class Batch:
-    """The rows as transformers would have them: all of one length, growing by a column at a time.
+class GenerateBatch:
+    """Rows as in transformers: all of one length, growing by one column at a time.
 
-    The engine gives each row its tokens at the row's own pace; a column is added once every row has its token for it.
-    So stopping criteria and streamers see exactly what they see in transformers, and nothing goes beyond a stop.
+    Each row gets its tokens from the engine at its own pace; a column is added once every row has a token for it. So
+    stopping criteria and streamers see exactly the same as in transformers, and nothing goes beyond a stop.
     """
 
     def __init__(
         self, input_ids: Tensor, config: GenerationConfig, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
     ) -> None:
         self.ids = input_ids
-        self.is_wanted = [True] * len(input_ids)  # rows whose further tokens matter
+        self.is_wanted = [True] * len(input_ids)  # rows that need further tokens
         self._is_finished = [False] * len(input_ids)
-        self._has_ended = [False] * len(input_ids)  # the engine gives no more tokens
+        self._has_ended = [False] * len(input_ids)  # rows that get no more tokens
         self._arrived: list[deque[int]] = [deque() for _ in input_ids]
-        self._pads_finished = any(hasattr(one, "eos_token_id") for one in criteria)  # transformers' own rule
+        self._pads_finished = any(hasattr(one, "eos_token_id") for one in criteria)  # as in transformers
         pad_id = getattr(config, "_pad_token_tensor", None)
         self._pad_id = 0 if pad_id is None else int(pad_id)
         self._criteria = criteria
@@ -41,13 +41,13 @@ class Batch:
         """True until every row is finished."""
         return not all(self._is_finished)
 
-    def take(self, row: int, token_ids: Sequence[int], *, has_ended: bool) -> None:
-        """Take what the engine gave a row."""
+    def append(self, row: int, token_ids: Sequence[int], *, has_ended: bool) -> None:
+        """Append new tokens of the engine to a row."""
         self._arrived[row] += token_ids
         self._has_ended[row] = has_ended
 
     def advance(self) -> None:
-        """Add all columns that are complete."""
+        """Add all complete columns."""
         while self.is_running and all(self._is_ready(row) for row in range(len(self._arrived))):
             self._finish_full_rows()
             if self.is_running:

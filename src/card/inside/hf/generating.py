@@ -1,7 +1,7 @@
 """CARD inside transformers: ``model.generate(**inputs, custom_generate=card.hf.generate, assistant_model=draft)``.
 
-transformers prepares the inputs, the logits processors and the stopping criteria as for its own decoding; the decoding
-itself is ours. Greedy output is that of transformers' own `generate`, in content, shape and padding.
+transformers prepares the inputs, the logits processors and the stopping criteria as for its own decoding; CARD decodes.
+Greedy output is that of transformers' own `generate`, in content, shape and padding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from card.config import DraftSettings
 from card.engine.metrics import RequestStats
 from card.errors import VocabularyError
-from card.inside.hf.batch import Batch
+from card.inside.hf.batch import GenerateBatch
 from card.inside.hf.inputs import arguments_of_generate, prompts_of, refuse, requests_of, sampling_of
 from card.inside.hf.session import borrowed_session, evaluating
 from card.models.facts import context_limit, vocab_size
@@ -50,12 +50,12 @@ def generate(
 
     Args:
         input_ids: [B, L] int64, padded on the left as ``attention_mask`` says.
-        logits_processor: functions of a text and its logits; asked about candidates too, in any order.
+        logits_processor: functions of a text and its logits; also called for candidates, in any order.
         assistant_model: the draft model, as given to ``model.generate``.
         draft_settings: how candidates are drafted; may be given to ``model.generate``.
-        model_kwargs: what transformers prepared for the model.
+        model_kwargs: prepared by transformers for the model.
     Returns: [B, S] int64 with the prompts, or a `GenerateOutput` with ``return_dict_in_generate``.
-    Raises: SettingsError for what only transformers' own decoding can do; PromptError; ModelError; VocabularyError.
+    Raises: SettingsError for features of transformers' own decoding only; PromptError; ModelError; VocabularyError.
     """
     lost = arguments_of_generate()
     draft = assistant_model if assistant_model is not None else lost.get("assistant_model")
@@ -79,7 +79,7 @@ def generate(
         draft=settings,
         uses_drafter=draft is not None,
     )
-    batch = Batch(input_ids, generation_config, stopping_criteria, streamer)
+    batch = GenerateBatch(input_ids, generation_config, stopping_criteria, streamer)
     with evaluating(model, draft), borrowed_session(model, draft, settings, requests) as session:
         stats = session.run(requests, batch)
     if streamer is not None:

@@ -1,4 +1,4 @@
-"""Inputs that transformers prepared for one call of `generate`, checked and made into requests."""
+"""Check the inputs that transformers prepared for one call of `generate`, and make requests of them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from card.theirs.transformers.arrays import as_array, as_tensor
 from card.theirs.transformers.states import CACHE_NAMES
 from card.tree.logits import FloatArray
 
-_MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
+_MANAGED = frozenset(  # model arguments of transformers that do not affect the text
     (*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
 )
-# Processors of transformers that treat each row of a batch alike and on its own; others are shown as many rows as the
-# batch has.
+# Processors of transformers that treat each row of a batch alike and separately; others are called with as many rows as
+# the batch has.
 _ROW_WISE = frozenset(
     {"MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "NoRepeatNGramLogitsProcessor"}
     | {"SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor", "ForcedBOSTokenLogitsProcessor"}
@@ -43,7 +43,7 @@ _ROW_WISE = frozenset(
     | {"TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper"}
     | {"EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization"}
 )
-_PARAMETERS: dict[str, type[LogitsProcessor]] = {  # those that a processor may stand for, in the order of ours
+_PARAMETERS: dict[str, type[LogitsProcessor]] = {  # parameters that a processor may represent, in our order
     "temperature": logits_process.TemperatureLogitsWarper,
     "top_k": logits_process.TopKLogitsWarper,
     "top_p": logits_process.TopPLogitsWarper,
@@ -53,9 +53,9 @@ _STATEFUL = (logits_process.SynthIDTextWatermarkLogitsProcessor,)
 
 
 def arguments_of_generate() -> dict[str, Any]:
-    """Return the arguments of the ``model.generate`` that led here which it does not hand on to a callable.
+    """Return the arguments of the calling ``model.generate`` that it does not pass on to a callable.
 
-    As of transformers 5.24 a callable ``custom_generate`` is told neither the assistant model nor the streamer.
+    As of transformers 5.24 a callable ``custom_generate`` gets neither the assistant model nor the streamer.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame = inspect.currentframe()
@@ -72,7 +72,7 @@ def refuse(
     model_kwargs: Mapping[str, Any],
     synced_gpus: bool | None,
 ) -> None:
-    """Raise SettingsError, or ModelError, for what cannot be done, by its name."""
+    """Raise SettingsError or ModelError, with their names, for unsupported arguments."""
     if model.config.is_encoder_decoder:
         raise ModelError(f"{model_name(model)} is an encoder-decoder model; CARD runs decoder-only models")
     mode = config.get_generation_mode()
@@ -119,16 +119,16 @@ def prompts_of(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[tuple
 def sampling_of(
     config: GenerationConfig, processors: LogitsProcessorList
 ) -> tuple[SamplingParams, list[LogitsProcessor]]:
-    """Return the sampling parameters, and the processors that come before them.
+    """Return the sampling parameters, and the processors before them.
 
-    Temperature, top-k, top-p and min-p at the end of the list become parameters, which the drafter is told.
+    Temperature, top-k, top-p and min-p at the end of the list become parameters, which the drafter also gets.
     """
     kept = list(processors)
     if not config.do_sample:
         return SamplingParams(temperature=0.0), kept
     while kept and type(kept[-1]) is logits_process.LogitNormalization:
         kept.pop()  # it changes no choice
-    found: dict[str, Any] = {"temperature": 1.0}  # transformers has no processor for that one
+    found: dict[str, Any] = {"temperature": 1.0}  # for which transformers has no processor
     for name, kind in reversed(_PARAMETERS.items()):
         value = getattr(kept[-1], name) if kept and isinstance(kept[-1], kind) else None
         is_ours = value is not None and (name != "top_p" or value > 0) and (name != "min_p" or value < 1)
@@ -153,7 +153,7 @@ def requests_of(
 
     Args:
         limit: most tokens of a text.
-        draft: how candidates are drafted.
+        draft: settings of drafting.
         uses_drafter: there is a draft model.
     Raises: PromptError.
     """
@@ -178,7 +178,7 @@ def requests_of(
 
 
 class _RowProcessor:
-    """Applies transformers' processors to one position of one row; they see the row as transformers would show it."""
+    """Applies transformers' processors to one position of one row, in the form that they get in transformers."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], row: int, input_ids: Tensor, prompt_len: int) -> None:
         self._row, self._num_rows = row, len(input_ids)
@@ -200,7 +200,7 @@ class _RowProcessor:
         return processed
 
     def _step(self, one: LogitsProcessor) -> tuple[LogitsProcessorList, bool]:
-        """Return a processor in a form that can be called, and whether one row is enough for it."""
+        """Return a processor as a callable, and whether it needs only one row."""
         if type(one) is logits_process.RepetitionPenaltyLogitsProcessor:
             ignored = one.prompt_ignore_length
             if isinstance(ignored, Tensor):  # one length for each row of the batch

@@ -1,4 +1,4 @@
-"""Engines that outlive a call of `generate`, so that the next one finds weights in order and prompts read."""
+"""Engines that outlive a call of `generate`, so that the next one reuses reordered weights and KV rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from card.config import DraftSettings
 from card.drafting.draft_writers import make_writer
 from card.engine.metrics import RequestStats
 from card.engine.request import Request
-from card.inside.hf.batch import Batch
+from card.inside.hf.batch import GenerateBatch
 from card.links.link import DrafterLink
 from card.machine.memory import whole_memory
 from card.models.facts import context_limit
@@ -28,22 +28,22 @@ from card.models.runners import plain_runner
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model
 _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
-_MOST_PACKED = 0.25  # of the memory, that a packed copy of a model on a CPU may take
+_MOST_PACKED = 0.25  # share of the memory that a packed copy of a model on a CPU may take
 _MOST_SEQUENCES = 64  # rows of a batch that run at once
 
 
 class _GenerateCall(NamedTuple):
-    """Everything that a call of `generate` asks of a session."""
+    """The needs of a call of `generate`."""
 
     model: PreTrainedModel
     draft: PreTrainedModel | None
     settings: DraftSettings
     max_len: int  # of its texts
-    num_rows: int  # that run at once
+    num_rows: int  # at once
 
 
 class Session:
-    """An engine over a pair of models, which serves one call after another as long as the models stay as they are."""
+    """An engine over a pair of models, which serves one call after another while the models are unchanged."""
 
     def __init__(self, call: _GenerateCall) -> None:
         model, draft, settings, max_len, num_rows = call
@@ -59,7 +59,7 @@ class Session:
             num_texts=num_rows,
         )
         plan = resolve(asked, facts)
-        # A walk past the modules would leave out what hooks do.
+        # Our own pass would not run hooks of the modules.
         own_pass = None if not _has_hooks(model) and _may_be_packed(model) else False
         target = plain_runner(
             model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, own_pass=own_pass
@@ -82,7 +82,7 @@ class Session:
             self.link.start()
 
     def fits(self, call: _GenerateCall) -> bool:
-        """Return whether the session can serve this call: the same models with the same weights, and room enough."""
+        """Return whether the session can serve this call: same models, same weights, enough room."""
         model, draft, settings, max_len, num_rows = call
         same_draft = (self.draft_ref() if self.draft_ref else None) is draft
         target, *_ = self._runners
@@ -98,7 +98,7 @@ class Session:
             and self.fingerprints == self._fingerprints(model, draft)
         )
 
-    def run(self, requests: Sequence[Request], batch: Batch) -> list[RequestStats]:
+    def run(self, requests: Sequence[Request], batch: GenerateBatch) -> list[RequestStats]:
         """Run the requests, one for each row, until the batch is complete; return their counters."""
         stats = [RequestStats() for _ in requests]
         row_of: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Session:
                     if update.finish_reason is not None:
                         del row_of[update.request_id]
                     stats[row] = update.stats
-                    batch.take(row, update.token_ids, has_ended=update.finish_reason is not None)
+                    batch.append(row, update.token_ids, has_ended=update.finish_reason is not None)
                 batch.advance()
                 for request_id, row in list(row_of.items()):
                     if not batch.is_wanted[row]:
@@ -129,7 +129,7 @@ class Session:
         return stats
 
     def close(self) -> None:
-        """End the drafter and give the models back to other uses."""
+        """End the drafter and release the models."""
         if self._finalizer:
             self._finalizer()
         for runner in self._runners:
@@ -149,12 +149,12 @@ class Session:
         return tuple(_fingerprint(one) for one in (model, draft) if one is not None)
 
 
-# No strong reference leads from a session that lasts back to its models, so it goes when the target goes.
+# A lasting session has no strong reference to its models, so it is freed with the target.
 _sessions: weakref.WeakKeyDictionary[PreTrainedModel, Session] = weakref.WeakKeyDictionary()
 
 
 def release(model: PreTrainedModel) -> None:
-    """Free what was kept for a target model: engine, KV and reordered weights. A later call makes them anew."""
+    """Free engine, KV rows and reordered weights of a target model. A later call makes them again."""
     session = _sessions.pop(model, None)
     if session is not None:
         session.close()
@@ -164,7 +164,7 @@ def release(model: PreTrainedModel) -> None:
 def borrowed_session(
     model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings, requests: Sequence[Request]
 ) -> Iterator[Session]:
-    """Lend the session of these models, made again where the kept one does not fit; it has one user at a time."""
+    """Lend the session of these models, a new one if the kept one does not fit; it has one user at a time."""
     max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)
     call = _GenerateCall(model, draft, settings, max_len, num_rows=min(len(requests), _MOST_SEQUENCES))
     session = _sessions.pop(model, None)
@@ -178,7 +178,7 @@ def borrowed_session(
     except BaseException:
         session.close()
         raise
-    if not session.is_lasting:  # its runners hold the models' attention
+    if not session.is_lasting:  # its runners have installed their attention in the models
         session.close()
         return
     while len(_sessions) >= _MOST_SESSIONS:
@@ -188,7 +188,7 @@ def borrowed_session(
 
 @contextlib.contextmanager
 def evaluating(*models: PreTrainedModel | None) -> Iterator[None]:
-    """Have the models in evaluation mode inside the block; afterwards each module is in the mode it was in."""
+    """Put the models in evaluation mode inside the block; afterwards restore the mode of each module."""
     training = [module for model in models if model is not None for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -200,7 +200,7 @@ def evaluating(*models: PreTrainedModel | None) -> Iterator[None]:
 
 
 def _asked(model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings) -> dict[str, Any]:
-    """Return the settings of a session. Nothing is measured in it: calls may be short, and models change in between."""
+    """Return the settings of a session. Nothing is measured, as calls may be short and models may change in between."""
     return {
         **{field.name: getattr(settings, field.name) for field in fields(settings)},
         "device": model.device.type,
@@ -211,20 +211,20 @@ def _asked(model: PreTrainedModel, draft: PreTrainedModel | None, settings: Draf
 
 
 def _has_hooks(model: PreTrainedModel) -> bool:
-    """Return whether something was put around the model's modules that must run with them."""
+    """Return whether the model's modules have hooks or wrapped forwards."""
     return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
 
 
 def _may_be_packed(model: PreTrainedModel) -> bool:
-    """Return whether the machine has room for a packed copy of a model beside it, as the exact pass makes one."""
+    """Return whether the machine has room for a packed copy of a model, which the exact pass makes."""
     num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return model.device.type != "cpu" or num_bytes <= _MOST_PACKED * whole_memory()
 
 
 def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
-    """Return what changes when weights change in any way; costs about one reading of the weights."""
+    """Return a fingerprint that changes with any weight; it costs about one reading of the weights."""
     tensors = [tensor.detach() for tensor in itertools.chain(model.parameters(), model.buffers()) if tensor.numel()]
     hashes = [torch.hash_tensor(tensor).reshape(()) for tensor in tensors] if hasattr(torch, "hash_tensor") else []
-    sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]  # beside the hash, which pairs of changes can cancel
+    sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]  # pairs of changes can cancel in a hash
     values = [torch.stack(of).tolist() for of in (hashes, sums) if of]
     return (*((tensor.device, tensor.dtype, tensor.shape) for tensor in tensors), *map(tuple, values))

@@ -1,7 +1,6 @@
 """The wrapper of an engine of ONNX Runtime GenAI: turns and events in, draft tokens out.
 
-The engine names its requests, so nothing has to be found by its tokens. All other work is done by
-`card.inside.adapters`.
+The engine identifies its requests, so rows need no tracking. `card.inside.adapters` does all other work.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from card.tree.nodes import NO_NODES
 
 logger = logging.getLogger(__name__)
 SUPPORTED = "0.18"  # the engine's interface is experimental: every minor version may change it
-_MOST_REFUSALS = 8  # in a row, after which a turn gets no more drafts: its sampling allows none
+_MOST_REFUSALS = 8  # consecutive ones, after which a turn gets no more drafts: its sampling allows none
 
 
 class _Turn:
-    """A text while the engine goes on with it."""
+    """A text while the engine continues it."""
 
     def __init__(self, owner: Any, token_ids: list[int], text: DraftedText) -> None:
-        self.owner = weakref.ref(owner)  # the engine gives up requests once their owner is gone
+        self.owner = weakref.ref(owner)  # the engine drops a request when its owner is freed
         self.token_ids = token_ids
         self.text = text
-        self.new_ids: list[int] = []  # of these, what the proposer has yet to be told
+        self.new_ids: list[int] = []  # those that the proposer lacks
         self.is_over = False
         self.num_refusals = 0
 
@@ -50,15 +49,15 @@ class _Turn:
 
     @property
     def is_running(self) -> bool:
-        """Also while the proposer does not have its last tokens."""
+        """True also while the proposer lacks its last tokens."""
         return bool(self.new_ids) if self.is_over else self.wants_drafts
 
 
 class SpeculativeEngine:
     """An engine of ONNX Runtime GenAI 0.18 that verifies CARD's candidates.
 
-    `begin_turn` and `run` take the place of the methods of `Request` and `Engine`; all else is done with those. What is
-    proposed never decides what the text is. A fault in here, a slow or a lost drafter cost candidates only.
+    `begin_turn` and `run` replace the methods of `Request` and `Engine`; use those for everything else. Proposals never
+    decide the text. A fault in here, or a slow or lost drafter, costs only candidates.
     """
 
     def __init__(self, engine: Any, model_path: str | Path, **settings: Any) -> None:
@@ -116,11 +115,11 @@ class SpeculativeEngine:
 
     @property
     def proposer(self) -> ChainProposer | None:
-        """The proposer that does the work; None when closed and after a fault."""
+        """The proposer; None when closed and after a fault."""
         return self._proposer
 
     def begin_turn(self, request: Any, tokens: Sequence[int], turn_options: Any = None) -> int:
-        """Do what ``request.begin_turn(tokens, turn_options)`` does, and draft for the turn. Returns: its id."""
+        """Call ``request.begin_turn(tokens, turn_options)``, and draft for the turn. Returns: its id."""
         turn_id: int = request.begin_turn(np.asarray(tokens, np.int32), turn_options)
         if self._proposer is not None:
             with self._harmless():
@@ -132,7 +131,7 @@ class SpeculativeEngine:
         return turn_id
 
     def run(self, buffer: Any) -> Any:
-        """Do what ``engine.run(buffer)`` does, and propose draft tokens for the next one. Returns: the events."""
+        """Call ``engine.run(buffer)``, and propose draft tokens for the next run. Returns: the events."""
         events = self._engine.run(buffer)
         if self._proposer is not None:
             with self._harmless():
@@ -141,7 +140,7 @@ class SpeculativeEngine:
         return events
 
     def close(self) -> None:
-        """End the drafter; the engine goes on without candidates. May be called twice."""
+        """End the drafter; the engine continues without candidates. May be called twice."""
         if self._proposer is not None:
             for turn in (*self._rows, *self._begun):
                 turn.text.close()
@@ -151,11 +150,11 @@ class SpeculativeEngine:
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Keep a fault of ours from the engine's user: it ends the candidates and nothing else."""
+        """Inside the block a fault of ours ends only the candidates."""
         try:
             yield
         except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]  # of its text nothing is said: it may quote a prompt
+            at = traceback.extract_tb(error.__traceback__)[-1]  # without the error's text, which may quote a prompt
             what = f"{type(error).__name__} at {at.filename}:{at.lineno}"
             logger.error("CARD failed with %s and proposes nothing any more; please report it", what)
             self.close()
@@ -171,7 +170,7 @@ class SpeculativeEngine:
                 turn.is_over = True
 
     def _propose(self, proposer: ChainProposer) -> None:
-        """Tell of the tokens that have come, also of turns that are over now, and hand over the next chains."""
+        """Pass new tokens to the proposer, also of turns that have ended, and hand over the next chains."""
         begun = [turn.text for turn in self._begun if turn.is_running]
         left = [turn.text for turn in self._rows if not turn.is_running]
         self._rows = [turn for turn in (*self._rows, *self._begun) if turn.is_running]
@@ -188,26 +187,26 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     """Return the tokenizer in a folder of the model builder, which has no ``config.json``; None if there is none."""
     try:
         return read_tokenizer(folder)
-    except Exception as error:  # a damaged tokenizer raises almost anything
+    except Exception as error:  # a damaged tokenizer raises many types
         raise ModelError(f"the tokenizer of {folder} cannot be read: {in_few_words(error)}") from error
 
 
 def _hand_over(turn: _Turn, chain: list[int]) -> None:
-    """Give a turn its draft tokens; none takes back what was not verified."""
+    """Give a turn its draft tokens; an empty chain withdraws unverified ones."""
     request = turn.owner()
     if request is None:
         return
     try:
         request.set_draft_tokens(np.array(chain, np.int32))
-        if chain:  # to take back is never refused
+        if chain:  # an empty chain is never refused
             turn.num_refusals = 0
-    except RuntimeError:  # its way to sample allows none, its session has no room, or it was preempted
+    except RuntimeError:  # its sampling allows none, its session has no room, or it was preempted
         turn.text.chain = NO_NODES
         turn.num_refusals += 1
 
 
 def genai() -> Any:
-    """Return the package `onnxruntime_genai`. Raises: SettingsError if it is not there, or another version."""
+    """Return the package `onnxruntime_genai`. Raises: SettingsError if it is missing, or another version."""
     hint = f"install onnxruntime-genai=={SUPPORTED}.* (or onnxruntime-genai-cuda, or another build of it)"
     try:
         import onnxruntime_genai

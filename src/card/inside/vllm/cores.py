@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# What vLLM tells its OpenMP library, of whichever make, and what a user tells vLLM.
+# Variables by which vLLM configures OpenMP libraries, and a user vLLM.
 _BINDINGS = (
     ("KMP_AFFINITY", re.compile(r"proclist=\[([\d,]+)\]")),
     ("OMP_PLACES", re.compile(r"^\{([\d,]+)\}$")),
@@ -17,7 +17,7 @@ _USABLE = Path("/sys/fs/cgroup/cpuset.cpus.effective")
 
 
 def bound_cores(environment: Mapping[str, str]) -> frozenset[int]:
-    """Return the cores that vLLM's CPU backend has bound this process's threads to; none if it says nothing."""
+    """Return the cores to which vLLM's CPU backend has bound this process's threads; empty if unknown."""
     for name, pattern in _BINDINGS:
         found = pattern.search(environment.get(name, ""))
         if found:
@@ -26,9 +26,9 @@ def bound_cores(environment: Mapping[str, str]) -> frozenset[int]:
 
 
 def free_cores(environment: Mapping[str, str], usable: frozenset[int], count: int) -> tuple[int, ...]:
-    """Return up to ``count`` of the usable cores that vLLM computes on none of, the last ones first.
+    """Return up to ``count`` usable cores on which vLLM does not compute, the last ones first.
 
-    Empty if nothing is bound, as on a GPU: the system decides then.
+    Empty if nothing is bound, as on a GPU; then the system decides.
     """
     bound = bound_cores(environment)
     free = sorted(usable - bound, reverse=True) if bound else []
@@ -36,7 +36,7 @@ def free_cores(environment: Mapping[str, str], usable: frozenset[int], count: in
 
 
 def usable_cores() -> frozenset[int]:
-    """Return the cores of this machine that its container may use; vLLM has narrowed what this process may."""
+    """Return the cores that the container may use; vLLM has restricted this process to fewer."""
     try:
         listed = _USABLE.read_text("ascii").strip()
     except OSError:

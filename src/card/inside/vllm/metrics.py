@@ -1,7 +1,7 @@
 """CARD's figures as Prometheus metrics of the process that proposes.
 
-They go where `prometheus_client` puts the process's own: into its registry, or, if PROMETHEUS_MULTIPROC_DIR is set,
-into that folder, from which vLLM's server shows them beside its own.
+`prometheus_client` puts them into the process's registry or, if PROMETHEUS_MULTIPROC_DIR is set, into that folder, from
+which vLLM's server shows them beside its own.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
 
 logger = logging.getLogger(__name__)
-# vLLM unregisters every metric with its own name in it, so these have another one.
+# vLLM unregisters every metric with "vllm" in its name, so these have another prefix.
 _PREFIX = "card_plugin"
 _HOST = "127.0.0.1"
 
 
 class PluginMetrics:
-    """Brings the metrics up to the figures after each step."""
+    """Updates the metrics after each step."""
 
     def __init__(self, port: int | None) -> None:
         """Register the metrics.
 
         Args:
-            port: where to serve them to this machine besides; None: nowhere.
+            port: also serve them to this machine on this port; None: do not.
         Raises: OSError if the port is taken.
         """
         from prometheus_client import Counter, Gauge, start_http_server
@@ -54,7 +54,7 @@ class PluginMetrics:
             start_http_server(port, addr=_HOST)
 
     def update(self, figures: Figures, *, is_up: bool, num_restarts: int) -> None:
-        """Add what has come since the last update."""
+        """Add the changes since the last update."""
         shown = self._shown
         self._steps.inc(figures.steps - shown.steps)
         self._seconds.inc(figures.propose_s - shown.propose_s)
@@ -78,12 +78,12 @@ class PluginMetrics:
 
 
 def make_metrics(port: int | None) -> Callable[..., None] | None:
-    """Return what brings the metrics up to date; None where another proposer of this process has them already.
+    """Return a function that updates the metrics; None if another proposer of this process has them already.
 
     Raises: OSError if the port is taken.
     """
     try:
         return PluginMetrics(port).update
-    except ValueError:  # prometheus_client knows no other way to say so
+    except ValueError:  # prometheus_client's error for duplicates
         logger.warning("another proposer of this process has the metrics %s_* already: this one has none", _PREFIX)
         return None

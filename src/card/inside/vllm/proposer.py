@@ -1,4 +1,4 @@
-"""The class that vLLM loads: settings in, chains out. All work is done by `card.inside.adapters`."""
+"""The class that vLLM loads: settings in, chains out. `card.inside.adapters` does the work."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from card.text.fit import check_tokenizers_fit
 logger = logging.getLogger(__name__)
 SUPPORTED = "0.32"  # the interface is experimental in vLLM: every minor version may change it
 SETTINGS_KEY = "card"  # of --additional-config
-MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler takes no more
+MAX_SPECULATIVE_TOKENS = 128  # limit of vLLM's rejection sampler
 
 
 class CardProposer:
-    """Candidates of all of CARD's writers, as vLLM 0.32 takes them: one chain for each row.
+    """Proposes candidates of CARD's writers in the form of vLLM 0.32: one chain for each row.
 
-    vLLM makes it, calls `load_model` once and `propose` in each step. Every failure in here costs speed only, once it
-    is loaded: the engine decodes on without candidates.
+    vLLM makes it, calls `load_model` once and `propose` in each step. After loading, a failure in here costs only
+    speed: the engine continues without candidates.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -51,7 +51,7 @@ class CardProposer:
         return self._proposer
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Start the drafter. What vLLM gives, the target's model, is not needed.
+        """Start the drafter. The argument of vLLM, the target's model, is not needed.
 
         Raises: VocabularyError if the draft model has another tokenizer; WorkerError if the drafter does not come up;
             OSError if the port for the figures is taken.
@@ -75,7 +75,7 @@ class CardProposer:
             draft_cores=_draft_cores(settings),
             max_num_seqs=self._config.scheduler_config.max_num_seqs,
         )
-        weakref.finalize(self, self._proposer.close)  # also when the process ends in order
+        weakref.finalize(self, self._proposer.close)  # also at the regular end of the process
 
     def propose(
         self,
@@ -87,8 +87,8 @@ class CardProposer:
         """Return for each row the tokens to verify in the next step.
 
         Args:
-            sampled_token_ids: [B] what the last step committed; empty while a prompt is read.
-            num_tokens_no_spec: [B or more] tokens of each row, those included.
+            sampled_token_ids: [B] tokens that the last step committed; empty while a prompt is read.
+            num_tokens_no_spec: [B or more] tokens of each row, these included.
             token_ids_cpu: [B or more, max_model_len] the rows.
             slot_mappings: not needed.
         """
@@ -99,7 +99,7 @@ class CardProposer:
             chains = self._proposer.propose(sampled_token_ids, num_tokens_no_spec[:num_rows].tolist(), token_ids_cpu)
             if self._update is not None:
                 self._tell(self._proposer, self._update)
-        except Exception as error:  # a fault of ours must not end an engine that serves others
+        except Exception as error:  # a fault of ours must not end the engine
             at = traceback.extract_tb(error.__traceback__)[-1]  # without the error's text, which may quote a prompt
             what = f"{type(error).__name__} at {at.filename}:{at.lineno}"
             logger.error("CARD failed with %s and proposes nothing any more; please report it", what)
@@ -115,7 +115,7 @@ class CardProposer:
 
 
 def read_settings(vllm_config: Any) -> AdapterSettings:
-    """Return the settings in vLLM's configuration. Raises: SettingsError for any that cannot be followed."""
+    """Return the settings in vLLM's configuration. Raises: SettingsError for invalid settings."""
     additional = vllm_config.additional_config
     given = additional.get(SETTINGS_KEY) if isinstance(additional, dict) else None
     if given is None:
@@ -142,7 +142,7 @@ def check_version(version: str) -> None:
 
 
 def vllm_version() -> str:
-    """Return the version of vLLM that is installed."""
+    """Return the installed version of vLLM."""
     import vllm
 
     return str(vllm.__version__)

@@ -1,8 +1,8 @@
-"""A fault of vLLM 0.32.0 on CPUs, found by a test of its function and put right.
+"""Detect and repair a fault of vLLM 0.32.0 on CPUs.
 
 vLLM gives each candidate the temperature, top-k and top-p of its request by `expand_batch_to_tokens`. The CPU backend's
-kernel for that writes whole numbers into a copy, so the result is uninitialised memory. Sampled text then has
-another law as soon as candidates are verified, vLLM's own ngram proposer included. Greedy text does not need these.
+kernel for that writes whole numbers into a copy, so the result is uninitialised memory. So sampled text has a wrong
+distribution whenever candidates are verified, also those of vLLM's own ngram proposer. Greedy text is not affected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def expand_batch_to_tokens(
         x: [B] values.
         cu_num_tokens: [B] candidates of this request and of all before it.
         num_tokens: of all candidates, T.
-        replace_from: a value in whose place ``replace_to`` is returned.
+        replace_from: a value that is replaced by ``replace_to``.
     Returns: [T] of the type of ``x``.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
@@ -35,13 +35,13 @@ def expand_batch_to_tokens(
 
 
 def is_sound(expand: Expand) -> bool:
-    """Return whether a function does what `expand_batch_to_tokens` does, on a few values of each type that is used."""
+    """Return whether a function agrees with `expand_batch_to_tokens` on a few values of each used type."""
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     for dtype in (torch.float32, torch.int32, torch.int64):
         values = (
             torch.tensor([7, 3, 0], dtype=dtype) / 2 if dtype.is_floating_point else torch.tensor([7, 3, 0]).to(dtype)
         )
-        scratch = [torch.full((5,), 9, dtype=dtype) for _ in range(8)]  # so that fresh memory is not right by chance
+        scratch = [torch.full((5,), 9, dtype=dtype) for _ in range(8)]  # so that new memory is not right by chance
         del scratch
         if not torch.equal(expand(values, ends, 5, 0, 1), expand_batch_to_tokens(values, ends, 5, 0, 1)):
             return False
@@ -49,7 +49,7 @@ def is_sound(expand: Expand) -> bool:
 
 
 def repair_sampling() -> None:
-    """Replace vLLM's function for the CPU if it is at fault, and log that."""
+    """Replace vLLM's function for the CPU if it is faulty, and log that."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
 

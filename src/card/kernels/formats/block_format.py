@@ -20,8 +20,31 @@ Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 STEPS = GROUP // 4
 STEP_BYTES = 4 * PANEL
 SUPER = 256  # inputs of a block whose scales are bytes
+ONES = 0x0101010101010101  # bytes, as a word
 _LEAST_BYTE = 0x80  # -128
-_FOUR, _LOWER_HALVES = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
+_NO_NUMBER = 255  # of exponents (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)
+SMALL = 64  # weights below are multiplied as they are, others as whole bytes
+# Weights that four bits of IQ4_NL and IQ4_XS stand for, as bytes around 128.
+IQ4_TABLE = tuple(128 + one for one in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Some bits of all weights of a group, which share their bytes: those of a step with those of later steps."""
+
+    bits: int  # of a weight: 1, 2, 4 or 8
+    first: int  # the lowest of them in the weight
+    place: int  # of the plane in the group
+
+    @property
+    def num_steps(self) -> int:
+        """Steps whose bytes hold all of them."""
+        return STEPS * self.bits // 8
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a panel's group."""
+        return STEP_BYTES * self.num_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +52,12 @@ class BlockShape:
     """Layout of one kind of blocks."""
 
     part: int  # inputs that share a scale: 16 or 32
-    bits: int  # of a weight: 4, 5, 6 or 8
+    bits: int  # of a weight as it is stored: 2 to 6, or 8
     zero: int = 0  # what is subtracted from each weight
-    scale: Literal["half", "byte", "signed byte"]  # a byte is multiplied by the half of its block of 256 inputs
+    # A byte is multiplied by the half of its block of 256 inputs; an exponent e is 2^(e - 128).
+    scale: Literal["half", "byte", "signed byte", "exponent"]
     has_minimum: bool = False  # parts have a smallest weight, kept like the scale
+    table: tuple[int, ...] = ()  # the 16 weights that four bits stand for, if they are no weights themselves
 
     @property
     def parts(self) -> int:
@@ -50,19 +75,31 @@ class BlockShape:
         return self.parts * self.scale_bytes * (2 if self.has_minimum else 1)
 
     @property
-    def high_place(self) -> int:
-        """Place of the bits of weights beyond the lower four."""
-        return self.low_place + STEP_BYTES * (STEPS if self.bits == 8 else STEPS // 2)
+    def planes(self) -> tuple[Plane, ...]:
+        """Planes that the bits of weights are stored in, the lowest first."""
+        low = next(bits for bits in (8, 4, 2) if bits <= self.bits)
+        first = Plane(low, 0, self.low_place)
+        return (first, Plane(self.bits - low, low, self.low_place + first.num_bytes)) if self.bits > low else (first,)
 
     @property
     def group_bytes(self) -> int:
         """Bytes of a group of a panel."""
-        return self.high_place + (0 if self.bits == 8 else STEP_BYTES * STEPS * (self.bits - 4) // 8)
+        return self.low_place + sum(plane.num_bytes for plane in self.planes)
 
     @property
     def header_bytes(self) -> int:
         """Bytes of a panel's header for each 256 inputs; 0 if there is none."""
-        return 0 if self.scale == "half" else 64
+        return 64 if self.scale in ("byte", "signed byte") else 0
+
+    @property
+    def most(self) -> int:
+        """The largest weight, before the zero is subtracted."""
+        return max(self.table, default=(1 << self.bits) - 1)
+
+    @property
+    def is_small(self) -> bool:
+        """True if weights are multiplied from zero on; otherwise they are whole bytes around 128."""
+        return self.most < SMALL
 
     def panel_bytes(self, num_groups: int) -> int:
         """Return the bytes of a panel."""
@@ -93,7 +130,7 @@ class BlockFormat:
     name: str  # ggml's
     inputs: int  # of a block
     num_bytes: int  # of a block
-    halves: slice  # its bytes that are numbers of 16 bits
+    halves: slice  # its bytes that are numbers of 16 bits; for a scale that is an exponent, the byte of it
     shape: BlockShape  # of the panels that machine code reads
     split: Callable[[Bytes], Blocks]  # [R, N, num_bytes] to what it holds
 
@@ -109,9 +146,13 @@ class BlockFormat:
     def numbers(self, raw: Bytes) -> npt.NDArray[np.float32]:
         """Return the numbers [R, in] that rows of blocks [R, bytes] stand for, as llama.cpp computes them."""
         shape, blocks = self.shape, self.split(raw.reshape(len(raw), -1, self.num_bytes))
-        parts = blocks.numbers.reshape(*blocks.numbers.shape[:2], -1, shape.part).astype(np.int8)
-        if shape.bits < 8:
-            parts -= np.int8(shape.zero)
+        stored = blocks.numbers.reshape(*blocks.numbers.shape[:2], -1, shape.part)
+        if shape.table:
+            parts = (np.array(shape.table) - shape.zero).astype(np.int8)[stored]
+        else:
+            parts = stored.astype(np.int8)
+            if shape.bits < 8:
+                parts -= np.int8(shape.zero)
         values: npt.NDArray[np.float32] = np.multiply(
             parts, self._factors(blocks.scales, blocks.header, 0), dtype=np.float32
         )
@@ -121,6 +162,10 @@ class BlockFormat:
 
     def _factors(self, stored: Bytes, header: Bytes | None, half: int) -> npt.NDArray[np.float32]:
         """Return the scales or the smallest weights of parts, [R, N, P, 1]."""
+        if self.shape.scale == "exponent":
+            wide = stored.astype(np.uint32)
+            bits = np.where(wide < 2, wide + 1 << 21, wide - 1 << 23)  # below 2^-126 numbers are denormal
+            return bits.astype(np.uint32).view(np.float32)[..., None]
         if header is None:
             return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)[..., None]
         is_signed = self.shape.scale == "signed byte"
@@ -154,14 +199,20 @@ class BlockFormat:
         yield factors.reshape(num_panels, num_groups, -1, PANEL)
         yield groups[..., shape.low_place :].view(np.uint32).reshape(num_panels, num_groups, -1, PANEL)
 
+    def check(self, raw: Bytes) -> None:
+        """Check the scales of rows of blocks [R, bytes]. Raises: ValueError if one is no finite number."""
+        scales = np.ascontiguousarray(raw.reshape(len(raw), -1, self.num_bytes)[..., self.halves])
+        is_exponent = self.shape.scale == "exponent"
+        if not (scales != _NO_NUMBER if is_exponent else np.isfinite(scales.view(np.float16))).all():
+            raise ValueError("a scale in it is no finite number; copy or download the file again")
+
     def pack(self, raw: Bytes, panels: Bytes) -> None:
         """Write rows of blocks [out, bytes] to panels [ceil(out / 16), `panel_bytes`], which hold zeros.
 
         Raises: ValueError if a block holds a number that the products cannot take.
         """
+        self.check(raw)
         raw = raw.reshape(len(raw), -1, self.num_bytes)
-        if not np.isfinite(np.ascontiguousarray(raw[..., self.halves]).view(np.float16)).all():
-            raise ValueError("a scale in it is no finite number; copy or download the file again")
         if len(raw) % PANEL:
             raw = np.concatenate([raw, np.zeros((-len(raw) % PANEL, *raw.shape[1:]), np.uint8)])
         shape, blocks = self.shape, self.split(raw)
@@ -177,7 +228,7 @@ class BlockFormat:
         if blocks.are_halves:  # of whole groups
             steps = stored.reshape(len(raw), num_groups, -1)
         else:
-            steps = _steps(_padded(stored, num_groups * GROUP).reshape(len(raw), num_groups, GROUP), shape.bits)
+            steps = _steps(_padded(stored, num_groups * GROUP).reshape(len(raw), num_groups, GROUP), shape)
         header = [] if blocks.header is None else [blocks.header]
         values = [*header, np.concatenate(factors, axis=-1), steps]
         for room, value in zip(self._regions(panels, num_groups), values, strict=True):
@@ -198,23 +249,24 @@ def _by_channel(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.reshape(-1, PANEL, *values.shape[1:]).transpose(0, 2, 3, 1)
 
 
-def _steps(numbers: Bytes, bits: int) -> Bytes:
+def _steps(numbers: Bytes, shape: BlockShape) -> Bytes:
     """Return numbers [R, groups, 64] as the bytes of a channel in a group, [R, groups, 8 * bits]."""
-    if bits == 8:
+    if shape.bits == 8:
         if (numbers == _LEAST_BYTE).any():
             raise ValueError("it holds the number -128, which integer products cannot take; use --dtype int8")
         return numbers ^ np.uint8(_LEAST_BYTE)
-    half = GROUP // 2
-    low = (numbers[..., :half] & 15) | (numbers[..., half:] << 4)
-    if bits == 4:
-        return low
-    high_bits = bits - 4
-    words = numbers.view(np.uint64) >> _FOUR & _LOWER_HALVES  # eight bytes at once: none has bits for its neighbour
-    steps = words.reshape(*numbers.shape[:2], 8 // high_bits, high_bits)
-    high = steps[..., 0, :].copy()
-    for i in range(1, 8 // high_bits):
-        high |= steps[..., i, :] << np.uint64(high_bits * i)
-    return np.concatenate([low, high.view(np.uint8)], axis=-1)
+    return np.concatenate([_plane(numbers, plane) for plane in shape.planes], axis=-1)
+
+
+def _plane(numbers: Bytes, plane: Plane) -> Bytes:
+    """Return some bits of numbers [R, groups, 64] as bytes, [R, groups, 8 * bits]."""
+    mask = np.uint64(ONES * ((1 << plane.bits) - 1))
+    words = numbers.view(np.uint64) >> np.uint64(plane.first) & mask  # eight bytes at once
+    steps = words.reshape(*numbers.shape[:2], 8 // plane.bits, plane.bits)
+    together = steps[..., 0, :].copy()
+    for i in range(1, 8 // plane.bits):
+        together |= steps[..., i, :] << np.uint64(plane.bits * i)
+    return together.view(np.uint8)
 
 
 def nibbles(values: Bytes) -> Bytes:

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from card.kernels.formats.block_format import BlockFormat, Blocks, BlockShape, Bytes, nibbles
+from card.kernels.formats.block_format import IQ4_TABLE, BlockFormat, Blocks, BlockShape, Bytes, nibbles
 
 
 def _split_32(raw: Bytes, *, has_minimum: bool = False, has_fifth_bits: bool = False) -> Blocks:
@@ -23,6 +23,10 @@ _q5_0 = partial(_split_32, has_fifth_bits=True)
 _q5_1 = partial(_split_32, has_minimum=True, has_fifth_bits=True)
 
 
+def _split_mxfp4(raw: Bytes) -> Blocks:
+    return Blocks(nibbles(raw[..., 1:]), raw[..., :1])
+
+
 def _split_q8_0(raw: Bytes) -> Blocks:
     return Blocks(raw[..., 2:], raw[..., :2])
 
@@ -32,10 +36,16 @@ def _shape(bits: int, zero: int) -> BlockShape:
     return BlockShape(part=32, bits=bits, zero=zero, scale="half", has_minimum=not zero)
 
 
+# Twice the numbers of four bits, one of them the sign, two the exponent: 0, 0.5, 1, 1.5, 2, 3, 4 and 6; around 12.
+_MXFP4_TABLE = tuple(12 + sign * one for sign in (1, -1) for one in (0, 1, 2, 3, 4, 6, 8, 12))
+_IQ4_NL = BlockShape(part=32, bits=4, zero=128, scale="half", table=IQ4_TABLE)
+_MXFP4 = BlockShape(part=32, bits=4, zero=12, scale="exponent", table=_MXFP4_TABLE)
 FORMATS = (
     BlockFormat(2, "Q4_0", 32, 18, slice(0, 2), _shape(4, zero=8), _split_32),
     BlockFormat(3, "Q4_1", 32, 20, slice(0, 4), _shape(4, zero=0), _q4_1),
     BlockFormat(6, "Q5_0", 32, 22, slice(0, 2), _shape(5, zero=16), _q5_0),
     BlockFormat(7, "Q5_1", 32, 24, slice(0, 4), _shape(5, zero=0), _q5_1),
     BlockFormat(8, "Q8_0", 32, 34, slice(0, 2), _shape(8, zero=128), _split_q8_0),
+    BlockFormat(20, "IQ4_NL", 32, 18, slice(0, 2), _IQ4_NL, _split_32),
+    BlockFormat(39, "MXFP4", 32, 17, slice(0, 1), _MXFP4, _split_mxfp4),
 )

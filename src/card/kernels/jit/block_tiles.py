@@ -1,15 +1,17 @@
 """Products of weights in the blocks of GGUF files, with the numbers that the file holds.
 
 A block has a scale for each 16 or 32 inputs of an output channel, and may have a smallest weight for them. A weight is
-a whole number of 4 to 6 bits, or of 8. For each such part of a row, the products of whole numbers are added as
-integers; then come, in this order, one multiplication by the part's scale, one multiply-add of its smallest weight
-with the sum of its activations, and one multiply-add with the scale of the activations. Scales that GGUF holds as a
-byte times a number of 16 bits are multiplied first; that is exact in 32 bits.
+a whole number of 2 to 6 bits, or of 8, or four bits look it up in a table of these. For each such part of a row, the
+products of whole numbers are added as integers; then come, in this order, one multiplication by the part's scale, one
+multiply-add of its smallest weight with the sum of its activations, and one multiply-add with the scale of the
+activations. Scales that GGUF holds as a byte times a number of 16 bits are multiplied first; that is exact in 32 bits.
+Scales that are powers of two change no digit, and may be denormal numbers.
 
 A panel begins with a header: for blocks of 256 inputs, the 16-bit scales of each channel, and behind them those of the
 smallest weights. Then follow the groups of 64 inputs: scales of the parts, smallest weights of the parts, and the
-weights of 16 channels. Of four inputs and 16 channels in a row (a *step*, 64 bytes of small weights) the lower four
-bits share their bytes with those of the step eight further on. Higher bits follow, as many steps to a byte as fit.
+weights of 16 channels. Four inputs of 16 channels are a *step*. The lower four or two bits of its weights take 64
+bytes, which they share with those of the steps eight, or four, eight and twelve, further on. Higher bits follow, as
+many steps to a byte as fit.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from card.kernels.formats.block_format import STEP_BYTES, STEPS, SUPER, BlockShape
+from card.kernels.formats.block_format import STEP_BYTES, SUPER, BlockShape
 from card.kernels.jit.products import Product, Sums
 from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import (
@@ -74,10 +76,20 @@ def _factors(builder: Builder, shape: BlockShape, at: _Places, part: int, *, is_
     place = moved(builder, at.group, first + shape.scale_bytes * part)
     if shape.scale == "half":
         return builder.fpext(read(builder, place, _HALVES), FLOATS)
+    if shape.scale == "exponent":
+        return _powers(builder, builder.zext(read(builder, place, _BYTES), INTS))
     of_bytes = read(builder, place, _BYTES)
     whole = builder.sext(of_bytes, INTS) if shape.scale == "signed byte" else builder.zext(of_bytes, INTS)
     header = moved(builder, at.header, 2 * PANEL if is_minimum else 0)
     return builder.fmul(builder.sitofp(whole, FLOATS), builder.fpext(read(builder, header, _HALVES), FLOATS))
+
+
+def _powers(builder: Builder, exponents: Value) -> Value:
+    """Return 2^(e - 128) of exponents from 0 to 254; the first two are denormal numbers."""
+    normal = builder.shl(builder.sub(exponents, splat(INTS, 1)), splat(INTS, 23))
+    denormal = builder.shl(builder.add(exponents, splat(INTS, 1)), splat(INTS, 21))
+    is_normal = builder.icmp_signed(">", exponents, splat(INTS, 1))
+    return builder.bitcast(builder.select(is_normal, normal, denormal), FLOATS)
 
 
 def _shifted(builder: Builder, product: Product, value: Value, left: int) -> Value:
@@ -89,24 +101,32 @@ def _shifted(builder: Builder, product: Product, value: Value, left: int) -> Val
     return builder.bitcast(moved_bits, value.type) if left else value
 
 
-def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
-    """Return the small weights of a step, in the parts that the product works on."""
+def _stored(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
+    """Return the bits that are stored of a step's weights, in the parts that the product works on."""
     kind = ir.VectorType(_I8, 4 * product.lanes)
-    low_bits = splat(kind, 15)
-    high_steps = STEPS * (shape.bits - 4) // 8  # steps of 64 bytes that hold the higher bits of all 16
     parts = []
     for first in range(0, STEP_BYTES, kind.count):
-        place = moved(builder, group, shape.low_place + STEP_BYTES * (step % (STEPS // 2)) + first)
-        low = read(builder, place, kind)
-        weights = builder.and_(_shifted(builder, product, low, -4 * (step // (STEPS // 2))), low_bits)
-        if high_steps:
-            place = moved(builder, group, shape.high_place + STEP_BYTES * (step % high_steps) + first)
-            left = 4 - (shape.bits - 4) * (step // high_steps)
-            high = _shifted(builder, product, read(builder, place, kind), left)
-            mask = splat(kind, (1 << shape.bits) - 16)
-            weights = builder.or_(weights, builder.and_(high, mask))
+        weights = None
+        for plane in shape.planes:
+            place = moved(builder, group, plane.place + STEP_BYTES * (step % plane.num_steps) + first)
+            left = plane.first - plane.bits * (step // plane.num_steps)
+            bits = _shifted(builder, product, read(builder, place, kind), left)
+            bits = builder.and_(bits, splat(kind, ((1 << plane.bits) - 1) << plane.first))
+            weights = bits if weights is None else builder.or_(weights, bits)
         parts.append(weights)
     return parts
+
+
+def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
+    """Return the weights of a step as the product takes them, in the parts that it works on."""
+    if shape.bits == 8:
+        return product.read_weights(builder, moved(builder, group, shape.low_place + STEP_BYTES * step))
+    stored = _stored(builder, product, shape, group, step)
+    if not shape.table:
+        return stored
+    less = 0 if shape.is_small or product.has_unsigned_weights else shape.zero
+    table = [(one - less) & 255 for one in shape.table]
+    return [product.look_up(builder, table, part) for part in stored]
 
 
 def _sums_of_rows(builder: Builder, group: Group, num_rows: int, shape: BlockShape, part: int) -> Value:
@@ -139,16 +159,13 @@ class _Lanes:
 def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at: _Places, part: int) -> list[Value]:
     """Return the integers of a part, for each row."""
     steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
-    sums = [Sums(PRODUCT, bits=shape.bits) for _ in range(num_rows)]
-    zero, of_zero = shape.zero if shape.bits < 8 or PRODUCT.has_unsigned_weights else 0, None
+    sums = [Sums(PRODUCT, most=shape.most) for _ in range(num_rows)]
+    zero, of_zero = shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0, None
     if zero:
         of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
         of_zero = _Lanes(builder, builder.mul(of_rows, splat(INTS, -zero)), num_rows)
     for step in steps:
-        if shape.bits == 8:
-            weights = PRODUCT.read_weights(builder, moved(builder, at.group, shape.low_place + STEP_BYTES * step))
-        else:
-            weights = _weights(builder, PRODUCT, shape, at.group, step)
+        weights = _weights(builder, PRODUCT, shape, at.group, step)
         for row, total in enumerate(sums):
             total.add(builder, weights, PRODUCT.numbers_of(builder, group.four(builder, row, step)))
     wholes = [total.result(builder) for total in sums]

@@ -62,11 +62,11 @@ class Function:
     def __init__(self, function: Callable[..., Any], kinds: Mapping[str, Any]) -> None:
         """Take a function whose module defers annotations, which are names of ``kinds``."""
         *self._arguments, self._result = (kinds[name] for name in function.__annotations__.values())
-        self._function = function
+        self.python = function
 
     def made_in(self, module: Any) -> Any:
         """Return the function in a module of instructions."""
-        function = self._function
+        function = self.python
         name = f"{function.__module__}.{function.__name__}"
         if (made := module.globals.get(name)) is None:
             made = ir.Function(module, ir.FunctionType(self._result, self._arguments), name)

@@ -13,11 +13,13 @@ from typing import Any
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 
+from card.kernels.formats.block_format import SMALL
 from card.kernels.jit.vectors import LANES, Builder, Value, call, read, repeated, splat
 
 _I1, _I8, _I16, _I32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _LARGE_TILES = ((16, 1),)  # 32 registers of 16 numbers
 _SMALL_TILES = ((6, 1),)  # 16 registers of 8, or 32 of 4
+_LOOK_UPS = {16: "llvm.x86.avx512.pshuf.b.512", 8: "llvm.x86.avx2.pshuf.b", 4: "llvm.aarch64.neon.tbl1.v16i8"}
 _SIGN = splat(ir.VectorType(_I8, 32), 0x80)
 _NAMES_BYTES = llvm_version_info[0] >= 22  # how LLVM wants the bytes of a VNNI product: as bytes or as integers
 
@@ -54,6 +56,11 @@ class Product:
             address = builder.add(address, step)
         return parts
 
+    def look_up(self, builder: Builder, table: Sequence[int], indices: Value) -> Value:
+        """Return bytes of a table of 16 at indices, of a part: what `add` or `add_small` takes."""
+        numbers = ir.Constant(indices.type, [*table] * (self.lanes // 4))  # instructions look into 16 bytes at a time
+        return call(builder, _LOOK_UPS[self.lanes], indices.type, numbers, indices)
+
     def split(self, builder: Builder, sums: Value) -> list[Value]:
         """Return the parts of a panel's sums."""
         if self.lanes == LANES:
@@ -73,16 +80,16 @@ class Product:
 class Sums:
     """Sums of a panel's products with one row, while they are added up."""
 
-    def __init__(self, product: Product, *, bits: int) -> None:
+    def __init__(self, product: Product, *, most: int) -> None:
         """Begin with nothing.
 
         Args:
-            bits: of a weight. 8 are signed, or around 128; fewer are from 0 on.
+            most: the largest weight. Those beyond 63 are signed, or around 128; smaller ones are from 0 on.
         """
-        self._product, self._is_small = product, bits < 8
+        self._product, self._is_small = product, most < SMALL
         self._wide: list[Value] = []  # sums of 32 bits
         self._narrow: list[Value] = []  # sums as `add_small` makes them, and how many more fit
-        pair = 2 * ((1 << bits) - 1) * 127
+        pair = 2 * most * 127
         is_short = self._is_small and product.small_sum.element == _I16
         self._room = self._most = ((1 << 15) - 1) // pair if is_short else 1 << 30
 

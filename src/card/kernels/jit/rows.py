@@ -36,6 +36,7 @@ from card.kernels.jit.vectors import (
     copy_group,
     divide,
     entered,
+    exponent,
     fill,
     fma,
     largest,
@@ -47,6 +48,7 @@ from card.kernels.jit.vectors import (
     operation,
     quantize_group,
     rounded,
+    scaled_down,
     store,
     store_float,
     times,
@@ -58,6 +60,7 @@ from card.kernels.jit.vectors import (
 ZERO, ONE, MINUS_ONE = np.float32(0.0), np.float32(1.0), np.float32(-1.0)
 _TWO, _MINUS_TWO = np.float32(2.0), np.float32(-2.0)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
+_GATE_LIMIT, _GATE_SLOPE = np.float32(7.0), np.float32(1.702)
 _LEAST, _MOST = np.float32(-87.0), np.float32(88.0)  # beyond, e^x does not fit into a float
 # Cody and Waite's reduction and the polynomial of Cephes' expf.
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -67,6 +70,11 @@ _LEAST_SCALE = np.float32(1e-30)  # of a channel of zeros, whose integers are ze
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _ZERO = 128  # weights are unsigned bytes around this
 _FOUR = 4 * PANEL  # bytes from four weights of a channel to the next four
+# The polynomial of Cephes' logf, between the roots of 1/2 and 2.
+_L0, _L1, _L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
+_L3, _L4, _L5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
+_L6, _L7, _L8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
+_MINUS_HALF = np.float32(-0.5)
 _E3, _E4, _E5 = np.float32(4.1665796e-2), np.float32(1.6666665e-1), np.float32(0.5)
 
 
@@ -87,6 +95,35 @@ def exponential(x: Floats) -> Floats:
 
 
 @compiled
+def logarithm(x: Floats) -> Floats:
+    """Return the natural logarithm of normal numbers above 0."""
+    whole = exponent(x)
+    rest = add(scaled_down(x, whole), fill(MINUS_ONE))
+    square = times(rest, rest)
+    y = fma(fill(_L0), rest, fill(_L1))
+    for factor in (_L2, _L3, _L4, _L5, _L6, _L7, _L8):
+        y = fma(y, rest, fill(factor))
+    y = fma(whole, fill(_LN2_LOW), times(y, times(rest, square)))
+    y = add(rest, fma(square, fill(_MINUS_HALF), y))
+    return fma(whole, fill(_LN2_HIGH), y)
+
+
+@compiled
+def softplus(x: Floats) -> Floats:
+    """Return log(1 + e^x)."""
+    small = exponential(minimum(x, times(x, fill(MINUS_ONE))))
+    sum_of_both = add(fill(ONE), small)
+    lost = add(small, times(add(sum_of_both, fill(MINUS_ONE)), fill(MINUS_ONE)))  # by rounding the sum
+    return add(maximum(x, fill(ZERO)), add(logarithm(sum_of_both), divide(lost, sum_of_both)))
+
+
+@compiled
+def sigmoid(x: Floats) -> Floats:
+    """Return 1 / (1 + e^-x)."""
+    return divide(fill(ONE), add(fill(ONE), exponential(times(x, fill(MINUS_ONE)))))
+
+
+@compiled
 def silu(x: Floats) -> Floats:
     """Return x / (1 + e^-x)."""
     return divide(x, add(fill(ONE), exponential(times(x, fill(MINUS_ONE)))))
@@ -101,6 +138,14 @@ def gelu(x: Floats) -> Floats:
 
 
 @compiled
+def clamped_gate(gate: Floats, up: Floats) -> Floats:
+    """Return (u + 1) g / (1 + e^-1.702g) with g at most 7 and u between -7 and 7, as gpt-oss has it."""
+    gate = minimum(gate, fill(_GATE_LIMIT))
+    up = add(minimum(maximum(up, fill(-_GATE_LIMIT)), fill(_GATE_LIMIT)), fill(ONE))
+    return times(divide(gate, add(fill(ONE), exponential(times(gate, fill(-_GATE_SLOPE))))), up)
+
+
+@compiled
 def capped(x: Floats, cap: Floats) -> Floats:
     """Return cap * tanh(x / cap)."""
     away = divide(fill(_TWO), add(exponential(times(divide(x, cap), fill(_TWO))), fill(ONE)))
@@ -112,6 +157,14 @@ def add_row(x: int, out: int, padded: int) -> None:
     """Add a row to another one."""
     for at in range(0, 4 * padded, 4 * LANES):
         store(out + at, add(load(out + at), load(x + at)))
+
+
+@compiled
+def scale_row(x: int, factor: float, padded: int) -> None:
+    """Multiply a row by a factor, in place."""
+    factors = fill(factor)
+    for at in range(0, 4 * padded, 4 * LANES):
+        store(x + at, times(load(x + at), factors))
 
 
 @compiled

@@ -23,6 +23,7 @@ _F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.
 FLOATS = ir.VectorType(_F32, LANES)
 INTS = ir.VectorType(_I32, LANES)
 _HALVES = ir.VectorType(_HALF, LANES)
+_ROOT_OF_HALF = 0x3F3504F3  # the bits of that float
 
 Builder = Any  # of llvmlite, which has no types
 Value = Any
@@ -40,8 +41,11 @@ def compiled(function: F) -> F:
 
 
 def entered(function: F) -> F:
-    """Compile a function, or take what an earlier process compiled, for Python to call as well."""
-    return cast(F, Entered(function, _KINDS))
+    """Compile a function, or take what an earlier process compiled, for Python to call as well.
+
+    It may be one that others call already.
+    """
+    return cast(F, Entered(function.python if isinstance(function, Function) else function, _KINDS))
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
@@ -230,6 +234,20 @@ def two_to_the(builder: Builder, x: Value) -> Value:
     """Return 2^x of whole numbers from -126 to 127."""
     exponents = builder.add(builder.fptosi(x, INTS), splat(INTS, 127))
     return builder.bitcast(builder.shl(exponents, splat(INTS, 23)), FLOATS)
+
+
+@operation(FLOATS, FLOATS)
+def exponent(builder: Builder, x: Value) -> Value:
+    """Return the whole numbers e for which x / 2^e lies between the root of 1/2 and that of 2; x is normal, above 0."""
+    above_root = builder.sub(builder.bitcast(x, INTS), splat(INTS, _ROOT_OF_HALF))
+    return builder.sitofp(builder.ashr(above_root, splat(INTS, 23)), FLOATS)
+
+
+@operation(FLOATS, FLOATS, FLOATS)
+def scaled_down(builder: Builder, x: Value, whole: Value) -> Value:
+    """Return x / 2^e of its `exponent` e: exact."""
+    less = builder.shl(builder.fptosi(whole, INTS), splat(INTS, 23))
+    return builder.bitcast(builder.sub(builder.bitcast(x, INTS), less), FLOATS)
 
 
 @operation(FLOAT, FLOATS)

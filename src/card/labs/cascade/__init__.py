@@ -1,1 +1,1 @@
-"""Choices among many candidates by an expensive score, most of which a cheap score leaves out."""
+"""Choose among many candidates by an expensive score, after a cheap score has ruled out most of them."""

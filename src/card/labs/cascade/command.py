@@ -32,7 +32,7 @@ _SHOTS = 2  # examples of a set
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenBeginning:
     """The best beginning of a prompt, and the work it took to find it."""
 
     instruction: str | None  # None: examples were chosen
@@ -60,7 +60,7 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Do what `card choose-examples` was asked for. Raises: CardError of any kind."""
+    """Run `card choose-examples`. Raises: CardError of any kind."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
     problems = [SolvedProblem(*(one[key] for key in _NEEDS)) for one in read_records(data, *_NEEDS)]
@@ -87,7 +87,7 @@ def run(
 def _candidates(
     pool: Sequence[SolvedProblem], instructions: Path | None, *, shots: int | None, count: int, seed: int
 ) -> Sequence[Beginning]:
-    """Return so many different beginnings of a prompt, or all there are. Raises: PromptError, SettingsError."""
+    """Return ``count`` different beginnings of a prompt, or all there are. Raises: PromptError, SettingsError."""
     if instructions is None:
         return draw_example_sets(pool, shots=shots or _SHOTS, count=count, seed=seed)
     if shots is not None:
@@ -103,7 +103,7 @@ def _load(name: str, judges: Sequence[SolvedProblem], where: dict[str, Any]) -> 
 
 
 def _told(loss: PromptLoss, say: Say, name: str) -> Any:
-    """Return the score; each call tells the spinner what is scored."""
+    """Return the score; each call shows its progress in the spinner."""
 
     def score(beginning: Beginning) -> float:
         say(f"scoring candidates with {name}, {loss.num_passes} passes so far")
@@ -112,8 +112,10 @@ def _told(loss: PromptLoss, say: Say, name: str) -> Any:
     return score
 
 
-def _found(choice: CascadeChoice[Beginning], target: str, draft: str, exact: PromptLoss, cheap: PromptLoss) -> Chosen:
-    return Chosen(
+def _found(
+    choice: CascadeChoice[Beginning], target: str, draft: str, exact: PromptLoss, cheap: PromptLoss
+) -> ChosenBeginning:
+    return ChosenBeginning(
         instruction=choice.best if isinstance(choice.best, str) else None,
         examples=() if isinstance(choice.best, str) else choice.best,
         target=target,
@@ -129,7 +131,7 @@ def _found(choice: CascadeChoice[Beginning], target: str, draft: str, exact: Pro
     )
 
 
-def _print(console: Console, found: Chosen) -> None:
+def _print(console: Console, found: ChosenBeginning) -> None:
     lines = [asdict(one) for one in found.examples] or [{"instruction": found.instruction}]
     for line in lines:
         console.print(Text(json.dumps(line, ensure_ascii=False)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Beginnings of a prompt, judged by a model's loss on problems that were solved already: examples or an instruction."""
+"""Beginnings of a prompt (examples or an instruction), scored by a model's loss on problems with known answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from card.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class SolvedProblem:
-    """A question with the answer that is wanted."""
+    """A question with its answer."""
 
     question: str
     answer: str
 
 
 Examples = tuple[SolvedProblem, ...]
-Beginning = Examples | str  # solved problems in their order, or an instruction that stands before each question
+Beginning = Examples | str  # ordered solved problems, or an instruction before each question
 
 
 def draw_example_sets(pool: Sequence[SolvedProblem], *, shots: int, count: int, seed: int) -> list[Examples]:
@@ -48,13 +48,13 @@ class PromptLoss:
     """Scores beginnings of a prompt: the mean loss of a model on the answers of problems that follow them."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, problems: Sequence[SolvedProblem]) -> None:
-        """Judge by ``problems``: the chat template writes them, where the tokenizer has one. Raises: SettingsError."""
+        """Score on ``problems``, through the tokenizer's chat template if it has one. Raises: SettingsError."""
         if not problems:
             raise SettingsError("there are no problems to judge by; give one or more")
         self._model, self._tokenizer, self._problems = model, tokenizer, problems
         self._answers = [tokenizer.encode(one.answer, add_special_tokens=False) for one in problems]
         self.num_passes = 0  # of the model, so far
-        self.num_tokens = 0  # run by them
+        self.num_tokens = 0  # in these passes
 
     def __call__(self, beginning: Beginning) -> float:
         """Return the loss, nats per token of the answers; inf for a beginning too long for the model's context."""
@@ -67,13 +67,13 @@ class PromptLoss:
         return loss / sum(map(len, self._answers))
 
     def _losses(self, prompts: Sequence[Sequence[int]], num_shared: int, longest: int) -> list[float]:
-        """Return the summed loss of each answer; the tokens that all prompts begin with are run once."""
+        """Return the summed loss of each answer; the common beginning of all prompts is run once."""
         losses, slot = [], self._model.open(longest)
         try:
             if num_shared:
                 self._run(slot, 0, prompts[0][:num_shared], num_shared - 1)
             for prompt, answer in zip(prompts, self._answers, strict=True):
-                text = [*prompt[num_shared:], *answer[:-1]]  # the last token predicts nothing that is asked
+                text = [*prompt[num_shared:], *answer[:-1]]  # no answer token follows the last one
                 logits = self._run(slot, num_shared, text, len(text) - len(answer))
                 logprobs = torch.log_softmax(logits.double(), dim=-1)
                 asked = torch.tensor(answer, device=logprobs.device)
@@ -112,7 +112,7 @@ class PromptLoss:
 
 
 def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens all prompts begin with; the last one of each is left out, as it predicts the answer."""
+    """Return the length of the common beginning, without the last token of a prompt, which predicts the answer."""
     shortest = min(map(len, prompts)) - 1
     for idx in range(shortest):
         if any(ids[idx] != prompts[0][idx] for ids in prompts):

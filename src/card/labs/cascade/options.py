@@ -7,14 +7,7 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-    json_option,
-    options_of,
-    pair_options,
-    with_options,
-)
+from card.cli.options import counted, file_option, json_option, options_of, pair_options, with_options
 from card.cli.starting import run
 from card.config import EngineSettings
 

@@ -1,4 +1,4 @@
-"""Choices among many candidates."""
+"""The command that chooses examples or instructions."""
 
 from card.config.record import Command, Record
 

@@ -1,7 +1,7 @@
-"""The best of many candidates by an expensive score, where a cheap score leaves most of them out.
+"""Find the best of many candidates by an expensive score, after a cheap score has ruled out most of them.
 
-Source: the filter of probe sampling (arXiv:2403.01251). It is lossy: the best candidate may be left out. Whatever is
-returned has its exact score.
+Source: the filter of probe sampling (arXiv:2403.01251). It is lossy: the best candidate may be ruled out. The returned
+score is always the exact one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from card.errors import ScoreError, SettingsError
 
 T = TypeVar("T")
 LEAST_PROBE = 2  # ranks of a single candidate agree with anything
-_PROBE_SHARE = 8  # an eighth of the candidates is the probe
+_PROBE_SHARE = 8  # the probe is one candidate in eight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeChoice(Generic[T]):
-    """The chosen candidate, and what it took to find it."""
+    """The chosen candidate, and the number of scores that it took."""
 
     best: T
-    best_idx: int  # its place among the candidates
-    exact_scores: Mapping[int, float]  # of each candidate that was scored exactly, by place
-    probe: tuple[int, ...]  # places of the candidates that both scores saw first
+    best_idx: int  # index among the candidates
+    exact_scores: Mapping[int, float]  # by index, of each candidate that was scored exactly
+    probe: tuple[int, ...]  # indices of the candidates that both scores rated first
     correlation: float | None  # Spearman's, on the probe; None: undefined, and all candidates were kept
     num_kept: int  # candidates with the lowest cheap scores that were kept for the exact one
     num_cheap: int  # calls of the cheap score
@@ -61,7 +61,7 @@ def cascade_argmin(
         probe_size: candidates of the probe. None: an eighth of all, and two at least.
         reduction: divides what is kept; 1 or more. Smaller values keep more.
         seed: of the probe.
-        measures_regret: score all others exactly, too, and tell what was lost.
+        measures_regret: score all others exactly, too, and report the loss.
     Raises: SettingsError for no candidates, a probe of fewer than two, or a reduction below 1; ScoreError for a score
         that is no number.
     Source: arXiv:2403.01251, with one change: an undefined correlation keeps all candidates.
@@ -126,18 +126,18 @@ def _check(candidates: Sequence[object], probe_size: int | None, reduction: floa
 
 def _regret(chosen: float, scores: Iterable[float]) -> float:
     best = min(scores)
-    return 0.0 if chosen == best else chosen - best  # two infinite scores are as good as each other
+    return 0.0 if chosen == best else chosen - best  # two infinite scores are equal
 
 
 class _Scores(Generic[T]):
-    """Scores of candidates by place, each asked for once."""
+    """Scores of candidates by index, each computed once."""
 
     def __init__(self, candidates: Sequence[T], score: Callable[[T], float], name: str) -> None:
         self._candidates, self._score, self._name = candidates, score, name
         self._known: dict[int, float] = {}
 
     def of(self, places: Iterable[int]) -> dict[int, float]:
-        """Return the scores of these places, in their order. Raises: ScoreError for one that is no number."""
+        """Return the scores of these candidates, in their order. Raises: ScoreError for one that is no number."""
         return {idx: self._known[idx] if idx in self._known else self._ask(idx) for idx in places}
 
     def _ask(self, idx: int) -> float:

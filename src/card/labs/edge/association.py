@@ -1,4 +1,4 @@
-"""Servers for devices: at random, by signal, by compute, or by two-sided matching with swaps."""
+"""Assign servers to devices: at random, by signal, by compute, or by two-sided matching with swaps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from card.labs.edge.terms import Terms
 
 Policy = Literal["random", "best-signal", "most-compute", "matching"]
 POLICIES: tuple[Policy, ...] = ("random", "best-signal", "most-compute", "matching")
-_LEAST_GAIN = 1e-9  # seconds; what is less is rounding
+_LEAST_GAIN = 1e-9  # seconds; a smaller gain is rounding
 _MOST_SWEEPS = 20
 
 
@@ -43,13 +43,13 @@ def _most_compute(costs: EdgeCosts) -> Devices:
 
 
 def total_seconds(terms: Terms, servers: Devices, rule: Rule) -> float:
-    """Return the sum of what a token is worth over all devices."""
+    """Return the sum of a token's worth over all devices."""
     used = (np.flatnonzero(servers == server) for server in np.unique(servers))
     return sum(server_seconds(terms, int(servers[members[0]]), members, rule) for members in used)
 
 
 def server_seconds(terms: Terms, server: int, devices: Devices, rule: Rule) -> float:
-    """Return the same for the devices of one server."""
+    """Return the sum for the devices of one server."""
     if not devices.size:
         return 0.0
     return float(terms.seconds(devices, server, *share_out(terms, server, devices, rule)).sum())
@@ -82,14 +82,14 @@ class _Totals:
         self._bound, self._energy = terms.plain.tolist(), terms.energy.tolist()
         self._verify, self._rest_verify = terms.verify.tolist(), terms.rest_verify.tolist()
         roots = np.sqrt(terms.peak * terms.upload + terms.rest_upload)
-        with np.errstate(invalid="ignore"):  # out of reach all is infinite, and never asked for
+        with np.errstate(invalid="ignore"):  # out of reach all is infinite, and never used
             self._roots, self._upload = roots.T.tolist(), (terms.upload / roots).T.tolist()
             self._rest_upload = (terms.rest_upload / roots).T.tolist()
         self._members = [set(np.flatnonzero(servers == server).tolist()) for server in range(len(terms.verify))]
         self._totals = [self._total(server) for server in range(len(terms.verify))]
 
     def change(self, moves: dict[int, int]) -> bool:
-        """Let devices change places if that lowers the total; return whether it did."""
+        """Move devices if that lowers the total; return whether it did."""
         before = {device: int(self.servers[device]) for device in moves}
         touched = {*before.values(), *moves.values()}
         self._place(moves)
@@ -143,5 +143,5 @@ def _try_swaps(costs: EdgeCosts, state: _Totals, device: int) -> bool:
 
 
 def _any(does: Callable[[int], bool], places: Devices) -> bool:
-    """Do it for all places, and return whether any changed something."""
+    """Call ``does`` for all devices, and return whether any call changed something."""
     return any([does(int(place)) for place in places])

@@ -1,4 +1,4 @@
-"""`card plan --edge`: devices with drafters and servers with targets, associated and shared out in many ways."""
+"""`card plan --edge`: compare ways to assign devices with drafters to servers with targets, and to share these."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan_edge(
     network_ms: float | None,
     say: Say,
 ) -> EdgeStudy:
-    """Return the study that was asked for. Raises: PlanError for options that do not go together, or a broken file."""
+    """Return the study. Raises: PlanError for options that contradict each other, or a broken file."""
     if file is not None and num_devices is not None:
         raise PlanError("give either --edge, a file, or --edge-devices, a number to draw")
     if draft is None:
@@ -66,7 +66,7 @@ def plan_edge(
 
 
 def _figures(recording: Path | None, synthetic: float | None, bench: Path | None) -> list[Figure]:
-    """Return the figures of decoding that options give. Raises: PlanError if two give the same, or a file is broken."""
+    """Return the figures of decoding from the options. Raises: PlanError if two give the same, or a file is broken."""
     if sum(one is not None for one in (recording, synthetic, bench)) > 1:
         raise PlanError(
             "give one of --recording, made by card record, --synthetic and --edge-bench: all tell acceptance"
@@ -79,7 +79,7 @@ def _figures(recording: Path | None, synthetic: float | None, bench: Path | None
 
 
 def print_edge(console: Console, study: EdgeStudy, *, is_wide: bool) -> None:
-    """Print what does not pay, then all rows."""
+    """Print which overlaps bring no gain, then all rows."""
     console.print(
         Text(
             f"target {study.target} on {study.num_servers} servers, draft {study.draft} on {study.num_devices} devices"

@@ -28,7 +28,7 @@ class EdgeCosts:
 
 
 def edge_costs(scenario: Scenario, target: Profile, draft: Profile, overlap: Overlap) -> EdgeCosts:
-    """Return what a scenario costs by the profiles of target and draft model.
+    """Return the costs of a scenario from the profiles of target and draft model.
 
     Raises: PlanError for an unknown overlap, or a device without a server in reach.
     """

@@ -1,4 +1,4 @@
-"""Figures of how devices decode, and their sources: defaults, the place's file, options, or lines of `card bench`."""
+"""Figures of how devices decode, and their sources: defaults, the scenario's file, options, lines of `card bench`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from card.tools.bench.records import RowFacts, Run
 from card.tools.bench.results import load
 from card.tools.bench.summary import complete_samples
 
-DECODING = ("acceptance", "hit_rate", "kept_share")  # the fields of a scenario that a bench run can tell
+DECODING = ("acceptance", "hit_rate", "kept_share")  # fields of a scenario that a bench run can give
 _HINT = "make it with card bench --methods sps,card-tree"
 
 
@@ -27,16 +27,16 @@ class Figure:
 
 
 def figures_of(scenario: Scenario, sources: Mapping[str, str]) -> tuple[Figure, ...]:
-    """Return the figures as a scenario has them; those without a source are defaults."""
+    """Return the figures of a scenario; without a source they are defaults."""
     return tuple(Figure(name, getattr(scenario, name), sources.get(name, "default")) for name in DECODING)
 
 
 def measured_figures(path: Path) -> dict[str, Figure]:
-    """Return what the last run of a bench file tells; what its rows cannot tell is left out.
+    """Return the figures from the last run of a bench file, without those that its rows cannot give.
 
-    Acceptance is that of the chains of `sps`: candidates kept over candidates that were reached. The rest is that of
-    CARD beside the target with fixed settings. A wrong first candidate ends all layers ahead if the drafter then begins
-    anew (a miss); else some live on, and the drafter makes so many fewer.
+    Acceptance is that of the chains of `sps`: candidates kept over candidates reached. The other figures are those of
+    CARD beside the target with fixed settings. After a wrong first candidate, a drafter that starts again (a miss) has
+    lost all layers ahead; else it keeps some, and makes as many fewer.
 
     Raises: PlanError if the file cannot be read, is of several pairs, or has no row of `sps`.
     """
@@ -65,7 +65,7 @@ def measured_figures(path: Path) -> dict[str, Figure]:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Counters of some rows, all texts together."""
+    """Counters of some rows, summed over all texts."""
 
     rows: str
     num_tokens: int  # of decoding
@@ -88,7 +88,7 @@ def _last_run(path: Path) -> Run:
 
 
 def _joined(run: Run, is_meant: Callable[[RowFacts], bool]) -> _Joined | None:
-    """Return the counters of all rows that are meant; None if none has any. A judge's rows accept by other rules."""
+    """Return the counters of all rows that ``is_meant`` selects, without a judge's; None if none has any."""
     names = {row.name for row in run.rows if is_meant(row) and "/" not in row.name}
     samples = [(one, one.stats) for one in complete_samples(run) if one.row in names and one.stats is not None]
     if not samples:
@@ -99,6 +99,6 @@ def _joined(run: Run, is_meant: Callable[[RowFacts], bool]) -> _Joined | None:
 
 
 def _is_fixed_card(row: RowFacts) -> bool:
-    """Return whether a row is CARD beside its target throughout: tuned ones change over to turns, or rest."""
+    """Return whether a row is CARD beside its target throughout: a tuned one may switch to turns, or rest."""
     wanted = {"drafter": "beside", "policy": "fixed"}
     return row.method == "card" and wanted.items() <= row.settings.items()

@@ -1,7 +1,7 @@
-"""Rounds of one device and its server on clocks of their own: the judge of every plan for the edge.
+"""Simulate the rounds of one device and its server: every plan for the edge is judged by this.
 
-Device, radio and server each have a `VirtualClock`. Which tokens the drafter gets right is drawn, the same for every
-plan of a scenario.
+Device, radio and server each have a `VirtualClock`. The tokens that the drafter gets right are drawn at random, alike
+for every plan of a scenario.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from card.labs.edge.costs import EdgeCosts, sender_watts
 from card.labs.edge.scenario import Devices, Floats, Scenario
 from card.tools.planner.virtual_time import VirtualClock
 
-_WINDOWS_AHEAD = 2  # that a device of PEARL's drafts before it knows the outcome: one on its way, one in verification
+_WINDOWS_AHEAD = 2  # PEARL's unverified windows per device: one in transit, one in verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class EdgeRun:
 
 @dataclass(slots=True)
 class _Work:
-    """Done so far by one device and its server."""
+    """Work done so far by one device and its server."""
 
     tokens: int = 0
     passes: int = 0
@@ -41,7 +41,7 @@ class _Work:
 def run_device(costs: EdgeCosts, device: int, server: int, shares: tuple[float, float], num_tokens: int) -> EdgeRun:
     """Decode ``num_tokens`` and a few more with these shares of the server's bandwidth and compute."""
     place = costs.scenario
-    luck = _Luck(place.acceptance, place.hit_rate, seed=place.shadowing_seed * 100_003 + device)
+    outcomes = _Outcomes(place.acceptance, place.hit_rate, seed=place.shadowing_seed * 100_003 + device)
     times = _Times(
         draft_s=float(costs.draft_s[device]),
         upload_s=float(costs.upload_s[device, server]) / shares[0],
@@ -49,16 +49,16 @@ def run_device(costs: EdgeCosts, device: int, server: int, shares: tuple[float, 
         one_way_s=place.one_way_s,
     )
     if costs.overlap == "pearl":
-        seconds, work = _run_windows(times, luck, place.num_speculative_tokens, num_tokens)
+        seconds, work = _run_windows(times, outcomes, place.num_speculative_tokens, num_tokens)
     else:
-        seconds, work = _run_layers(times, luck, place, num_tokens)
+        seconds, work = _run_layers(times, outcomes, place, num_tokens)
     computing = place.devices[device].compute_w * work.layers * times.draft_s
     sending = float(sender_watts(place)[device]) * work.sent * times.upload_s
     return EdgeRun(seconds / work.tokens, (computing + sending) / work.tokens, work.tokens / work.passes)
 
 
 def run_plain(costs: EdgeCosts, server: int, compute: float) -> float:
-    """Return the seconds a token of plain decoding on a server, without a drafter."""
+    """Return the seconds per token of plain decoding on a server, without a drafter."""
     return float(costs.verify_s[server]) / compute
 
 
@@ -79,8 +79,8 @@ class _Times:
     one_way_s: float
 
 
-class _Luck:
-    """Draws whether the drafter's first choice is right at a place, and if not whether its tree has the token."""
+class _Outcomes:
+    """Draws whether the drafter's first choice is right at a place, and if not, whether its tree has the token."""
 
     def __init__(self, acceptance: float, hit_rate: float, seed: int) -> None:
         self._acceptance, self._hit_rate = acceptance, hit_rate
@@ -88,7 +88,7 @@ class _Luck:
         self._drawn: list[float] = []
 
     def num_right(self, most: int) -> int:
-        """Return how many candidates of a chain are right before the first that is not."""
+        """Return how many candidates of a chain are right before the first wrong one."""
         return sum(1 for _ in takewhile(lambda _: self._draw() < self._acceptance, range(most)))
 
     def is_right(self) -> bool:
@@ -105,10 +105,10 @@ class _Luck:
         return self._drawn.pop()
 
 
-def _run_windows(times: _Times, luck: _Luck, window: int, num_tokens: int) -> tuple[float, _Work]:
+def _run_windows(times: _Times, outcomes: _Outcomes, window: int, num_tokens: int) -> tuple[float, _Work]:
     """Run PEARL: draft, upload and verification of neighbouring windows overlap until one is rejected."""
     device, radio, server, work = VirtualClock(), VirtualClock(), VirtualClock(), _Work()
-    verified: deque[float] = deque(maxlen=_WINDOWS_AHEAD)  # times at which the device knows of the last windows
+    verified: deque[float] = deque(maxlen=_WINDOWS_AHEAD)  # when the device learns their outcome
     while work.tokens < num_tokens:
         if len(verified) == _WINDOWS_AHEAD:
             device.now = max(device.now, verified[0])
@@ -116,7 +116,7 @@ def _run_windows(times: _Times, luck: _Luck, window: int, num_tokens: int) -> tu
         radio.now = max(radio.now, device.now) + window * times.upload_s
         server.now = max(server.now, radio.now + times.one_way_s) + times.verify_s
         work.layers, work.sent, work.passes = work.layers + window, work.sent + window, work.passes + 1
-        right = luck.num_right(window)
+        right = outcomes.num_right(window)
         work.tokens += min(right + 1, window)
         known = server.now + times.one_way_s
         verified.append(known)
@@ -129,9 +129,9 @@ def _run_windows(times: _Times, luck: _Luck, window: int, num_tokens: int) -> tu
     return server.now, work
 
 
-def _run_layers(times: _Times, luck: _Luck, place: Scenario, num_tokens: int) -> tuple[float, _Work]:
+def _run_layers(times: _Times, outcomes: _Outcomes, place: Scenario, num_tokens: int) -> tuple[float, _Work]:
     """Run CARD: the device drafts layer after layer, and the server verifies what has arrived, back to back."""
-    server, work, tree = VirtualClock(), _Work(), _Tree(times, luck, place)
+    server, work, tree = VirtualClock(), _Work(), _Tree(times, outcomes, place)
     while work.tokens < num_tokens:
         tree.grow(server.now)
         right = tree.num_right(work.tokens, server.now, place.budget)
@@ -153,21 +153,21 @@ class _TreeLayer:
 class _Tree:
     """The tree of a device: layers by their position in the text, each sent when it is made."""
 
-    def __init__(self, times: _Times, luck: _Luck, place: Scenario) -> None:
-        self._times, self._luck, self._lead, self._kept_share = times, luck, place.lead, place.kept_share
+    def __init__(self, times: _Times, outcomes: _Outcomes, place: Scenario) -> None:
+        self._times, self._luck, self._lead, self._kept_share = times, outcomes, place.lead, place.kept_share
         self._device, self._radio = VirtualClock(), VirtualClock()
         self._layers: dict[int, _TreeLayer] = {}
         self._next = 1  # position of the next layer
-        self._known = 0  # committed tokens, as far as the device knows
-        self._corrections: deque[tuple[float, int]] = deque()  # when it learns of how many
+        self._known = 0  # committed tokens that the device knows of
+        self._corrections: deque[tuple[float, int]] = deque()  # when it learns of how many tokens
         self.num_layers = 0
 
     def grow(self, now: float) -> None:
-        """Make all layers that are begun until now."""
+        """Make all layers that begin before now."""
         while self._device.now <= now:
             free_at = (
                 self._radio.now - self._times.draft_s
-            )  # a layer that is made sooner only waits, and may grow stale
+            )  # a layer that is made sooner only waits, and may become stale
             if self._device.now < free_at:
                 self._device.now = free_at
                 continue
@@ -183,7 +183,7 @@ class _Tree:
             self._next, self.num_layers = self._next + 1, self.num_layers + 1
 
     def num_right(self, committed: int, now: float, budget: int) -> int:
-        """Return how many of the first ``budget`` candidates have arrived and are the target's, one after the other."""
+        """Return how many of the first ``budget`` candidates have arrived and are right, before the first wrong one."""
         right = 0
         while right < budget and (layer := self._layers.get(committed + right + 1)):
             if layer.arrives > now or not layer.is_right:
@@ -192,10 +192,10 @@ class _Tree:
         return right
 
     def correct(self, committed: int, known_at: float) -> None:
-        """Take it that the target has committed so many tokens, of which the device will know at ``known_at``.
+        """Record that the target has committed ``committed`` tokens; the device learns of it at ``known_at``.
 
-        A last token that is the first candidate of its layer keeps all layers below. Below another candidate a share of
-        them is there. A token that the tree lacks ends it.
+        If the last token is the first candidate of its layer, all layers below stay; if it is another candidate, a
+        share of them; if the tree lacks it, none.
         """
         self._corrections.append((known_at, committed))
         last = self._layers.get(committed)
@@ -211,7 +211,7 @@ class _Tree:
             del self._layers[position]
 
     def _learn(self) -> None:
-        """Read the corrections that have arrived; what is committed already need not be drafted."""
+        """Read the corrections that have arrived; committed tokens need not be drafted."""
         while self._corrections and self._corrections[0][0] <= self._device.now:
             self._known = self._corrections.popleft()[1]
         self._next = max(self._next, self._known + 1)

@@ -1,4 +1,4 @@
-"""Devices, servers and the radio between them: drawn at random, or read from a file.
+"""Scenarios of devices, servers and the radio between them: drawn at random, or read from a file.
 
 Source of the model: UARA (arXiv:2511.01695). Path loss and shadowing are those of 3GPP's macro cells (TR 36.814).
 """
@@ -21,7 +21,7 @@ KIND, VERSION = "edge", 1
 Floats = npt.NDArray[np.float64]
 Devices = npt.NDArray[np.int64]  # numbers of devices, or the servers of all of them
 _LEAST_DISTANCE_M = 10.0
-_SIDE_M = 500.0  # of the square that is drawn
+_SIDE_M = 500.0  # of the square
 _SHADOWING_DB = 8.0  # standard deviation
 
 
@@ -30,19 +30,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     x_m: float
     y_m: float
-    speed: float = 0.1  # of the draft model, against the machine of its profile
+    speed: float = 0.1  # of the draft model, relative to the machine of its profile
     tx_dbm: float = 20.0  # power of its sender
     compute_w: float = 2.0  # power of its drafter
-    battery: float = 1.0  # how full, above 0 to 1: an emptier one makes energy dearer
+    battery: float = 1.0  # charge, above 0 to 1: the lower, the more a joule costs
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class EdgeServer(msgspec.Struct, frozen=True, kw_only=True):
     """A server with a target."""
 
     x_m: float
     y_m: float
-    speed: float = 1.0  # of the target, against the machine of its profile
-    bandwidth_hz: float = 10e6  # that its devices share
+    speed: float = 1.0  # of the target, relative to the machine of its profile
+    bandwidth_hz: float = 10e6  # shared by its devices
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,25 +51,25 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = KIND
     version: int = VERSION
     devices: tuple[Device, ...]
-    servers: tuple[Server, ...]
+    servers: tuple[EdgeServer, ...]
     acceptance: float = 0.8  # how often the drafter's first choice is the target's token
-    hit_rate: float = 0.6  # how often another candidate of the tree is, where the first choice is not
-    kept_share: float = 0.5  # CARD: of the layers ahead, those that live on below such a candidate
+    hit_rate: float = 0.6  # how often another candidate of the tree is right if the first choice is wrong
+    kept_share: float = 0.5  # CARD: share of the layers ahead that are kept below such a candidate
     num_speculative_tokens: int = 4  # PEARL: tokens of a window
     budget: int = 8  # CARD: most layers verified in a pass
-    lead: int = 16  # CARD: most layers ahead of what the device knows of the text
+    lead: int = 16  # CARD: most layers beyond the text that the device knows
     token_bytes: int = 4  # PEARL: sent for each drafted token
     layer_bytes: int = 96  # CARD: sent for each layer, 12 bytes for each of 8 candidates
-    one_way_s: float = 0.005  # of any message, besides its own length
+    one_way_s: float = 0.005  # of any message, besides the time for its length
     noise_dbm_hz: float = -174.0
     least_snr_db: float = -10.0  # a server with less is out of reach
-    energy_weight: float = 0.01  # seconds that a joule is worth with a full battery
+    energy_weight: float = 0.01  # cost of a joule in seconds, with a full battery
     shadowing_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Differences of a place's servers: factors to either side of the middle, drawn evenly in their logarithms."""
+class ServerSpread:
+    """Differences between the servers of a place: log-uniform factors around the middle."""
 
     compute: float
     bandwidth_hz: float  # the middle
@@ -77,15 +77,15 @@ class Spread:
     scale: float = 1.0  # of all distances
 
 
-NARROW = Spread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0, scale=3.0)  # a town with the radios of sensors
-PLACES: dict[str, Spread | None] = {"even": None, "narrow": NARROW}
+NARROW = ServerSpread(compute=8.0, bandwidth_hz=50e3, bandwidth=4.0, scale=3.0)  # a town with radios of sensors
+PLACES: dict[str, ServerSpread | None] = {"even": None, "narrow": NARROW}
 
 
 def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int = 0, place: str = "even") -> Scenario:
     """Return devices and servers spread evenly over a square; each device has a server in reach.
 
     Args:
-        num_servers: None: one for nine devices, and four at least.
+        num_servers: None: one for nine devices, at least four.
         place: a name of `PLACES`.
     Raises: PlanError for no devices or servers, or an unknown place.
     """
@@ -96,7 +96,7 @@ def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int
         raise PlanError(f"a drawn place is one of {', '.join(PLACES)}, got {place!r}")
     rng = np.random.default_rng(seed)
     servers = tuple(
-        Server(x_m=x, y_m=y, speed=speed)
+        EdgeServer(x_m=x, y_m=y, speed=speed)
         for x, y, speed in zip(
             *rng.uniform(0, _SIDE_M, (2, count)).tolist(), rng.uniform(0.5, 2, count).tolist(), strict=True
         )
@@ -115,8 +115,8 @@ def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int
     return drawn if spread is None else spread_out(drawn, spread)
 
 
-def spread_out(scenario: Scenario, spread: Spread) -> Scenario:
-    """Return the place with other servers at the same spots, which may be further apart."""
+def spread_out(scenario: Scenario, spread: ServerSpread) -> Scenario:
+    """Return the scenario with other servers at the same positions, which are scaled."""
     rng = np.random.default_rng([scenario.shadowing_seed, 1])
     exponents = rng.uniform(-1.0, 1.0, (len(scenario.servers), 2)).tolist()
     servers = (
@@ -131,12 +131,12 @@ def spread_out(scenario: Scenario, spread: Spread) -> Scenario:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario, JSON. Raises: PlanError if it cannot be read, or says what cannot be."""
+    """Read a scenario, JSON. Raises: PlanError if it cannot be read, or has impossible values."""
     return read_file(path, Scenario, KIND, VERSION, msgspec.json.decode, check_scenario)
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise PlanError if a scenario says what cannot be, or a device has no server in reach."""
+    """Raise PlanError if a scenario has impossible values, or a device has no server in reach."""
     if not scenario.devices or not scenario.servers:
         raise PlanError(f"it needs devices and servers, got {len(scenario.devices)} and {len(scenario.servers)}")
     for name in ("acceptance", "hit_rate", "kept_share"):
@@ -155,7 +155,7 @@ def check_scenario(scenario: Scenario) -> None:
     in_reach(scenario)
 
 
-def _check_thing(name: str, thing: Device | Server) -> None:
+def _check_thing(name: str, thing: Device | EdgeServer) -> None:
     for field in thing.__struct_fields__:
         value = getattr(thing, field)
         if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Shares of a server's bandwidth and compute for its devices: equal ones, square roots, or the convex optimum."""
+"""Shares of a server's bandwidth and compute for its devices: equal, by square roots, or the convex optimum."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from card.machine.packages import install_command
 
 Rule = Literal["equal", "square-root", "convex"]
 RULES: tuple[Rule, ...] = ("equal", "square-root", "convex")
-_LEAST = 1e-6  # share that a solver may give
+_LEAST = 1e-6  # lower bound of a share
 _MOST_STEPS = 200
 
 
 def has_solver() -> bool:
-    """Return whether the convex rule can be used here: it needs scipy, of the extra edge."""
+    """Return whether the convex rule can be used: it needs scipy, from the extra `edge`."""
     return find_spec("scipy") is not None
 
 
 def share_out(terms: Terms, server: int, devices: Devices, rule: Rule) -> tuple[Floats, Floats]:
     """Return the shares of bandwidth and of compute of each device of a server, [n] each; both sum to 1.
 
-    Square roots are the optimum where upload and verification come one after the other; with overlap they are near it.
-    The convex rule is never worse than they are. Raises: PlanError for the convex rule without scipy.
+    Square roots are optimal if upload and verification do not overlap; else they are near the optimum.
+    The convex rule is never worse. Raises: PlanError for the convex rule without scipy.
     """
     if rule not in RULES:
         raise PlanError(f"the rule of shares must be one of {', '.join(RULES)}, got {rule!r}")
@@ -41,7 +41,7 @@ def share_out(terms: Terms, server: int, devices: Devices, rule: Rule) -> tuple[
 
 def _square_roots(terms: Terms, server: int, devices: Devices) -> tuple[Floats, Floats]:
     upload = np.sqrt(terms.peak * terms.upload[devices, server] + terms.rest_upload[devices, server])
-    verify = np.full(devices.size, 1.0)  # all have the same work for the target
+    verify = np.full(devices.size, 1.0)  # each device gives the target the same work
     return upload / upload.sum(), verify / verify.sum()
 
 

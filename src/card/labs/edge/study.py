@@ -1,4 +1,4 @@
-"""A whole plan for the edge: every association with every rule of shares, judged on virtual clocks."""
+"""A plan for the edge: every association with every rule of shares, simulated on virtual clocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from card.labs.edge.shares import RULES, Rule, has_solver, share_out
 from card.labs.edge.terms import Terms, terms_of
 from card.tools.planner.profile import Profile
 
-NUM_TOKENS = 300  # that each device decodes
+NUM_TOKENS = 300  # decoded by each device
 _STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t for two values and more
 _NORMAL_95 = 1.96  # for many
 
@@ -45,13 +45,13 @@ class EdgeStudy:
     num_devices: int
     num_servers: int
     num_scenarios: int
-    plain_seconds: float  # a token without drafters, the servers chosen by compute, equal shares
+    plain_seconds: float  # per token without drafters; servers by compute, equal shares
     has_convex: bool  # False: scipy is not installed
     figures: tuple[Figure, ...]  # of how devices decode
     rows: tuple[EdgeRow, ...]
 
     def saved(self, row: EdgeRow, *, shares: str = "equal") -> float:
-        """Return the share of latency that a row saves on the mean of the other associations with these shares."""
+        """Return the share of latency that a row saves, relative to the mean of the other associations."""
         others = [
             one.seconds_per_token
             for one in self.rows
@@ -71,7 +71,7 @@ def make_edge_study(
     """Plan all scenarios and run them on virtual clocks.
 
     Args:
-        sources: where each of the figures of decoding comes from, which all scenarios share; defaults are left out.
+        sources: the origin of each figure of decoding, without defaults; all scenarios share the figures.
     Raises: PlanError for a device without a server in reach.
     """
     rules = [rule for rule in RULES if rule != "convex" or has_solver()]
@@ -127,7 +127,7 @@ def judge_shares(costs: EdgeCosts, servers: Devices, bandwidth: Floats, compute:
 
 
 def plain_seconds(costs: EdgeCosts, terms: Terms) -> float:
-    """Return the mean seconds a token without drafters, the servers chosen by compute and shared equally."""
+    """Return the mean seconds per token without drafters, with servers chosen by compute and shared equally."""
     servers = associate(costs, terms, "most-compute")
     _, compute = all_shares(terms, servers, "equal")
     return fmean(

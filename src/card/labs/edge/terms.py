@@ -2,15 +2,15 @@
 
 Devices upload while they draft, and servers verify meanwhile. Seconds a token are
     peak * max(draft, upload / y, verify / z) + rest + rest_upload / y + rest_verify / z
-for shares y of the bandwidth and z of the compute, which is convex in both. Rounds on virtual clocks take within 8 %
-of that for PEARL and 3 % for CARD with a place's average times, and within 5 and 10 % over the devices of a server,
-where CARD drafts faster than the target writes plainly: tests hold them together.
+for shares y of the bandwidth and z of the compute, which is convex in both. Simulated rounds agree with it within 8 %
+for PEARL and 3 % for CARD with a scenario's average times. Over the devices of a server they agree within 5 and 10 %,
+if CARD drafts faster than the target decodes plainly. Tests check this.
 
-PEARL (arXiv:2408.11850): windows of G tokens. One that is accepted as a whole overlaps with its neighbours and takes as
+PEARL (arXiv:2408.11850): windows of G tokens. A window that is accepted whole overlaps with its neighbours and takes as
 long as the slowest of the three; any other empties the pipeline. CARD (arXiv:2508.04462): layers of a tree. A token
-that is not its layer's first candidate costs layers, all of them where the tree lacks it, and passes that verify less
-than they could. How many passes is read off the clocks of one device with average times. The target never waits, so no
-token takes longer than plain decoding.
+that is not its layer's first candidate costs layers, all of them if the tree lacks it, and passes that verify less than
+they could. The number of these passes comes from a simulation of one device with average times. The target never waits,
+so no token takes longer than plain decoding.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from card.labs.edge.costs import EdgeCosts, sender_watts
 from card.labs.edge.rounds import run_device
 from card.labs.edge.scenario import Devices, Floats
 
-_PROBE_TOKENS = 3000  # that the one device decodes
+_PROBE_TOKENS = 3000  # decoded by the simulated device
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Coefficients of the seconds that a token is worth, energy included; N devices, M servers."""
+    """Coefficients of the cost of a token in seconds, energy included; N devices, M servers."""
 
     peak: float
     draft: Floats  # [N]
     upload: Floats  # [N, M]
     verify: Floats  # [M]
     rest: Floats  # [N]
-    energy: Floats  # [N] the part of rest that computing is worth
+    energy: Floats  # [N] the part of rest that is the energy of computing
     rest_upload: Floats  # [N, M]
     rest_verify: Floats  # [M]
-    plain: Floats  # [M] a token takes no longer than this by the share of compute; inf for no such bound
-    wrong_passes: float  # of the target that a wrong first candidate costs; 0 for PEARL, whose windows say it
+    plain: Floats  # [M] bound of a token's seconds, times the share of compute; inf for none
+    wrong_passes: float  # passes of the target lost by a wrong first candidate; 0 for PEARL, whose windows include it
 
     def seconds(self, devices: Devices, server: int, bandwidth: Floats, compute: Floats) -> Floats:
-        """Return the worth of a token for some devices of one server by their shares, each above 0."""
+        """Return the cost of a token for some devices of one server, by their shares, each above 0."""
         upload, verify = self.upload[devices, server] / bandwidth, self.verify[server] / compute
         slowest = np.maximum(np.maximum(self.draft[devices], upload), verify)
         rest = self.rest[devices] + self.rest_upload[devices, server] / bandwidth + self.rest_verify[server] / compute
@@ -52,7 +52,7 @@ class Terms:
 
 
 def terms_of(costs: EdgeCosts) -> Terms:
-    """Return the coefficients of a token's seconds and of its energy, which the scenario turns into seconds."""
+    """Return the coefficients of a token's seconds and energy; the scenario converts energy into seconds."""
     place = costs.scenario
     accepted, window = place.acceptance, place.num_speculative_tokens
     if costs.overlap == "pearl":
@@ -89,10 +89,10 @@ def terms_of(costs: EdgeCosts) -> Terms:
 
 
 def _wrong_passes(costs: EdgeCosts, missed: float, tokens: float) -> float:
-    """Return how many passes of the target a wrong first candidate costs, besides what the device and its link take.
+    """Return how many passes of the target a wrong first candidate costs, beyond the time of device and link.
 
-    They are what the clock of a device with the place's average times and equal shares leaves over. ``tokens`` are
-    those of a pass that verifies as much as it may.
+    It is the remainder of a simulation of one device with the scenario's average times and equal shares. ``tokens`` is
+    the number of tokens of a pass that verifies as much as it may.
     """
     place, accepted = costs.scenario, costs.scenario.acceptance
     if accepted == 1.0:
@@ -109,5 +109,5 @@ def _wrong_passes(costs: EdgeCosts, missed: float, tokens: float) -> float:
 
 
 def _geometric(accepted: float, most: int) -> float:
-    """Return the mean number of tokens that a verification of ``most - 1`` candidates and one more gives at most."""
+    """Return the mean number of tokens from verifying ``most - 1`` candidates, the bonus token included."""
     return float(sum(accepted**i for i in range(most)))

@@ -1,8 +1,7 @@
-"""Sharing out the drafters of a pool among targets: a state machine without a clock, without I/O, without Ray.
+"""Allocate the drafters of a pool to targets: a state machine without clock, I/O or Ray.
 
-Drafters report themselves and are forgotten when they are silent. A target holds at most one lease, which it renews;
-one that is not renewed expires. Both may be lost with the process that runs this: reports bring the drafters back, and
-renewals the leases.
+Drafters report regularly and are removed when they stop. A target holds at most one lease; without renewals the lease
+expires. The table may be lost with its process: reports restore the drafters, and renewals the leases.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import msgspec
 
 from card.links.leases import Lease, NoLease
 
-LOAD = "targets"  # the figure that drafters tell Serve: how many targets each of them serves
-LEASE_S = 10.0  # without renewal, after which a lease has expired; five times as long as targets wait
-SILENCE_S = 10.0  # without a report, after which a drafter is forgotten
-SETTLE_S = 10.0  # that a lease stays where it is before it may be moved: moving costs the target a few drafts
+LOAD = "targets"  # the metric that drafters report to Serve: how many targets each of them serves
+LEASE_S = 10.0  # without renewal until a lease expires; five times as long as targets wait
+SILENCE_S = 10.0  # without a report until a drafter is removed
+SETTLE_S = 10.0  # from a lease's start until it may be moved: moving costs the target a few drafts
 
 
 class DrafterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter's account of itself."""
+    """A drafter's report to the desk."""
 
     address: str  # tcp://host:port
-    incarnation: int  # above 0, of this life of it
+    incarnation: int  # number of this start of it, above 0
     tokenizer: str  # fingerprint
-    host: str  # that alone can reach it; empty: every host can
+    host: str  # the only host that can reach it; empty: every host can
     max_targets: int  # at once
 
 
@@ -35,13 +34,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Needs of a target."""
 
     tokenizer: str  # fingerprint
-    load: int  # requests that are open
+    load: int  # open requests
     host: str  # where the target runs
-    avoid: int = 0  # incarnation of a drafter that has just failed it; another one is better
+    avoid: int = 0  # incarnation of a drafter that has just failed; any other is better
 
 
 class PoolFigures(msgspec.Struct, kw_only=True):
-    """The pool at a glance."""
+    """Figures of the pool."""
 
     drafters: int = 0
     leases: int = 0
@@ -60,7 +59,7 @@ class _Drafter:
 
 @dataclass(slots=True)
 class _Held:
-    """A lease, and when it was given and last renewed."""
+    """A lease, with the times of its grant and last renewal."""
 
     incarnation: int
     load: int
@@ -69,20 +68,20 @@ class _Held:
 
     @property
     def weight(self) -> int:
-        """Its load on its drafter: a session costs something even while it has no requests."""
+        """The load on its drafter: a session has a cost even without requests."""
         return 1 + self.load
 
 
 @dataclass(slots=True)
 class Allocation:
-    """Drafters, and the leases on them by holder. Times are the caller's, in seconds, and never go back."""
+    """Drafters, and the leases on them by holder. Callers give the time, in seconds; it never goes back."""
 
     _drafters: dict[int, _Drafter] = field(default_factory=dict)  # by incarnation
     _held: dict[str, _Held] = field(default_factory=dict)  # by holder
     _totals: PoolFigures = field(default_factory=PoolFigures)
 
     def report(self, drafter: DrafterReport, now: float) -> None:
-        """Take note of a drafter that is ready. One at the address of another one has taken its place."""
+        """Add or refresh a drafter. It replaces another one at the same address."""
         self._expire(now)
         place = (drafter.host, drafter.address)
         for incarnation, known in list(self._drafters.items()):
@@ -91,12 +90,12 @@ class Allocation:
         self._drafters[drafter.incarnation] = _Drafter(drafter, now)
 
     def retire(self, incarnation: int) -> None:
-        """Forget a drafter, and the leases on it."""
+        """Remove a drafter, and the leases on it."""
         self._drafters.pop(incarnation, None)
         self._held = {holder: held for holder, held in self._held.items() if held.incarnation != incarnation}
 
     def lease(self, holder: str, wish: Wish, now: float) -> Lease | NoLease:
-        """Give the holder the drafter with the least to do; what it held before is gone."""
+        """Give the holder the drafter with the least load; its former lease ends."""
         self._expire(now)
         self._held.pop(holder, None)
         chosen = self._least_loaded(wish)
@@ -107,9 +106,9 @@ class Allocation:
         return self._hold(holder, chosen, wish, now)
 
     def renew(self, holder: str, incarnation: int, wish: Wish, now: float) -> Lease | NoLease:
-        """Keep the lease on the drafter of this incarnation, or move it to one with clearly less to do.
+        """Keep the lease on the drafter of this incarnation, or move it to one with clearly less load.
 
-        A lease that is not known is taken up if its drafter is: it may have been given before this table was lost.
+        An unknown lease on a known drafter is restored: it may have been given before this table was lost.
         """
         self._expire(now)
         drafter = self._drafters.get(incarnation)
@@ -130,7 +129,7 @@ class Allocation:
         self._held.pop(holder, None)
 
     def figures(self, now: float) -> PoolFigures:
-        """Return how things stand."""
+        """Return the pool's figures."""
         self._expire(now)
         load = sum(held.load for held in self._held.values())
         return msgspec.structs.replace(self._totals, drafters=len(self._drafters), leases=len(self._held), load=load)
@@ -151,11 +150,11 @@ class Allocation:
                 self._totals.expired += 1
 
     def _fits(self, drafter: DrafterReport, wish: Wish) -> bool:
-        """Return whether the drafter can draft for such a target at all."""
+        """Return whether the drafter can draft for this target at all."""
         return drafter.tokenizer == wish.tokenizer and drafter.host in ("", wish.host)
 
     def _is_open_to(self, drafter: DrafterReport, wish: Wish) -> bool:
-        """Return whether the drafter fits and has a place."""
+        """Return whether the drafter fits and has room."""
         num_held = sum(held.incarnation == drafter.incarnation for held in self._held.values())
         return self._fits(drafter, wish) and num_held < drafter.max_targets
 
@@ -163,7 +162,7 @@ class Allocation:
         return sum(held.weight for held in self._held.values() if held.incarnation == incarnation)
 
     def _least_loaded(self, wish: Wish) -> int | None:
-        """Return the drafter with the least to do, the oldest of several; one to avoid only if there is no other."""
+        """Return the drafter with the least load, the oldest of several; ``avoid`` only if there is no other."""
         able = [one.report for one in self._drafters.values() if self._is_open_to(one.report, wish)]
         order = {
             report.incarnation: (report.incarnation == wish.avoid, self._weight(report.incarnation)) for report in able
@@ -183,13 +182,13 @@ class Allocation:
 
 
 class ByTargets:
-    """Asks for one drafter for so many busy targets, and for one at least; Serve keeps to the bounds and delays."""
+    """Requests one drafter per ``targets_per_drafter`` busy targets, at least one; Serve applies bounds and delays."""
 
     def __init__(self, targets_per_drafter: float) -> None:
         self._targets_per_drafter = targets_per_drafter
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
-        """Return the number of drafters, and nothing to remember.
+        """Return the number of drafters, and no state.
 
         Args:
             ctx: Serve's `AutoscalingContext`.

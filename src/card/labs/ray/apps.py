@@ -15,13 +15,13 @@ from card.labs.ray.settings import AppSettings, PoolSettings
 from card.labs.ray.target import DESK, TargetReplica
 
 TARGET, POOL = "Target", "DraftPool"
-_SERVED_BESIDE_LIMIT = 16  # requests to a full target that reach it, and are told when to come again
+_SERVED_BESIDE_LIMIT = 16  # more requests reach a full target, which answers when to try again
 _LEAST_RESOURCES = {"num_cpus": 1}
 _HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 30.0}
 
 
 def app(args: dict[str, Any]) -> Any:
-    """Return an application of targets, with drafters of its own unless `pool` names another one's.
+    """Return an application of targets, with drafters of its own unless `pool` names another application's.
 
     Args:
         args: settings of the pool, the engine and the server; see docs/ray.md.
@@ -79,7 +79,7 @@ def _pool(settings: AppSettings) -> Any:
 
 
 def _replicas(own: PoolSettings, least: int, most: int, **how: Any) -> dict[str, Any]:
-    """Return how many replicas there are: a number, or how it follows the load."""
+    """Return Serve's options for the number of replicas: fixed, or following the load."""
     if least == most:
         return {"num_replicas": least}
     scaling = AutoscalingConfig(

@@ -1,6 +1,6 @@
-"""The desk of a pool: one replica that keeps the table of leases, and the ways to it from targets and drafters.
+"""The desk of a pool: one replica with the table of leases, and its clients in targets and drafters.
 
-Calls carry text and whole numbers; answers are JSON of the messages of `card.links.leases` and `allocation`.
+Arguments are text and whole numbers; answers are JSON of the messages of `card.links.leases` and `allocation`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from card.labs.ray.allocation import Allocation, DrafterReport, Wish
 from card.links.leases import Lease, NoLease
 
 logger = logging.getLogger(__name__)
-_ANSWER_S = 5.0  # for a call to be answered
+_ANSWER_S = 5.0  # timeout of a call
 _Answer = Lease | NoLease
 
 
 class LeaseDesk:
-    """A deployment of one replica. What it knows may be lost: reports and renewals bring it back."""
+    """A deployment of one replica. Its state may be lost: reports and renewals restore it."""
 
     def __init__(self) -> None:
         self._pool = Allocation()
 
     async def report(self, drafter: str) -> None:
-        """Take note of a drafter; JSON of a `DrafterReport`."""
+        """Add or refresh a drafter; JSON of a `DrafterReport`."""
         self._pool.report(msgspec.json.decode(drafter, type=DrafterReport), time.monotonic())
 
     async def retire(self, incarnation: int) -> None:
-        """Forget a drafter that ends."""
+        """Remove a drafter that ends."""
         self._pool.retire(incarnation)
 
     async def lease(self, holder: str, wish: str) -> str:
@@ -43,7 +43,7 @@ class LeaseDesk:
         return as_text(self._pool.lease(holder, msgspec.json.decode(wish, type=Wish), time.monotonic()))
 
     async def renew(self, holder: str, incarnation: int, wish: str) -> str:
-        """Return the same for a lease that is held."""
+        """Renew a lease; arguments and result as of `lease`."""
         return as_text(self._pool.renew(holder, incarnation, msgspec.json.decode(wish, type=Wish), time.monotonic()))
 
     async def give_back(self, holder: str) -> None:
@@ -56,7 +56,7 @@ class LeaseDesk:
 
 
 class DeskLine:
-    """Calls of the desk, one after the other in a thread of their own: a caller waits for none."""
+    """Calls the desk in a thread of its own, one call after the other, so that no caller blocks."""
 
     def __init__(self, desk: DeploymentHandle[Any]) -> None:
         self._desk = desk
@@ -66,12 +66,12 @@ class DeskLine:
         """Call a method of the desk. The future raises WorkerError if there is no answer in time.
 
         Args:
-            answer: what the answer's JSON holds; None if it has none.
+            answer: type of the answer's JSON; None if there is none.
         """
         return self._thread.submit(self._call, name, args, answer)
 
     def close(self) -> None:
-        """Let what was called for be answered, and end the thread."""
+        """Finish the pending calls, and end the thread."""
         self._thread.shutdown(wait=True)
 
     def _call(self, name: str, args: Sequence[str | int], answer: Any) -> Any:
@@ -87,10 +87,10 @@ class DeskLine:
 
 
 class RayLeases:
-    """The leases of one target, as `card.links.leases.Leases` asks for them."""
+    """The leases of one target, in the protocol of `card.links.leases.Leases`."""
 
     def __init__(self, desk: DeploymentHandle[Any], host: str) -> None:
-        """Take the way to the desk, and the address of the target's node."""
+        """Use this desk; ``host`` is the address of the target's node."""
         self._line, self._host = DeskLine(desk), host
         self._holder = secrets.token_hex(8)
 
@@ -100,7 +100,7 @@ class RayLeases:
         return self._line.call("lease", self._holder, as_text(wish), answer=_Answer)
 
     def renew(self, lease: Lease, tokenizer: str, load: int) -> Future[_Answer]:
-        """Keep the drafter, or hear which one to move to."""
+        """Keep the drafter, or return the one to move to."""
         wish = Wish(tokenizer=tokenizer, load=load, host=self._host)
         return self._line.call("renew", self._holder, lease.incarnation, as_text(wish), answer=_Answer)
 
@@ -109,10 +109,10 @@ class RayLeases:
         self._line.call("give_back", self._holder)
 
     def close(self) -> None:
-        """End the way to the desk, after the last word has been said."""
+        """Close the line to the desk after its last call."""
         self._line.close()
 
 
 def as_text(message: msgspec.Struct) -> str:
-    """Return what calls of the desk carry."""
+    """Return a message as JSON text, the argument of calls to the desk."""
     return msgspec.json.encode(message).decode()

@@ -25,11 +25,11 @@ from card.server.logs import set_up
 
 logger = logging.getLogger(__name__)
 _REPORT_S = 1.0  # between two reports
-_ENDING_S = 5.0  # for the pass that runs
+_ENDING_S = 5.0  # for the running pass
 
 
 class DrafterReplica:
-    """Runs a draft server in a thread, on a port of its own; Ray carries none of its messages."""
+    """Runs a draft server in a thread, on a port of its own; its messages do not pass through Ray."""
 
     def __init__(self, args: dict[str, Any], desk: DeploymentHandle[Any]) -> None:
         """Load the model and listen.
@@ -50,16 +50,16 @@ class DrafterReplica:
         logger.info("a drafter is ready")
 
     def check_health(self) -> None:
-        """Raise WorkerError if the server has fallen over: Ray then replaces this replica."""
+        """Raise WorkerError if the server has ended: Ray then replaces this replica."""
         if not self._thread.is_alive():
             raise WorkerError("the draft server has ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Ray how many targets are served here."""
+        """Report to Ray how many targets are served here."""
         return {LOAD: float(self._server.num_sessions)}
 
     def __del__(self) -> None:
-        """Leave the pool, and let the targets go on without this drafter."""
+        """Leave the pool; the targets continue without this drafter."""
         if hasattr(self, "_reporter") and not self._has_ended.is_set():
             self._has_ended.set()
             self._reporter.join(_ENDING_S)  # a report after the retirement would bring it back
@@ -76,12 +76,12 @@ class DrafterReplica:
 
     def _tell_the_desk(self) -> None:
         while self._thread.is_alive() and not self._has_ended.is_set():
-            self._line.call("report", self._report).exception()  # a desk that is silent hears the next one
+            self._line.call("report", self._report).exception()  # if the desk does not answer, the next report follows
             self._has_ended.wait(_REPORT_S)
 
 
 def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
-    """Return the server, and what the desk is told of it. Raises: SettingsError, ModelError."""
+    """Return the server, and its report for the desk. Raises: SettingsError, ModelError."""
     engine, pool = settings.drafting, settings.pool
     keys_folder = check_folder(pool.pool_keys, "pool_keys")
     keys = load_server_keys(keys_folder) if keys_folder is not None else None
@@ -98,9 +98,9 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
         ),
         threads=engine.draft_threads,
     )
-    assert ready.tokenizer is not None  # a model to serve tells of it
+    assert ready.tokenizer is not None  # set for a model to serve
     most = pool.max_targets_per_drafter
-    limits = ServerLimits(max_sessions=most, max_sessions_per_client=most)  # the desk sees to who comes here
+    limits = ServerLimits(max_sessions=most, max_sessions_per_client=most)  # the desk limits the targets
     server = DraftServer(
         f"tcp://{host if keys else '127.0.0.1'}:0", partial(make_worker, writer), ready, keys=keys, limits=limits
     )

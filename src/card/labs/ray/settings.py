@@ -1,6 +1,6 @@
 """Settings of an application on Ray Serve: in the `args` of a YAML file, or after `serve run card.ray:app`.
 
-Its own settings stand beside those of the engine and of the server, by the same names as everywhere.
+It takes settings of the pool, the engine and the server, by their usual names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """All that an application was asked for, sorted by what it is for."""
+    """The arguments of an application, sorted by purpose."""
 
     pool: PoolSettings
     engine: Mapping[str, Any]  # for `AsyncLLM`, target and method included
@@ -72,7 +72,7 @@ class AppSettings:
         own, server, engine = declared(PoolSettings), declared(ServerSettings), dict(args)
         for name in engine:
             if name in _BY_RAY:
-                raise SettingsError(f"{name} is not for card.ray: {_who_has(name)}")
+                raise SettingsError(f"{name} is not for card.ray: {_alternative_to(name)}")
             if name in _BY_POOL:
                 raise SettingsError(f"{name} is not for card.ray: the pool says where a drafter is; leave it out")
         given = {name: _read(name, engine.pop(name)) for name in list(engine)}
@@ -88,13 +88,13 @@ class AppSettings:
         return settings
 
     def check(self) -> None:
-        """Refuse what no replica could be started with, before one is. Raises: SettingsError."""
+        """Refuse settings with which no replica could start. Raises: SettingsError."""
         engine, _ = split_settings({name: value for name, value in self.engine.items() if name != "method"})
         EngineSettings(**engine)
         ServerSettings(**self.server)
 
     def check_keys(self) -> None:
-        """Refuse targets and drafters that could not speak to each other. Raises: SettingsError."""
+        """Refuse keys with which targets and drafters could not connect. Raises: SettingsError."""
         if (self.pool.pool_keys is None) != (self.engine.get("draft_keys") is None):
             raise SettingsError(
                 "pool_keys are for the drafters and draft_keys for the targets: give both, or none on one machine"
@@ -102,7 +102,7 @@ class AppSettings:
 
     @property
     def drafting(self) -> EngineSettings:
-        """The settings of the engine that say how a drafter computes."""
+        """The engine settings that affect a drafter."""
         names = {
             "dtype",
             "draft_dtype",
@@ -118,7 +118,7 @@ class AppSettings:
     def server_settings(self, host: str) -> ServerSettings:
         """Return the settings of a target's application behind Serve's proxies, which listen on ``host``.
 
-        The key comes from the environment, which no file of Ray's shows. Raises: SettingsError if everybody gets in.
+        The key comes from the environment, which no file of Ray's shows. Raises: SettingsError for open access.
         """
         key = os.environ.get(API_KEY_VARIABLE)
         try:
@@ -132,14 +132,14 @@ class AppSettings:
             ) from error
 
 
-def _who_has(name: str) -> str:
+def _alternative_to(name: str) -> str:
     if name == "api_keys":
         return f"Ray shows arguments to many; set {API_KEY_VARIABLE} where `ray start` runs"
     return "Serve has the socket; see http_options and graceful_shutdown_timeout_s of Serve"
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return what a text of a command line means; other values are what they are."""
+    """Return the value of a command line's text; other values are returned as they are."""
     owners = (PoolSettings, ServerSettings, EngineSettings, DraftSettings)
     field = next((declared(owner)[name] for owner in owners if name in declared(owner)), None)
     if not isinstance(value, str) or (field is not None and field.kind is str and not field.is_list):
@@ -155,7 +155,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def check_folder(folder: str | None, name: str) -> Path | None:
-    """Return the folder of keys, if there is to be one. Raises: SettingsError if it is not on this node."""
+    """Return the folder of keys, if one is given. Raises: SettingsError if it is not on this node."""
     if folder is not None and not Path(folder).is_dir():
         raise SettingsError(f"{name} must be a folder on every node that needs it, and it is not on this one")
     return None if folder is None else Path(folder)

@@ -1,4 +1,4 @@
-"""A target: one replica with an engine and the very application of `card serve`, whose drafter is on lease."""
+"""A target: one replica with an engine and the application of `card serve`; its drafter is leased from a pool."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LOOPBACK = "127.0.0.1"
 
 
 class TargetReplica:
-    """Answers OpenAI's API. It starts, and goes on, whether or not the pool has a drafter for it."""
+    """Answers OpenAI's API, with or without a drafter from the pool."""
 
     def __init__(self, args: dict[str, Any], desk: DeploymentHandle[Any] | None, pool: Any = None) -> None:
         """Load the model.
 
         Args:
             desk: of the pool; None: that of the application that the settings name.
-            pool: makes Ray run the drafters with this application; not called.
+            pool: makes Ray run the drafters with this application; never called.
         Raises: SettingsError, ModelError.
         """
         del pool
@@ -56,13 +56,13 @@ class TargetReplica:
         return self._app
 
     def check_health(self) -> None:
-        """Raise WorkerError if the engine is down or hangs: Ray then replaces this replica."""
+        """Raise WorkerError if the engine has failed or hangs: Ray then replaces this replica."""
         self._llm.stats()
         if self._llm.stalled_s > self._service.settings.stall_timeout_s:
             raise WorkerError(f"the engine is stuck: no progress for {self._llm.stalled_s:.0f} s")
 
     async def __del__(self) -> None:
-        """End engine and lease. Serve has let the requests come to their end, or has no time left for them."""
+        """End engine and lease. Serve has waited for the requests, or has run out of time."""
         if not hasattr(self, "_service"):
             return
         self._service.close()
@@ -71,7 +71,7 @@ class TargetReplica:
 
 
 class _Quiet:
-    """Lets no text of an error pass into the logs of Ray; our own log says where it was."""
+    """Keeps error messages out of Ray's logs; our own log says where the error was."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -84,7 +84,7 @@ class _Quiet:
 
 
 def threads_of(settings: AppSettings) -> int:
-    """Return the threads of a target that was not told how many: as many as it has cores of its node."""
+    """Return a target's default number of threads: its share of the node's cores."""
     resources = settings.pool.target_resources or {}
     return max(1, int(resources.get("num_cpus", 1)))
 

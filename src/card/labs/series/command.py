@@ -20,7 +20,7 @@ from card.labs.series.data import read_series
 from card.labs.series.decoding import PatchModel
 from card.labs.series.forecaster import Forecast, forecast, load_forecaster, model_type, save_forecaster
 from card.labs.series.plot import draw
-from card.labs.series.training import TrainSettings, train_forecaster
+from card.labs.series.train_forecaster import TrainSettings, train_forecaster
 from card.labs.series.transformer import SHAPES
 
 _CHECKPOINT = "training.pt"
@@ -37,7 +37,7 @@ def run_forecast(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Do what `card forecast` was asked for. Raises: CardError of any kind."""
+    """Run `card forecast`. Raises: CardError of any kind."""
     values = read_series(series, column)
     models = _open(target), _open(draft) if draft else None
     made = forecast(values, options.pop("horizon"), *models, **options)
@@ -50,7 +50,7 @@ def run_forecast(
 
 
 def _open(folder: Path) -> PatchModel:
-    """Read a forecaster; transformers is imported for its own models alone."""
+    """Read a forecaster; transformers is imported only for its own models."""
     if model_type(folder) is None:
         return load_forecaster(folder)
     opened: PatchModel = load("card.labs.series.loading", "importing transformers").open_forecaster(folder)
@@ -84,7 +84,7 @@ def _print(console: Console, made: Forecast, plot: Path | None) -> None:
 
 
 def run_training(*, series: Path, columns: tuple[str, ...], out: Path, size: str, **options: Any) -> None:
-    """Do what `card train forecaster` was asked for. Raises: CardError of any kind."""
+    """Run `card train forecaster`. Raises: CardError of any kind."""
     if out.exists() and any(path.name != _CHECKPOINT for path in out.iterdir()):
         raise SettingsError(f"{out} is not empty; name another folder, or remove it first")
     check_can_write(out / "config.json")

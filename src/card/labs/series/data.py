@@ -1,4 +1,4 @@
-"""Series as users have them: a column of a CSV file, in which every fault is found before anything is forecast."""
+"""Read series from a column of a CSV file; every fault is found before anything is forecast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from card.errors import SettingsError
 
 Values = NDArray[np.float64]
-_GAP = 1.5  # times the usual step; months differ by less, and days when the clocks change
+_GAP = 1.5  # times the usual step; months differ by less, and so do days when the clocks change
 _CLOCK_CHANGE_S = 3600.0
 
 
@@ -53,7 +53,7 @@ def read_series(path: Path, column: str | None = None) -> Values:
     Args:
         column: None takes the only one that holds numbers.
     Returns: [T] float64.
-    Raises: SettingsError if the file, the column, a number or a time is not what it should be; it names the line.
+    Raises: SettingsError, with the line, if the file, the column, a number or a time is faulty.
     """
     header, rows = _read_rows(path)
     place = _find_column(path, header, rows, column)

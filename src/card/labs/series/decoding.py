@@ -10,20 +10,20 @@ from torch import Tensor
 
 from card.errors import ModelError
 from card.labs.series.laws import Gaussian
-from card.labs.series.verify import Rule
+from card.labs.series.verify import AcceptanceRule
 
 
 class Paths(Protocol):
-    """Paths that a model is following; each path has its own length."""
+    """Sampled continuations of a series within a model; each path has its own length."""
 
     def extend(self, patches: Tensor, starts: Tensor) -> Gaussian:
         """Read patches [B, T, P] that begin at the places ``starts`` [B]; return the laws after each of them.
 
-        What was read before at these places and behind them is forgotten.
+        Patches that were read before at these places and after them are dropped.
         """
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the paths, by their indices."""
+        """Keep only some of the paths, by their indices."""
 
 
 class PatchModel(Protocol):
@@ -33,14 +33,14 @@ class PatchModel(Protocol):
     max_patches: int  # context and forecast together
 
     def open(self, context: Tensor, num_paths: int, num_patches: int) -> Paths:
-        """Begin paths that share a context [N, P], whose last patch is yet to be read; each has room for so many."""
+        """Begin paths with room for ``num_patches`` that share a context [N, P], whose last patch is yet to be read."""
 
 
 @dataclass(slots=True)
 class ForecastStats:
     """Counts of one forecast. A round is one path's share of one target pass."""
 
-    num_patches: int = 0  # drawn, all paths together
+    num_patches: int = 0  # drawn, over all paths
     num_rounds: int = 0
     num_target_passes: int = 0  # each over all unfinished paths
     num_checked: int = 0  # proposals up to the first rejected one of each round
@@ -59,11 +59,11 @@ class ForecastStats:
 
 @dataclass(frozen=True, slots=True)
 class ForecastPair:
-    """A target, and a draft if there is one, with the rule between them."""
+    """A target, perhaps a draft, and the rule of acceptance."""
 
     target: PatchModel
     draft: PatchModel | None
-    rule: Rule[Gaussian]
+    rule: AcceptanceRule[Gaussian]
     num_speculative_patches: int
 
 
@@ -116,7 +116,7 @@ def _propose(
     if draft is None or not num_ahead:
         nothing = drawn[:, :0]
         return nothing, Gaussian(nothing, nothing)
-    # After a wholly accepted chain the draft has not read its last proposal: two patches are read, maybe one again.
+    # After a chain that was accepted whole, the draft has not read its last proposal: read two patches, maybe twice.
     rows = torch.arange(len(drawn), device=drawn.device)[:, None]
     law = draft.extend(drawn[rows, begin[:, None] + torch.tensor([-2, -1], device=drawn.device)], begin - 2)[:, -1]
     laws, proposals = [law], [law.sample(generator)]
@@ -129,10 +129,10 @@ def _propose(
     return torch.stack(proposals, 1), stated
 
 
-def _check_finite(law: Gaussian, who: str) -> None:
-    """Raise ModelError for a law that is none: no rule could ever accept or replace anything by it."""
+def _check_finite(law: Gaussian, role: str) -> None:
+    """Raise ModelError for a law that is not finite: no rule could accept or replace a value by it."""
     if not (law.mean.isfinite().all() and law.std.isfinite().all() and (law.std > 0).all()):
-        raise ModelError(f"the {who} states values that are no finite numbers; its weights are broken: train it again")
+        raise ModelError(f"the {role} states values that are no finite numbers; its weights are broken: train it again")
 
 
 def _count(stats: ForecastStats, num_accepted: Tensor, num_proposed: int) -> None:

@@ -54,20 +54,20 @@ def forecast(
     tolerance: float = 0.5,
     seed: int = 0,
 ) -> Forecast:
-    """Draw continuations of a series from the target's law; a draft only makes it faster, unless a mode says otherwise.
+    """Draw continuations of a series from the target's law; in mode "exact" a draft only makes it faster.
 
-    Both models see the series minus the mean and over the standard deviation of the part that is read, which do not
-    change while the forecast goes on.
+    Both models see the series normalised by mean and standard deviation of the part that is read; these do not change
+    during the forecast.
 
     Args:
-        values: [T], evenly spaced; the newest that fit are read.
+        values: [T], evenly spaced; the newest values that fit are read.
         horizon: values to forecast.
         target, draft: as of `load_forecaster`; None draws from the target alone.
         num_speculative_patches: most patches that the draft proposes in a round.
-        mode: one of `card.labs.series.verify.MODES`; all but "exact" have another law.
+        mode: one of `card.labs.series.verify.MODES`; all but "exact" change the law.
         tolerance: of mode "tolerance", in squared standard deviations.
         seed: same seed and settings, same forecast.
-    Raises: SettingsError for a series or a setting that cannot be.
+    Raises: SettingsError for a series or a setting that is impossible.
     """
     _check_counts(horizon=horizon, num_samples=num_samples, num_speculative_patches=num_speculative_patches)
     if num_samples > _MOST_PATHS:
@@ -101,7 +101,7 @@ def _check_counts(**counts: int) -> None:
 
 
 def save_forecaster(model: PatchTransformer, folder: Path) -> None:
-    """Write a forecaster into a folder, which is made if it does not exist. Raises: SettingsError if it cannot be."""
+    """Write a forecaster into a folder, which is made if needed. Raises: SettingsError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"format": _FORMAT, **asdict(model.shape)}) + "\n", "utf-8")
@@ -130,7 +130,7 @@ def load_forecaster(folder: str | Path) -> PatchTransformer:
 
 
 def model_type(folder: Path) -> str | None:
-    """Return the model type that a folder of transformers states; None for a forecaster of ours, and for no folder."""
+    """Return the model type of a folder of transformers; None for a forecaster of ours, or for no folder."""
     try:
         facts = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -17,11 +17,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from card.errors import SettingsError
 from card.labs.series.laws import Gaussian
 
-TimeFeatures = Callable[[Tensor], Tensor]  # places [T], 0 the first value that is read, to features [T, F]
+TimeFeatures = Callable[[Tensor], Tensor]  # places [T], 0 being the first value that is read, to features [T, F]
 
 
 def age(places: Tensor) -> Tensor:
-    """Return the only feature of a model that is told no times: log10(2 + place), as GluonTS has it."""
+    """Return the only feature of a model without times: log10(2 + place), as in GluonTS."""
     return torch.log10(2.0 + places)[:, None]
 
 
@@ -36,7 +36,7 @@ class TimeSeriesModel:
     patch_size = 1
 
     def __init__(self, model: TimeSeriesTransformerForPrediction, time_features: TimeFeatures = age) -> None:
-        config = cast(Any, model).config  # it has no types of its own
+        config = cast(Any, model).config  # untyped
         if config.distribution_output != "normal" or config.input_size != 1:
             raise SettingsError(
                 "a time series transformer must have normal outputs and one series, got"
@@ -63,7 +63,7 @@ class TimeSeriesModel:
 
 
 class TimeSeriesPaths:
-    """Paths that a time series transformer is following."""
+    """Paths of a time series transformer."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class TimeSeriesPaths:
     def extend(self, patches: Tensor, starts: Tensor) -> Gaussian:
         """Read values [B, T, 1] at the places from ``starts`` on; return the laws after each of them.
 
-        Places within the context have the law of the first value after it; those that no forecast reaches, of the last.
+        Places within the context have the law of the first value after it; places beyond the forecast, of its last.
         """
         num_future = self._future.shape[1]
         places = starts[:, None] + torch.arange(patches.shape[1], device=patches.device) - self._begin
@@ -100,12 +100,12 @@ class TimeSeriesPaths:
         return Gaussian(mean, std)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the paths."""
+        """Keep only some of the paths."""
         self._future = self._future[rows]
 
     @torch.no_grad()
     def _run(self, future: Tensor, encoded: Tensor | None) -> Any:
-        """Return what the model's decoder says of values after the context: [B, prediction_length]."""
+        """Return the decoder's output for values after the context: [B, prediction_length]."""
         count = len(future)
         past = self._past.expand(count, -1)
         outputs = None if encoded is None else BaseModelOutput(last_hidden_state=encoded.expand(count, -1, -1))

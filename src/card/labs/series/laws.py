@@ -1,6 +1,6 @@
-"""Laws that a model states for its next value: their log-probability and their samples, a row for each place.
+"""A model's laws of its next value: log-probability and samples, one law for each place.
 
-Verification asks a law for nothing else, so that a value may be a patch of numbers or a token.
+Verification needs nothing else of a law, so that a value may be a patch of numbers or a token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forecasters by folder: those of `card train forecaster`, and models of transformers that state laws."""
+"""Load forecasters from folders: of `card train forecaster`, and models of transformers with laws."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FAMILIES = ("time_series_transformer", "timesfm", "timesfm2_5")  # model types 
 
 
 def open_forecaster(folder: str | Path) -> PatchModel:
-    """Read the forecaster of a folder, of whichever family it is; nothing is fetched.
+    """Read the forecaster of a folder, of any known family; nothing is fetched.
 
-    Raises: ModelError if there is none, or it is broken or of another family; SettingsError for a model that states no
-        laws of patches, see `TimeSeriesModel` and `TimesFmForecaster`.
+    Raises: ModelError if there is none, or it is broken or of another family; SettingsError for a model without laws of
+        patches, see `TimeSeriesModel` and `TimesFmForecaster`.
     """
     family = model_type(Path(folder))
     if family is None:
@@ -42,7 +42,7 @@ def _read(kind: Any, folder: str | Path) -> Any:
     try:
         with quiet():
             model, report = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    except Exception as error:  # transformers and safetensors raise almost anything
+    except Exception as error:  # transformers and safetensors raise many types
         raise ModelError(f"the forecaster in {folder} cannot be read: {in_few_words(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(

@@ -50,5 +50,5 @@ def forecast(**options: Any) -> int:
 @counted("--steps", default=1000, words="Batches of windows.")
 @counted("--seed", default=0, least=0, words="Weights, windows.")
 def forecaster(**options: Any) -> int:
-    """Train a forecaster for card forecast. A training that was cut off goes on if the same command is given again."""
+    """Train a forecaster for card forecast. The same command resumes a training that was cut off."""
     return run("card.labs.series.command.run_training", **options)

@@ -1,4 +1,4 @@
-"""A picture of a forecast: the newest values, the median, and two bands (matplotlib, extra `bench`)."""
+"""Plot a forecast: the newest values, the median, and two bands (matplotlib, extra `bench`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from card.machine.packages import install_command
 if TYPE_CHECKING:
     from card.labs.series.forecaster import Forecast
 
-_SEEN, _FORECAST, _TRUTH = "#333333", "#0072B2", "#D55E00"  # told apart by colour-blind readers too
+_SEEN, _FORECAST, _TRUTH = "#333333", "#0072B2", "#D55E00"  # distinct for colour-blind readers, too
 _SHOWN_BEFORE = 2  # horizons of known values
 
 
 def draw(made: Forecast, values: Values, path: Path, truth: Values | None = None) -> None:
-    """Write a PNG; its folder is made if it does not exist.
+    """Write a PNG; its folder is made if needed.
 
     Args:
         values: [T], the series that was continued.
-        truth: what came then, if it is known.
+        truth: the true continuation, if known.
     Raises: SettingsError if matplotlib is not installed or the file cannot be written.
     """
     try:

@@ -1,4 +1,4 @@
-"""Forecasts of time series."""
+"""Commands that forecast time series."""
 
 from card.config.record import Command, Record
 

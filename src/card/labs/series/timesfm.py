@@ -1,8 +1,8 @@
-"""TimesFM models of the library transformers, as targets and as drafts: patches with laws made of their quantiles.
+"""TimesFM models of the library transformers, as targets and as drafts: patches with laws made from their quantiles.
 
-TimesFM states quantiles and draws nothing. Here the law of the next patch is normal: its mean is the model's point
-forecast, and its deviation fits the distance of the outermost quantiles. What is exact is exact for this law.
-No keys are kept: all patches are read again in each pass, as transformers' own modules do.
+TimesFM gives quantiles and no samples. Here the law of the next patch is normal: its mean is the model's point
+forecast, and its deviation fits the distance of the outermost quantiles. Exactness refers to this law.
+There is no KV cache: all patches are read again in each pass, as in transformers' own modules.
 
 Source: Das et al. 2024, arXiv:2310.10688.
 """
@@ -31,7 +31,7 @@ class TimesFmForecaster:
     """
 
     def __init__(self, model: TimesFmModelForPrediction | TimesFm2_5ModelForPrediction, frequency: int = 0) -> None:
-        config = cast(Any, model).config  # it has no types of its own
+        config = cast(Any, model).config  # untyped
         horizon = min(config.horizon_length, getattr(config, "output_quantile_len", config.horizon_length))
         if horizon < config.patch_length or len(config.quantiles) < 2:
             raise SettingsError(
@@ -47,7 +47,7 @@ class TimesFmForecaster:
         self._width = NormalDist().inv_cdf(max(levels)) - NormalDist().inv_cdf(min(levels))  # standard deviations
 
     def open(self, context: Tensor, num_paths: int, num_patches: int) -> TimesFmPaths:
-        """Begin paths after a context [N, P]; each has room for so many patches."""
+        """Begin paths after a context [N, P]; each has room for ``num_patches``."""
         return TimesFmPaths(self, context, num_paths, num_patches)
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ class TimesFmForecaster:
         return found[..., 0], found
 
     def _new(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same of the newer model, whose second head sets the quantiles around the first one's median."""
+        """Return the same for TimesFM 2.5, whose second head sets the quantiles around the first one's median."""
         first, second = self._heads(patches)
         if self._config.force_flip_invariance:
             turned = [torch.cat((one[..., :1], one[..., 1:].flip(-1)), -1) for one in self._heads(-patches)]
@@ -88,7 +88,7 @@ class TimesFmForecaster:
 
 
 class TimesFmPaths:
-    """Paths that a TimesFM is following."""
+    """Paths of a TimesFM."""
 
     def __init__(self, model: TimesFmForecaster, context: Tensor, num_paths: int, num_patches: int) -> None:
         self._model = model
@@ -100,9 +100,9 @@ class TimesFmPaths:
         rows = torch.arange(len(patches), device=patches.device)[:, None]
         places = starts[:, None] + torch.arange(patches.shape[1], device=patches.device)
         self._patches[rows, places] = patches
-        # A place sees none behind it, so what shorter paths have there does not matter.
+        # Attention is causal, so values beyond the end of a shorter path do not matter.
         return self._model.laws(self._patches[:, : int(places.max()) + 1])[rows, places]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the paths."""
+        """Keep only some of the paths."""
         self._patches = self._patches[rows]

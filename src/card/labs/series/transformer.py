@@ -1,7 +1,7 @@
-"""A causal transformer over patches of a normalised series, whose head states a normal law for each next patch.
+"""A causal transformer over patches of a normalised series; its head gives a normal law of each next patch.
 
-Its keys and values are kept, so a pass costs what is new. A row's place decides its position, and rows behind it are
-never seen: what was rejected is simply written over.
+It has a KV cache, so the cost of a pass is that of its new patches. A row's place is its position, and later rows are
+never read, so rejected patches are overwritten.
 
 Source: Nie et al. 2023, PatchTST, arXiv:2211.14730 (patches as tokens, one series at a time).
 """
@@ -64,7 +64,7 @@ class PatchTransformer(nn.Module):
         """Begin paths that share a context.
 
         Args:
-            context: [N, P] patches of the normalised series, read but for the last one.
+            context: [N, P] patches of the normalised series; all but the last are read.
             num_patches: room of a path, its context included.
         """
         cache = [_Cache(self.shape, 1, num_patches, context) for _ in self.layers]
@@ -85,7 +85,7 @@ class PatchTransformer(nn.Module):
 
 
 class PatchPaths:
-    """Paths that a `PatchTransformer` is following."""
+    """Paths of a `PatchTransformer`."""
 
     def __init__(self, model: PatchTransformer, cache: list[_Cache]) -> None:
         self._model, self._cache = model, cache
@@ -96,7 +96,7 @@ class PatchPaths:
             return self._model._read(patches, starts, self._cache)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the paths."""
+        """Keep only some of the paths."""
         for one in self._cache:
             one.keep(rows)
 
@@ -109,7 +109,7 @@ class _Cache:
         self.keys, self.values = (torch.zeros(sizes, dtype=like.dtype, device=like.device) for _ in range(2))
 
     def write(self, positions: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write rows, and return all up to the last place that any path has."""
+        """Write rows, and return all rows up to the last place of any path."""
         rows = torch.arange(len(positions), device=positions.device)[:, None]
         self.keys[rows, positions], self.values[rows, positions] = keys, values
         end = int(positions.max()) + 1

@@ -1,12 +1,12 @@
-"""Verifiers of proposed values by the ratio of two densities: the exact one, and published ones that are not exact.
+"""Verifiers of proposed values by the ratio of two densities: the exact rule, and published rules that are not exact.
 
-A value x from the draft's law q stays with probability min(1, p(x) / q(x)), where p is the target's law. Else a value
-of the residual law, which is proportional to max(0, p - q), takes its place. What comes out then has the law p,
-whatever q is. After a whole accepted chain the target's last law gives one value more, from the same pass.
+A value x from the draft's law q stays with probability min(1, p(x) / q(x)), where p is the target's law. Else it is
+replaced by a value of the residual law, which is proportional to max(0, p - q). The result has the law p, for any q.
+After a chain that was accepted whole, the target's last law gives one more value from the same pass.
 
 Sources: Leviathan et al. 2023, arXiv:2211.17192 (the rule, for tokens); Subbaraman et al. 2025, STRIDE,
-arXiv:2511.18191 (patches of a time series as values). The modes besides "exact" do what the published code of STRIDE
-does otherwise, one point each.
+arXiv:2511.18191 (patches of a time series as values). Each mode besides "exact" follows the published code of STRIDE in
+one point where that code differs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from card.errors import SettingsError
 from card.labs.series.laws import Gaussian, Law
 
 MAX_DRAWS = 1 << 20  # of one residual value: its law is then off by less than 1 / (e * MAX_DRAWS) in total variation
-_MAX_BLOCK = 1 << 12  # draws looked at together, all places counted
+_MAX_BLOCK = 1 << 12  # draws per block, over all places
 
 L = TypeVar("L", bound=Law)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ChainVerdict:
     """Results of verifying chains of K proposals, one chain for each of B paths."""
 
     num_accepted: Tensor  # [B] int64, from 0 to K
@@ -39,10 +39,10 @@ class Verdict:
 def residual(target: L, draft: L, generator: torch.Generator) -> Tensor:
     """Draw a value of each residual law, which is proportional to max(0, p - q), by rejection sampling.
 
-    A draw z from p is taken with probability max(0, 1 - q(z) / p(z)). That is one in TV(p, q) draws; since a residual
-    value is needed with probability TV(p, q), a proposal costs one draw in the mean. After MAX_DRAWS draws without
-    success the last one is returned: laws that are so near to each other need a residual so rarely that the law of
-    what is emitted changes by less than 4e-7 in total variation.
+    A draw z from p is taken with probability max(0, 1 - q(z) / p(z)), which succeeds once in 1 / TV(p, q) draws. A
+    residual value is needed with probability TV(p, q), so a proposal costs one draw on average. After MAX_DRAWS draws
+    without success the last one is returned. Such close laws need a residual so rarely that the law of the emitted
+    values changes by less than 4e-7 in total variation.
 
     Args:
         target: p, with B places.
@@ -58,7 +58,7 @@ def residual(target: L, draft: L, generator: torch.Generator) -> Tensor:
         draws = p.sample(generator)
         is_taken = _coins(p.log_prob(draws), generator) >= (q.log_prob(draws) - p.log_prob(draws))
         is_taken = is_taken.view(-1, block)
-        first = is_taken.int().argmax(1)  # the first success; 0 if there is none, which leaves the place waiting
+        first = is_taken.int().argmax(1)  # the first success; 0 if there is none, and the place stays open
         values[waiting] = draws.view(len(waiting), block, *draws.shape[1:])[torch.arange(len(waiting)), first]
         waiting = waiting[~is_taken.any(1)]
         num_draws += block
@@ -78,19 +78,19 @@ def redraw(target: L, draft: L, generator: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[L]):
-    """A rule by which proposals stay, and the law of what replaces the first that does not."""
+class AcceptanceRule(Generic[L]):
+    """A rule of acceptance, and the law of the value that replaces the first rejected one."""
 
-    log_ratio: Callable[[L, L, Tensor], Tensor]  # (p, q, proposals) to log of the chance to stay; above 0 is surely
+    log_ratio: Callable[[L, L, Tensor], Tensor]  # (p, q, proposals) to log of the chance to stay; 0 or more is certain
     replace: Callable[[L, L, torch.Generator], Tensor]
     is_exact: bool
 
-    def verify(self, target: L, draft: L, proposals: Tensor, generator: torch.Generator) -> Verdict:
-        """Accept a part of each chain of proposals, and draw the value that follows it.
+    def verify(self, target: L, draft: L, proposals: Tensor, generator: torch.Generator) -> ChainVerdict:
+        """Accept a part of each chain of proposals, and draw the next value.
 
         Args:
-            target: laws at B paths and K + 1 places, the last one behind the whole chain.
-            draft: at B paths and K places the very laws from which the proposals were drawn.
+            target: laws at B paths and K + 1 places, the last one after the whole chain.
+            draft: laws at B paths and K places, from which the proposals were drawn.
             proposals: [B, K, ...].
         """
         num_paths, num_proposed = proposals.shape[:2]
@@ -102,7 +102,7 @@ class Rule(Generic[L]):
         if len(rejected):
             places = rejected, num_accepted[rejected]
             next_value[rejected] = self.replace(target[places], draft[places], generator)
-        return Verdict(num_accepted, next_value)
+        return ChainVerdict(num_accepted, next_value)
 
 
 def density_ratio(target: Law, draft: Law, proposals: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def averaged_ratio(target: Gaussian, draft: Gaussian, proposals: Tensor) -> Tens
 
 
 def adaptive_ratio(target: Gaussian, draft: Gaussian, proposals: Tensor) -> Tensor:
-    """Return the log ratio with the variance 1.5 mean((mean of p - mean of q)^2), whatever was drawn with."""
+    """Return the log ratio with the variance 1.5 mean((mean of p - mean of q)^2) instead of the laws' own."""
     variance = 1.5 * (target.mean - draft.mean).square().mean(-1)
     return _ratio_of_width(target, draft, proposals, variance.clamp(1e-6, 1e6))
 
@@ -145,7 +145,7 @@ def tolerant_ratio(tolerance: float) -> Callable[[Gaussian, Gaussian, Tensor], T
 MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")
 
 
-def find_rule(mode: str, tolerance: float = 0.5) -> Rule[Gaussian]:
+def find_rule(mode: str, tolerance: float = 0.5) -> AcceptanceRule[Gaussian]:
     """Return the rule of a mode.
 
     Args:
@@ -154,12 +154,12 @@ def find_rule(mode: str, tolerance: float = 0.5) -> Rule[Gaussian]:
     """
     if not (math.isfinite(tolerance) and tolerance >= 0.0):
         raise SettingsError(f"tolerance must be a number of 0 or more, got {tolerance}")
-    rules: Mapping[str, Rule[Gaussian]] = {
-        "exact": Rule(density_ratio, residual, is_exact=True),
-        "redraw": Rule(density_ratio, redraw, is_exact=False),
-        "averaged": Rule(averaged_ratio, redraw, is_exact=False),
-        "adaptive": Rule(adaptive_ratio, redraw, is_exact=False),
-        "tolerance": Rule(tolerant_ratio(tolerance), redraw, is_exact=False),
+    rules: Mapping[str, AcceptanceRule[Gaussian]] = {
+        "exact": AcceptanceRule(density_ratio, residual, is_exact=True),
+        "redraw": AcceptanceRule(density_ratio, redraw, is_exact=False),
+        "averaged": AcceptanceRule(averaged_ratio, redraw, is_exact=False),
+        "adaptive": AcceptanceRule(adaptive_ratio, redraw, is_exact=False),
+        "tolerance": AcceptanceRule(tolerant_ratio(tolerance), redraw, is_exact=False),
     }
     if mode not in rules:
         raise SettingsError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")

@@ -1,1 +1,1 @@
-"""Step-wise routing: the draft model writes a step, and a router says whether the target writes it anew."""
+"""Step-wise routing: the draft model writes a step, and a router decides whether the target rewrites it."""

@@ -1,7 +1,7 @@
-"""Arbitrage: the draft model writes an answer step by step, and the target rewrites the steps that a router names.
+"""Arbitrage: the draft model writes an answer step by step, and the target rewrites the steps that a router selects.
 
 Steps end with a line, or with a delimiter. Inside the target's steps its own method speculates token by token.
-Source: Arbitrage, arXiv:2512.05033. The text is another one than plain decoding's, unless the router's knob is 0.
+Source: Arbitrage, arXiv:2512.05033. The text differs from plain decoding's, unless the router's knob is 0.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class WrittenStep:
 
 @dataclass(frozen=True, slots=True)
 class SteppedOutput:
-    """An answer, and what it cost."""
+    """An answer, and its cost."""
 
     text: str
     token_ids: tuple[int, ...]
     steps: tuple[WrittenStep, ...]
-    finish_reason: FinishReason  # length: it was broken off
+    finish_reason: FinishReason  # length: it was cut off
     exact: bool  # True: the text is that of plain decoding
-    target_tokens: int  # that the target wrote, kept or not
-    target_passes: int  # of them; reading the prompt and the draft model's steps is none
-    draft_tokens: int  # that the draft model wrote, kept or not
+    target_tokens: int  # written by the target, kept or not
+    target_passes: int  # for these; passes that only read are not counted
+    draft_tokens: int  # written by the draft model, kept or not
 
 
 @dataclass(slots=True)
 class _UnfinishedAnswer:
-    """An answer in the making."""
+    """The state of an unfinished answer."""
 
     question: str
     prompt_ids: tuple[int, ...]
@@ -58,7 +58,7 @@ class _UnfinishedAnswer:
     target_tokens: int = 0
     target_passes: int = 0
     draft_tokens: int = 0
-    finish_reason: FinishReason | None = None  # None: it goes on
+    finish_reason: FinishReason | None = None  # None: not finished
 
     @property
     def text(self) -> str:
@@ -70,7 +70,7 @@ class _UnfinishedAnswer:
 
 
 _Written = tuple[Step, WrittenStep, FinishReason | None]
-"""A step as a router sees it, as it is kept, and why it ends the answer if it does."""
+"""A step for the router, the same step for the answer, and the finish reason if it ends the answer."""
 OnStep = Callable[[int, WrittenStep], None]
 
 
@@ -82,11 +82,11 @@ class Arbitrage:
     """
 
     def __init__(self, target: LLM, draft: LLM, router: Router, *, delimiter: str = "\n", max_steps: int = 100) -> None:
-        """Take both models, loaded; they stay the caller's to close.
+        """Use both models, loaded; the caller closes them.
 
         Args:
             delimiter: ends a step; it belongs to it.
-            max_steps: after them an answer is broken off.
+            max_steps: most steps of an answer before it is cut off.
         Raises: VocabularyError if the models' tokenizers differ; SettingsError for a delimiter that is empty, or fewer
             than one step; ModelError for a router that was trained for another pair.
         """
@@ -101,7 +101,7 @@ class Arbitrage:
 
     @property
     def is_exact(self) -> bool:
-        """True if each text is that of plain decoding: the target writes all, and nothing else judges its tokens."""
+        """True if each text is that of plain decoding: the target writes every step, by an exact method."""
         return self._router.knob == 0.0 and self._target.is_exact
 
     def answer(
@@ -111,13 +111,13 @@ class Arbitrage:
 
         Args:
             params: ``max_tokens`` is that of a whole answer, the seed that of all its steps.
-            on_step: is told each step, with the index of its question, as soon as it stands.
-        Raises: PromptError for a question that does not fit; SettingsError for parameters that look back over an
-            answer, which steps would make forget its beginning.
+            on_step: called with the index of the question and each step, as soon as it is decided.
+        Raises: PromptError for a question that does not fit; SettingsError for parameters that depend on the whole
+            answer so far, which a step does not see.
         """
         params, host = params or SamplingParams(), self._target.host
         check_params(params)
-        params = params.replace(repetition_penalty=1.0)  # whatever the model's generation config says
+        params = params.replace(repetition_penalty=1.0)  # overrides the model's generation config
         answers = []
         for question in questions:
             prompt_ids = host.encode([{"role": "user", "content": question}])
@@ -173,7 +173,7 @@ class Arbitrage:
                 one.draft_tokens += len(completion.token_ids)
             else:
                 one.target_tokens += len(completion.token_ids)
-                one.target_passes += output.stats.target_passes + 1  # the pass that reads gives a token too
+                one.target_passes += output.stats.target_passes + 1  # the reading pass gives a token, too
             found.append(self._written(one, writer, completion))
         return found
 
@@ -207,7 +207,7 @@ def _take(answer: _UnfinishedAnswer, written: _Written) -> None:
 
 
 def _entropy(top: Sequence[tuple[int, float]]) -> float:
-    """Return the entropy in nats of tokens with these log-probabilities, all others taken as one."""
+    """Return the entropy in nats of tokens with these log-probabilities; all others count as one."""
     chances = [math.exp(logprob) for _, logprob in top]
     chances.append(max(0.0, 1.0 - sum(chances)))
     return -sum(chance * math.log(chance) for chance in chances if chance > 0.0)

@@ -1,4 +1,4 @@
-"""`card generate --method arbitrage`: two engines on one pair, and a router that shares an answer out to them."""
+"""`card generate --method arbitrage`: two engines on one pair, and a router that chooses between them step by step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from card.cli.starting import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, check_params
-from card.labs.steps.names import parse_router
+from card.labs.steps.named_routers import parse_router
 from card.labs.steps.record import STEPWISE
 from card.models.loading import load_decoder, load_tokenizer
 
 _ROUTER = "entropy"  # it needs no training
 _INSIDE = "sps"  # the method within the target's steps
-_OF_THE_DRAFT = "max_model_len threads cores cache check cache_dir"  # what its own engine takes over
+_OF_THE_DRAFT = "max_model_len threads cores cache check cache_dir"  # settings shared with its own engine
 
 
 def run(*, prompt: str, params: SamplingParams, router: str | None, as_json: bool, stats: bool, **options: Any) -> None:
-    """Do what `card generate --method arbitrage` was asked for. Raises: CardError of any kind."""
+    """Run `card generate --method arbitrage`. Raises: CardError of any kind."""
     chosen = parse_router(router or _ROUTER)
     check_params(params)
     if options["draft_address"] is not None:

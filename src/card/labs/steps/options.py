@@ -8,13 +8,7 @@ from typing import Any
 import click
 
 from card.cli.help import command
-from card.cli.options import (
-    MOST_RECORDED_TOKENS,
-    counted,
-    file_option,
-    option_of,
-    pair_options,
-)
+from card.cli.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options
 from card.cli.starting import run
 from card.config import EngineSettings, SamplingParams
 
@@ -30,9 +24,9 @@ from card.config import EngineSettings, SamplingParams
 @option_of(EngineSettings, "device", is_filled=True)
 @counted("--seed", default=0, least=0, words="Same seed, same prompts.")
 def router(**options: Any) -> int:
-    """Train a router of steps: it foresees whether the target's step would be better than the draft model's.
+    """Train a router of steps: it predicts whether the target's step would be better than the draft model's.
 
     Both models write every step, and a checker compares their results with those of the answers, which are worked
-    solutions in GSM8K's form. A training that was cut off goes on if the same command is given again.
+    solutions in GSM8K's form. The same command resumes a training that was cut off.
     """
     return run("card.labs.steps.train_command.run", **options)

@@ -1,4 +1,4 @@
-"""Rewards judge a whole answer so far: question, then text, to a number in [0, 1]."""
+"""Rewards rate an answer so far: (question, text) to a number in [0, 1]."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ALMOST = Decimal("0.01")
 
 
 class SolutionReward:
-    """Check an answer against a solution that is known: for training, and for the oracle's bound.
+    """Check an answer against a known solution: for training, and for the oracle's bound.
 
-    The reward is the share of right results. That of an equation is right if it holds and stands in the solution too;
-    the final number, if #### has come, has to be the solution's.
+    The reward is the share of correct results. An equation is correct if it holds and is in the solution; the number
+    after ####, if any, must be the solution's.
     """
 
     def __init__(self, solutions: Mapping[str, str]) -> None:
@@ -29,7 +29,7 @@ class SolutionReward:
         self._solutions = solutions
 
     def __call__(self, question: str, answer: str) -> float:
-        """Return the share of right results; 1 if the answer has none yet."""
+        """Return the share of correct results; 1 if the answer has none yet."""
         solution = self._solutions[question]
         known = {_result(found) for found in _EQUATION.finditer(solution)}
         checks = [_holds(found) and (not known or _result(found) in known) for found in _EQUATION.finditer(answer)]
@@ -39,9 +39,9 @@ class SolutionReward:
 
 
 def equations_hold(question: str, answer: str) -> float:
-    """Return the share of right equations among those of an answer, such as 3*4=12 or <<3*4=12>>; 1 if it has none.
+    """Return the share of an answer's equations that are correct, such as 3*4=12 or <<3*4=12>>; 1 if it has none.
 
-    It checks arithmetic alone: a right equation may have nothing to do with the question.
+    It checks only arithmetic: a correct equation may have nothing to do with the question.
     """
     checked = [_holds(found) for found in _EQUATION.finditer(answer)]
     return sum(checked) / len(checked) if checked else 1.0

@@ -1,7 +1,7 @@
-"""Routers: they decide whether the draft model's step may stay.
+"""Routers: they decide whether the draft model's step is kept.
 
-Each has one knob. At 0 the target writes every step, so that the text is that of plain decoding; the larger it is, the
-more steps of the draft model stay.
+Each has one knob. At 0 the target writes every step, so that the text is that of plain decoding; the larger the knob,
+the more steps of the draft model are kept.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ Writer = Literal["draft", "target"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that was written, and all that a router may know of it."""
+    """A written step, with everything that a router may use."""
 
     question: str
     before: str  # text of the answer before the step
     text: str  # of the step, its delimiter included
-    first_entropy: float  # nats, of the model that wrote it, where it chose the step's first token
-    entropies: tuple[float, ...] = ()  # the same for each token; empty for a step of the target
+    first_entropy: float  # nats, of its writer at the step's first token
+    entropies: tuple[float, ...] = ()  # at each token; empty for a step of the target
     writers: tuple[Writer, ...] = ()  # of the steps before it
 
 
 class Router(Protocol):
-    """Decides which steps of the draft model may stay."""
+    """Decides which steps of the draft model are kept."""
 
     knob: float  # 0: none
-    needs_target: bool  # it looks at the target's step too, which is then always written
+    needs_target: bool  # it compares with the target's step, which is then always written
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
-        """Return whether the draft model's step stays; ``targets`` is the target's, for routers that need it."""
+        """Return whether the draft model's step is kept; ``targets`` is the target's, for routers that need it."""
 
 
 class EntropyRouter:
-    """Keep a step whose first token the draft model was sure of: an entropy below ``knob`` nats. No training.
+    """Keep a step if the draft model's entropy at its first token is below ``knob`` nats. No training.
 
-    Source: GlimpRouter, arXiv:2601.05110. The entropy is that of the 20 likeliest tokens, all others taken as one.
+    Source: GlimpRouter, arXiv:2601.05110. The entropy is that of the 20 likeliest tokens; all others count as one.
     """
 
     needs_target = False
@@ -52,7 +52,7 @@ class EntropyRouter:
         self.knob = _checked(knob, math.inf)
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
-        """Return whether the draft model's step stays."""
+        """Return whether the draft model's step is kept."""
         return drafted.first_entropy < self.knob
 
 
@@ -67,7 +67,7 @@ class RandomRouter:
         self._random = random.Random(seed)
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
-        """Return whether the draft model's step stays."""
+        """Return whether the draft model's step is kept."""
         return self._random.random() < self.knob
 
 
@@ -84,15 +84,15 @@ class RewardRouter:
         self.knob, self._reward = _checked(knob, 1.0), reward
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
-        """Return whether the draft model's step stays."""
+        """Return whether the draft model's step is kept."""
         return self._reward(drafted.question, drafted.before + drafted.text) >= 1.0 - self.knob
 
 
 class OracleRouter:
     """Keep a step unless the target's has a reward that is higher by more than ``knob`` - 1.
 
-    It writes both, so that it saves nothing: it is the best that a router with this reward could do. A knob of 1 hands
-    a step over only if that is a gain. Source: Arbitrage, arXiv:2512.05033.
+    It needs both steps, so it saves nothing: it is the upper bound of routers with this reward. A knob of 1 takes the
+    target's step only if that is a gain. Source: Arbitrage, arXiv:2512.05033.
     """
 
     needs_target = True
@@ -102,7 +102,7 @@ class OracleRouter:
         self.knob, self._reward = _checked(knob, 2.0), reward
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
-        """Return whether the draft model's step stays."""
+        """Return whether the draft model's step is kept."""
         assert targets is not None
         own, theirs = (self._reward(one.question, one.before + one.text) for one in (drafted, targets))
         return theirs - own <= self.knob - 1.0

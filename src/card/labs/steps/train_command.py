@@ -11,15 +11,15 @@ from card.cli.tables import progress_bar
 from card.errors import PromptError
 from card.family.learning.driver import check_out, say, stepping
 from card.labs.steps.command import open_pair
-from card.labs.steps.names import ROUTER
+from card.labs.steps.named_routers import ROUTER
 from card.labs.steps.rewards import SolutionReward
+from card.labs.steps.train_router import collect_steps, train_router
 from card.labs.steps.trained import RouterPair
-from card.labs.steps.training import collect_steps, train_router
 from card.text.answers import final_number
 
 
 def run(*, data: Path, max_prompts: int | None, out: Path, seed: int, max_tokens: int, **options: Any) -> None:
-    """Do what `card train router` was asked for. Raises: CardError of any kind."""
+    """Run `card train router`. Raises: CardError of any kind."""
     ROUTER.check_file(out)
     check_out(out)
     records = list(read_records(data, "question", "answer"))

@@ -1,8 +1,8 @@
-"""A trained router: a logistic regression says how likely the target's step would be better than the draft model's.
+"""A trained router: a logistic regression predicts how likely the target's step would be better than the draft model's.
 
-It sees what is known before the target is asked: the question, the answer so far with the writer of each step, and the
-step. Source: Arbitrage, arXiv:2512.05033, whose router is a language model of 1.5 B parameters. Ours has a dozen
-figures of these texts and of the draft model's doubts.
+Its input is known before the target writes: the question, the answer so far with the writer of each step, and the step.
+Source: Arbitrage, arXiv:2512.05033, whose router is a language model of 1.5 B parameters. Ours has a dozen features of
+these texts and of the draft model's entropies.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RouterPair:
 
 
 def _parts(facts: Mapping[str, str], arrays: dict[str, Array]) -> tuple[Tensor, float, float, RouterPair]:
-    """Return what a file holds: weights, bias, the usual knob and the pair."""
+    """Return the contents of a file: weights, bias, the default knob and the pair."""
     if arrays["weights"].shape != (len(FEATURES),):
         raise ValueError(f"{len(FEATURES)} weights were expected")
     pair = RouterPair(*(arrays[name] for name in _PROBES))
@@ -88,18 +88,18 @@ def _parts(facts: Mapping[str, str], arrays: dict[str, Array]) -> tuple[Tensor, 
 
 
 class TrainedRouter:
-    """Keep a step if the chance that the target's would be better is below the knob; with 0 none, with 1 all."""
+    """Keep a step if the predicted chance that the target's is better is below the knob; 0 keeps none, 1 all."""
 
     needs_target = False
 
     def __init__(self, weights: Tensor, bias: float, *, usual: float, pair: RouterPair, knob: float | None) -> None:
-        """Take the regression over.
+        """Make the router from its regression.
 
         Args:
-            weights: [F] float64 for the features as they are.
-            usual: knob with which as many steps go to the target as were better in training.
-            knob: in [0, 1]; None takes the usual one.
-        Raises: SettingsError for another knob.
+            weights: [F] float64, for features that are not normalised.
+            usual: default knob: as many steps go to the target as were better in training.
+            knob: in [0, 1]; None: ``usual``.
+        Raises: SettingsError for a knob out of range.
         """
         self.weights, self.bias, self.usual, self.pair = weights, bias, usual, pair
         allowed = f"from 0 to 1; 0 is exact, {usual:.3g} is usual"
@@ -116,19 +116,19 @@ class TrainedRouter:
         return cls(weights, bias, usual=usual, pair=pair, knob=knob)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
-        """Write the router as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
+        """Write the router as safetensors, with ``figures`` of its quality. Raises: ModelError if that fails."""
         facts = {**(figures or {}), "bias": repr(self.bias), "usual": repr(self.usual)}
         probes = dict(zip(_PROBES, (self.pair.target, self.pair.draft), strict=True))
         _FILE.save(path, {"weights": as_array(self.weights), **probes}, facts)
 
     def check_pair(self, target: RowRunner, draft: RowRunner) -> None:
-        """Refuse another pair than the router's own. Raises: ModelError."""
+        """Refuse a pair that the router was not trained for. Raises: ModelError."""
         for role, own, model in (("target", self.pair.target, target), ("draft model", self.pair.draft, draft)):
             is_other = bool(probe_difference(own, embedding_probe(model)))
             _FILE.check_made_for("pair", "the router", f"its {role} is another model" if is_other else "")
 
     def keeps(self, drafted: Step, targets: Step | None) -> bool:
-        """Return whether the draft model's step stays."""
+        """Return whether the draft model's step is kept."""
         return self.knob == 1.0 or self.chance(drafted) < self.knob
 
     def chance(self, drafted: Step) -> float:

@@ -5,22 +5,117 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from card.kernels.number_types import Dtype
+from card.kernels.rotation import PROPORTIONAL
 from card.models.decoder_config import DecoderConfig
 
-Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up"]
-Biased = Literal["qkv", "out", "mlp"]
+IntArray = npt.NDArray[np.int64]
+Mixer = Literal["attention", "short_conv", "delta_rule"]
+Size = Literal[
+    "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
+    "shared", "one", "layer_input", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value",
+    "delta_joined", "delta_scores"
+]  # fmt: skip
+Biased = Literal["qkv", "out", "mlp", "experts"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
-# Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
-NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key"]
+# Norms of what a block reads, of what it adds to the hidden states, of each head's queries and keys, and of what heads
+# of the delta rule give. Then of what a token's own numbers add; and where experts stand beside an MLP, of what each
+# gives and of what the experts read.
+NormPlace = Literal[
+    "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out", "input_out", "mlp_alone",
+    "experts_in", "experts_out",
+]  # fmt: skip
+# The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
+ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
+# Factors of a layer's hidden states, of what its router reads, and of each expert's weight; what is added to scores of
+# experts for the choice; logarithms of rates of decay, and what is added to its scores; and a score of each query head
+# beside those of the positions, which has no value.
+VectorPlace = Literal["layer", "router", "experts", "expert_biases", "rates", "step_biases", "sinks"]
 
+# What makes a gate of hidden states for a token's own numbers, and what those behind it give.
+InputPlace = Literal["gate", "out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The experts of a layer: MLPs of which each row takes some, by the softmax of a router's scores."""
+
+    count: int
+    chosen: int  # by each row
+    width: int  # of each
+    is_normed: bool  # the weights of those that a row chooses are over their sum
+    has_sigmoids: bool = False  # weights are sigmoids of the scores, not their softmax
+    sum_offset: float = 0.0  # what is added to the sum of such weights
+    has_biases: bool = False  # something is added to such weights for the choice alone
+    scale: float = 1.0  # what weights are times
+    shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
+    has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeads:
+    """The heads of a layer of the gated delta rule."""
+
+    num_keys: int
+    num_values: int  # heads; several may share a key
+    key_size: int
+    value_size: int
+    is_tiled: bool = False  # those that share a key are num_keys apart, not neighbours
+
+    @property
+    def num_inputs(self) -> int:
+        """Channels that the convolution takes in."""
+        return 2 * self.num_keys * self.key_size + self.num_values * self.value_size
+
+    def ungrouped(self, sizes: Sequence[int]) -> list[IntArray]:
+        """Return which rows of a weight make up each of its parts, if it has some of each part for each key.
+
+        Args:
+            sizes: rows of each part for a key.
+        """
+        rows = np.arange(self.num_keys * sum(sizes)).reshape(self.num_keys, -1)
+        return [part.ravel() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
+
+    @property
+    def joined_sizes(self) -> tuple[int, int, int, int]:
+        """Rows of query, key, value and gate for each key, of a weight that has all of them."""
+        of_values = self.num_values // self.num_keys * self.value_size
+        return self.key_size, self.key_size, of_values, of_values
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer."""
+
+    num_heads: int  # of queries
+    num_kv_heads: int
+    head_size: int
+    mlp_width: int
+    mixer: Mixer = "attention"  # what its rows learn of each other by
+    num_taps: int = 0  # of a convolution: rows that one sums up, itself included
+    experts: Experts | None = None  # in the place of the MLP, or beside one whose width is above 0
+    kv_source: int | None = None  # the layer whose keys and values it reads; None: it has its own
+    has_values: bool = True  # False: values are made by the layer of the keys
+    input_width: int = 0  # numbers that a token has for this layer alone; 0: none
+    has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
+    delta: DeltaHeads | None = None  # of the mixer delta_rule
+
+    def state_size(self, hidden: int) -> int:
+        """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
+        if self.delta is not None:
+            return self.delta.num_values * self.delta.key_size * self.delta.value_size
+        return 0 if self.mixer == "attention" else self.num_taps * hidden
+
+
+TILED = "tiles_value_heads"  # a mark on configs: value heads that share a key are apart, as GGUF files have them
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
 
 
@@ -29,9 +124,21 @@ class Part:
     """A part of a layer: a linear layer, or a norm."""
 
     name: str  # transformers'
-    gguf_name: str  # llama.cpp's
+    gguf_name: str  # llama.cpp's; of a vector the whole name of the tensor
     shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
     bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
+    mixer: Mixer | None = None  # of the layers that have it; None: all
+    only: Callable[[LayerShape], bool] | None = None  # which of these layers have it; None: all
+
+    def is_in(self, shape: LayerShape) -> bool:
+        """Return whether a layer of this shape has it."""
+        return self.mixer in (None, shape.mixer) and (self.only is None or self.only(shape))
+
+    def of_each(self, count: int) -> "list[Part]":
+        """Return the parts of so many experts, whose number stands in the name; this one if there is none in it."""
+        if "{}" not in self.name:
+            return [self]
+        return [replace(self, name=self.name.format(expert)) for expert in range(count)]
 
 
 LINEARS = (
@@ -48,7 +155,14 @@ _QKV = Part("self_attn.qkv_proj", "attn_qkv", ("qkv", "hidden"), "qkv")
 _GATE_UP = Part("mlp.gate_up_proj", "ffn_up", ("gate_up", "hidden"), "mlp")
 LINEARS_WITH_GATE_UP = (*LINEARS[:4], _GATE_UP, LINEARS[6])
 LINEARS_WITH_QKV_AND_GATE_UP = (_QKV, LINEARS[3], _GATE_UP, LINEARS[6])
-SPLITS: Mapping[Size, tuple[Size, ...]] = {"qkv": ("queries", "keys", "keys"), "gate_up": ("inner", "inner")}
+SPLITS: Mapping[Size, tuple[Size, ...]] = {
+    "qkv": ("queries", "keys", "keys"),
+    "gate_up": ("inner", "inner"),
+    "conv_in": ("hidden", "hidden", "hidden"),
+    "gated_queries": ("queries", "queries"),
+    "delta_joined": ("delta_in", "delta_values"),
+    "delta_scores": ("delta_heads", "delta_heads"),
+}
 PRE_NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
     "mlp_in": Part("post_attention_layernorm", "ffn_norm", ("hidden",)),
@@ -63,42 +177,152 @@ WIDE_NORMS: Mapping[NormPlace, Part] = {
 }
 
 
+def expert_parts(block: str = "mlp", router: str = "gate") -> dict[ExpertPlace, Part]:
+    """Return the parts of experts; the file that transformers reads names them so, or `Architecture.file_names` does.
+
+    Args:
+        block: transformers' name of what holds them.
+        router: that of the router in it.
+    """
+    return {
+        "router": Part(f"{block}.{router}", "ffn_gate_inp", ("experts", "hidden"), "experts"),
+        "gate": Part(f"{block}.experts.{{}}.gate_proj", "ffn_gate_exps", ("expert", "hidden"), "experts"),
+        "up": Part(f"{block}.experts.{{}}.up_proj", "ffn_up_exps", ("expert", "hidden"), "experts"),
+        "down": Part(f"{block}.experts.{{}}.down_proj", "ffn_down_exps", ("hidden", "expert"), "experts"),
+    }
+
+
+SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
+    "shared_gate": Part("mlp.shared_expert.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),
+    "shared_up": Part("mlp.shared_expert.up_proj", "ffn_up_shexp", ("shared", "hidden")),
+    "shared_down": Part("mlp.shared_expert.down_proj", "ffn_down_shexp", ("hidden", "shared")),
+    "shared_score": Part("mlp.shared_expert_gate", "ffn_gate_inp_shexp", ("one", "hidden")),
+}
+
+
+_OF_MLP = frozenset(("inner", "gate_up"))
+
+
+def stated_shape(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer as a config states it, once for all layers or as a list of each one's."""
+    heads, kv_heads, inner = (
+        of_layer(stated, layer)
+        for stated in (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size)
+    )
+    return LayerShape(heads, kv_heads, head_dim(config, layer), inner)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """An entry of the table. Fields of the config are named: each model has values of its own."""
 
     model_class: str  # transformers'
     config_class: type[DecoderConfig]
+    outer_type: str | None = None  # the ``model_type`` of multimodal models whose text model is one of these
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
     scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
     """Factors: fields of the config, or functions of it. Logits are divided by theirs."""
     multiplies_logits: bool = False  # by their factor, instead
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
     linears: tuple[Part, ...] = LINEARS
+    expert_parts: Mapping[ExpertPlace, Part] = field(default_factory=dict)  # in layers whose shape has experts
+    file_names: Mapping[str, str] = field(default_factory=dict)  # patterns in files' names, and what they are here
+    interleaves_experts: bool = False
+    """Its folders hold weights of experts [in, out] whose columns are of gate and up in turn, or rows of MXFP4."""
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
-    norm_offset: float = 0.0  # added to the weights of all norms
+    norms_values: bool = False  # each head of values is normed, without a weight
+    layer_inputs: str | None = None  # the field with how many numbers a token has for each layer
+    input_parts: Mapping[InputPlace, Part] = field(default_factory=dict)  # of layers with some
+    filters: tuple[Part, ...] = ()  # weights [channels, 1, taps] of convolutions
+    vectors: Mapping[VectorPlace, Part] = field(default_factory=dict)
+    """Numbers that are no weight of a module, under names of their own; used in float32."""
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)
+    """Mixers of layers without attention, by their kind in the config; a GGUF file gives these no KV heads."""
+    last_norm: tuple[str, str] = ("norm", "output_norm")  # transformers' and llama.cpp's name of the model's last norm
+    rotary: str = "rotary_emb"  # transformers' name of what computes the angles
+    norm_offset: float = 0.0  # added to the weights of all norms, but for that of delta_out
     norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
     centres: bool = False  # norms subtract the mean of a row first
     is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
-    activation: str = "hidden_act"  # the field that names the gate's
+    activation: str | None = "hidden_act"  # the field that names the gate's; None: it is silu
+    clamps_gate: bool = False  # the gate and what it is times are bounded, as in gpt-oss
     has_windows: bool = False  # the config may give layers a sliding window
+    shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
+    gguf_sizes: Mapping[str, str] = field(default_factory=dict)  # whole numbers that files state, by the config's field
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     """Fields that its files do not state and llama.cpp takes for granted, by the others."""
+    gguf_layers: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda facts, tensors, config: {}
+    )
+    """Fields about unequal layers, by a file's facts, its tensors by their names, and the other fields."""
+    gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
+    gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
+    gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
+    gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
+    gguf_linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
+    gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
+    gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
+    why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of each layer."""
-        return self.linears + tuple(self.norms.values())
+        """All parts that layers have; those of experts once for all of them."""
+        others = (self.expert_parts, self.norms, self.input_parts, self.vectors)
+        return (*self.linears, *(part for of in others for part in of.values()), *self.filters)
+
+    def places_of(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return the linear layers that a layer with this mixer has a place for, but for those of its experts."""
+        found = (part for part in self.linears if part.mixer in (None, shape.mixer))
+        return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
+
+    @property
+    def in_files(self) -> "Architecture":
+        """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
+        return self if self.gguf_linears is None else replace(self, linears=self.gguf_linears, gguf_linears=None)
+
+    def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return the linear layers of a layer, but for those of its experts and of a token's own numbers."""
+        return tuple(part for part in self.places_of(shape) if part.is_in(shape))
+
+    def parts_of(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return the parts of a layer."""
+        experts = shape.experts
+        of_experts = () if experts is None else self.expert_parts.values()
+        each = (one for part in of_experts for one in part.of_each(0 if experts is None else experts.count))
+        of_inputs = self.input_parts.values() if shape.input_width else ()
+        others = (*of_inputs, *self.norms.values(), *self.vectors.values(), *self.filters)
+        return (*self.linears_of(shape), *each, *(part for part in others if part.is_in(shape)))
+
+    def vectors_of(self, shape: LayerShape) -> "dict[VectorPlace, Part]":
+        """Return the vectors of a layer."""
+        return {place: part for place, part in self.vectors.items() if part.is_in(shape)}
 
     @property
     def has_wide_norms(self) -> bool:
         """True if queries and keys have norms, each over all heads at once."""
         return "query" in self.norms and self.norms["query"].shape != ("head",)
+
+    @property
+    def may_lack_experts(self) -> bool:
+        """True if experts stand beside MLPs, so that models without any have all else."""
+        return "mlp_alone" in self.norms
+
+    def unread(self, shape: LayerShape) -> tuple[Part, ...]:
+        """Return parts of a layer that files may have though it reads the keys and values of another one."""
+        if shape.kv_source is None:
+            return ()
+        alone = replace(shape, kv_source=None)
+        return tuple(part for part in self.parts if part.is_in(alone) and not part.is_in(shape))
+
+    def is_vector(self, name: str) -> bool:
+        """Return whether a weight of this name is a vector."""
+        return any(name.endswith(f".{part.name}") for part in self.vectors.values())
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""
@@ -109,15 +333,23 @@ class Architecture:
         stated = self.stated_bias(part)
         return bool(getattr(config, stated)) if isinstance(stated, str) else stated
 
-    def scale(self, name: Scale, config: Any) -> float:
-        """Return a factor, or what the logits are divided by."""
+    def gate_activation(self, config: Any) -> str:
+        """Return the name of the gate's activation."""
+        return "silu" if self.activation is None else str(getattr(config, self.activation))
+
+    def layer_shape(self, config: Any, layer: int) -> LayerShape:
+        """Return the shape of a layer."""
+        return self.shapes(config, layer)
+
+    def scale(self, name: Scale, config: Any, usual: float = 1.0) -> float:
+        """Return a factor, or what the logits are divided by; ``usual`` if the entry states none."""
         stated = self.scales.get(name)
         if callable(stated):
             return stated(config)
         if stated is not None:
             factor = float(getattr(config, stated))
             return 1 / factor if name == "logits" and self.multiplies_logits else factor
-        return head_dim(config) ** -0.5 if name == "attention" else 1.0
+        return usual
 
     def embedding_scale(self, config: Any, dtype: Dtype) -> float:
         """Return the factor of the embeddings; one that the config does not state is in their dtype."""
@@ -139,12 +371,21 @@ class Architecture:
 def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each kind of rotary embedding, by the kind of layer; one under "" serves all layers."""
     stated: Mapping[str, Any] = config.rope_parameters
-    return {kind: one for kind, one in stated.items() if isinstance(one, Mapping)} or {"": stated}
+    # transformers reads yarn's "truncate" where it is stated for all layers, and only there
+    nested = {
+        kind: {name: value for name, value in one.items() if name != "truncate"}
+        for kind, one in stated.items()
+        if isinstance(one, Mapping)
+    }
+    return {**nested} or {"": stated}
 
 
-def rotary_size(config: Any, kind: str) -> int:
+def rotary_size(config: Any, kind: str, head_size: int) -> int:
     """Return how many of the first channels of a head turn."""
-    return int(head_dim(config) * rotary_parameters(config)[kind].get("partial_rotary_factor", 1.0))
+    rope = rotary_parameters(config)[kind]
+    if rope["rope_type"] == PROPORTIONAL:  # where the other channels turn by nothing
+        return head_size
+    return int(head_size * rope.get("partial_rotary_factor", 1.0))
 
 
 def neighbours_first(size: int, head_size: int) -> list[int]:
@@ -152,20 +393,45 @@ def neighbours_first(size: int, head_size: int) -> list[int]:
     return [*range(0, size, 2), *range(1, size, 2), *range(size, head_size)]
 
 
-def head_dim(config: Any) -> int:
-    """Return D of a config, ours or transformers'."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+def of_layer(stated: Any, layer: int) -> Any:
+    """Return what a field of a config says of a layer: it is stated once for all, or as a list."""
+    return stated[layer] if isinstance(stated, list | tuple) else stated
 
 
-def sizes_of(config: Any) -> Mapping[Size, int]:
-    """Return the sizes that shapes are made of."""
-    size, inner = head_dim(config), config.intermediate_size
-    return {
+def head_dim(config: Any, layer: int = 0) -> int:
+    """Return D of a layer of a config, ours or transformers'."""
+    stated = of_layer(getattr(config, "head_dim", None), layer)
+    return int(stated or config.hidden_size // of_layer(config.num_attention_heads, layer))
+
+
+def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
+    """Return the sizes that the shapes of a layer's weights are made of."""
+    size, inner, experts = shape.head_size, shape.mlp_width, shape.experts
+    sizes: dict[Size, int] = {
         "hidden": config.hidden_size,
         "inner": inner,
-        "queries": config.num_attention_heads * size,
-        "keys": config.num_key_value_heads * size,
+        "queries": shape.num_heads * size,
+        "keys": shape.num_kv_heads * size,
         "head": size,
-        "qkv": (config.num_attention_heads + 2 * config.num_key_value_heads) * size,
+        "heads": shape.num_heads,
+        "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * size,
         "gate_up": 2 * inner,
+        "conv_in": 3 * config.hidden_size,
+        "one": 1,
+        "taps": shape.num_taps,
+        "layer_input": shape.input_width,
+        "gated_queries": 2 * shape.num_heads * size,
     }
+    if shape.delta is not None:
+        num_values = shape.delta.num_values
+        sizes |= {
+            "delta_in": shape.delta.num_inputs,
+            "delta_values": num_values * shape.delta.value_size,
+            "delta_heads": num_values,
+            "delta_value": shape.delta.value_size,
+            "delta_joined": shape.delta.num_inputs + num_values * shape.delta.value_size,
+            "delta_scores": 2 * num_values,
+        }
+    if experts is not None:
+        sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}
+    return sizes

@@ -12,7 +12,7 @@ class Cohere2Fields(DecoderConfig):
     model_type = "cohere2"
     vocab_size: int = 256000
     hidden_size: int = 8192
-    intermediate_size: int = 22528
+    intermediate_size: int | list[int] = 22528
     logit_scale: float = 0.0625
     num_hidden_layers: int = 40
     num_attention_heads: int = 64

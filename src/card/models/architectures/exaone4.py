@@ -13,8 +13,8 @@ class Exaone4Fields(DecoderConfig):
 
     model_type = "exaone4"
     vocab_size: int = 102400
-    intermediate_size: int = 16384
-    num_key_value_heads: int = 32
+    intermediate_size: int | list[int] = 16384
+    num_key_value_heads: int | list[int] = 32
     rms_norm_eps: float = 1e-5
     bos_token_id: int | None = 0
     sliding_window: int | None = 4096

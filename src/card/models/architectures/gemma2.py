@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from card.models.architectures.architecture import Architecture, NormPlace, Part
+from card.models.architectures.architecture import Architecture, NormPlace, Part, of_layer
 from card.models.decoder_config import DecoderConfig
 
 
@@ -13,11 +13,11 @@ class Gemma2Fields(DecoderConfig):
     model_type = "gemma2"
     vocab_size: int = 256000
     hidden_size: int = 2304
-    intermediate_size: int = 9216
+    intermediate_size: int | list[int] = 9216
     num_hidden_layers: int = 26
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    head_dim: int = 256
+    num_attention_heads: int | list[int] = 8
+    num_key_value_heads: int | list[int] = 4
+    head_dim: int | list[int] = 256
     hidden_activation: str = "gelu_pytorch_tanh"
     max_position_embeddings: int = 8192
     pad_token_id: int | None = 0
@@ -61,7 +61,7 @@ _LAYERS_OF_27B = (46, 62)  # of Gemma 2 and 3: the models whose scores have a sc
 def gguf_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the scores are scaled by."""
     if config["num_hidden_layers"] in _LAYERS_OF_27B:
-        return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]}
+        return {"query_pre_attn_scalar": config["hidden_size"] // of_layer(config["num_attention_heads"], 0)}
     return {"query_pre_attn_scalar": config["head_dim"]}
 
 

@@ -11,10 +11,10 @@ class Glm4Fields(DecoderConfig):
 
     model_type = "glm4"
     vocab_size: int = 151552
-    intermediate_size: int = 13696
+    intermediate_size: int | list[int] = 13696
     num_hidden_layers: int = 40
-    num_key_value_heads: int = 2
-    head_dim: int = 128
+    num_key_value_heads: int | list[int] = 2
+    head_dim: int | list[int] = 128
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 0.00000015625
     pad_token_id: int | None = 151329

@@ -8,8 +8,8 @@ class MistralFields(DecoderConfig):
     """Its config. Unless it says otherwise, there is a window."""
 
     model_type = "mistral"
-    intermediate_size: int = 14336
-    num_key_value_heads: int = 8
+    intermediate_size: int | list[int] = 14336
+    num_key_value_heads: int | list[int] = 8
     max_position_embeddings: int = 4096 * 32
     sliding_window: int | None = 4096
 

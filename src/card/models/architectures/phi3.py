@@ -6,6 +6,7 @@ from card.models.architectures.architecture import LINEARS_WITH_QKV_AND_GATE_UP,
 from card.models.decoder_config import DecoderConfig
 
 _PARTIAL = "partial_rotary_factor"
+_OLDER_TYPES = ("su", "yarn")  # of angles with longrope's lists of factors
 
 
 class Phi3Fields(DecoderConfig):
@@ -14,7 +15,7 @@ class Phi3Fields(DecoderConfig):
     model_type = "phi3"
     vocab_size: int = 32064
     hidden_size: int = 3072
-    intermediate_size: int = 8192
+    intermediate_size: int | list[int] = 8192
     resid_pdrop: float | int = 0.0
     embd_pdrop: float | int = 0.0
     max_position_embeddings: int = 4096
@@ -27,6 +28,9 @@ class Phi3Fields(DecoderConfig):
         """State which part of a head turns; returns what is left of the older fields, that part among them."""
         stated = {_PARTIAL: others[_PARTIAL]} if _PARTIAL in others else {}
         left: dict[str, Any] = super().convert_rope_params_to_dict(**{_PARTIAL: 1.0, **others})
+        assert self.rope_parameters is not None
+        if self.rope_parameters["rope_type"] in _OLDER_TYPES:
+            self.rope_parameters["rope_type"] = "longrope"
         return {**left, **stated}
 
 

@@ -11,8 +11,8 @@ class Qwen2Fields(DecoderConfig):
 
     model_type = "qwen2"
     vocab_size: int = 151936
-    intermediate_size: int = 22016
-    num_key_value_heads: int | None = 32
+    intermediate_size: int | list[int] = 22016
+    num_key_value_heads: int | list[int] | None = 32
     max_position_embeddings: int = 32768
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

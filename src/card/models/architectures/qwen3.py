@@ -8,7 +8,7 @@ class Qwen3Fields(Qwen2Fields):
     """Its config."""
 
     model_type = "qwen3"
-    head_dim: int = 128
+    head_dim: int | list[int] = 128
     attention_bias: bool = False
 
 

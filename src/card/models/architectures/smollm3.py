@@ -14,8 +14,8 @@ class SmolLM3Fields(DecoderConfig):
     vocab_size: int = 128256
     hidden_size: int = 2048
     num_hidden_layers: int = 36
-    num_attention_heads: int = 16
-    num_key_value_heads: int | None = 4
+    num_attention_heads: int | list[int] = 16
+    num_key_value_heads: int | list[int] | None = 4
     max_position_embeddings: int = 32768
     pad_token_id: int | None = 128004
     bos_token_id: int | None = 128000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from typing import Any
 from card.errors import ModelError, in_few_words
 from card.machine.folders import weights_folder
 from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.parts import first_part, part_names
 from card.models.files.gguf.source import GgufSource
 from card.models.files.places import GGUF_SUFFIX, hub_file, local_model
 from card.models.files.weight_files import check_counts, raw_config
 
 _HUB_TIMEOUT_S = 10.0
 _MOST_NAMED = 8  # files of a repository in an error
+_MOST_OF_GGUF = 400  # characters of an error of ours, which may list all that is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +63,34 @@ def find_source(name: str, cache_dir: str | None) -> Source:
     return Source(name, name, is_local=bool(there.problem), hub_problem=there.problem)
 
 
-def fetch(name: str, repository: str, file: str, bar: Any = None) -> Path:
-    """Return a file of the hub, from the local cache if it is there.
+def fetch(name: str, repository: str, file: str, bar: Callable[[str], Any] | None = None) -> Path:
+    """Return a file of the hub, from the local cache if it is there; of a model in several parts the first one.
 
     Args:
-        bar: class of the bar that shows how far a download is; None: the hub's own.
+        bar: gives, for a name to be shown, the class of the bar that shows how far a download is; None: the hub's.
     Raises: ModelError, one line, if it cannot be had.
     """
-    there = _ask_hub(repository)
+    if (first := first_part(file)) != file:
+        raise ModelError(f"{name} is a later part of a model; name its first one, {repository}/{first}")
+    there, parts = _ask_hub(repository), part_names(file)
     source = Source(name, name, is_local=True, hub_problem=there.problem)
     is_local = bool(there.problem)
-    if there.gguf_files and file not in there.gguf_files:
-        raise ModelError(f"{repository} has no file {file}; it has {', '.join(there.gguf_files[:_MOST_NAMED])}")
+    if there.gguf_files and (missing := [part for part in parts if part not in there.gguf_files]):
+        models = [one for one in there.gguf_files if one == first_part(one)]
+        raise ModelError(f"{repository} has no file {missing[0]}; it has {', '.join(models[:_MOST_NAMED])}")
     with explained(source, "{} cannot be fetched"):
         import huggingface_hub  # where it is used: it takes as long as the whole start of a model that is here
 
-        return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=is_local, tqdm_class=bar))
+        paths = [
+            huggingface_hub.hf_hub_download(
+                repository,
+                part,
+                local_files_only=is_local,
+                tqdm_class=None if bar is None else bar(name if part == file else part),
+            )
+            for part in parts
+        ]
+        return Path(paths[0])
 
 
 def files_of(source: Source, names: Sequence[str]) -> Path:
@@ -137,7 +151,7 @@ def explained(source: Source, what: str) -> Iterator[None]:
         Exception
     ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
         if isinstance(error, GgufError):
-            raise ModelError(f"{source.name} {in_few_words(error)}") from error
+            raise ModelError(f"{source.name} {in_few_words(error, _MOST_OF_GGUF)}") from error
         if source.hub_problem:
             raise ModelError(
                 f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "

@@ -6,7 +6,9 @@ before it compares them with the weights.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -18,7 +20,14 @@ _OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not 
 # Names of fields that count layers, in the configs of all families.
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
+_EXPERT_COUNTS = ("num_experts", "num_local_experts")  # fields that count the experts of a layer
+_CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts")  # and those that a token takes
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")  # names of weights that one expert has
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
+
+# What layers that draft are called, which no pass here runs; others are numbered behind the last layer.
+_DRAFTERS = re.compile(r"(^|\.)(mtp|nextn|eagle|medusa)\w*\.")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -80,6 +89,8 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
         num_layers = one.get("num_hidden_layers") if isinstance(one, dict) else None
         if isinstance(num_layers, int | float) and num_layers < 1:
             raise FolderError(f"its num_hidden_layers is {num_layers}, it must be a number above 0; download it again")
+        if isinstance(one, dict):
+            _check_experts(one)
     for name, value in _numbers(config):
         if (name in _LAYER_COUNTS or name.endswith(_LISTS)) and value > _MOST_PARTS:
             raise FolderError(f"its {name} is {value}, and at most {_MOST_PARTS} are possible; download it again")
@@ -87,14 +98,43 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
             raise FolderError(f"its {name} is {value}, but the weights are {len(shapes)} tensors; download it again")
 
 
+def _check_experts(config: Mapping[str, Any]) -> None:
+    """Check that no token takes more experts than there are. Raises: FolderError that names the fields."""
+    for of, name in itertools.product(_CHOSEN_EXPERTS, _EXPERT_COUNTS):
+        chosen, count = config.get(of), config.get(name)
+        if isinstance(chosen, int) and isinstance(count, int) and 0 < count < chosen:
+            raise FolderError(f"its {of} is {chosen}, and it has {count} experts ({name}); download it again")
+
+
+def _check_each_expert(config: Mapping[str, Any], shapes: Shapes) -> None:
+    """Check that the weights of all experts are there, if each has its own. Raises: FolderError that names one."""
+    stated = next((config[name] for name in _EXPERT_COUNTS if isinstance(config.get(name), int)), 0)
+    held: dict[tuple[str, str], set[int]] = {}
+    for found in filter(None, map(_EXPERT.fullmatch, shapes)):
+        held.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    for (begin, end), experts in held.items():
+        count = max(stated, *(max(one) + 1 for (block, _), one in held.items() if block == begin))
+        if missing := sorted(set(range(count)) - experts):
+            raise FolderError(f"{begin}{missing[0]}{end} is missing, and there are {count} experts; download it again")
+
+
 def check_folder(folder: Path) -> Shapes | None:
     """Read what is small in a folder, and compare it; return the shapes of the weights, None if they are not known.
 
     Raises: FolderError, OSError.
     """
-    shapes = tensor_shapes(folder)
-    check_counts(raw_config(folder), shapes)
+    config, shapes = raw_config(folder), tensor_shapes(folder)
+    check_counts(config, shapes)
+    if isinstance(config, dict) and shapes is not None:
+        _check_each_expert(config, shapes)
     return shapes
+
+
+def is_of_drafter(name: str, num_layers: object) -> bool:
+    """Return whether a tensor is of a layer that drafts tokens, in a model of so many others."""
+    layer = _LAYER.search(name)
+    is_behind = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
+    return is_behind or _DRAFTERS.search(name) is not None
 
 
 def _indexed(folder: Path, index: str) -> list[Path]:

@@ -10,7 +10,7 @@ from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVLayout, SequenceRows
-from card.models.rows.row_tree import IntArray, Window
+from card.models.rows.row_tree import BoolArray, IntArray, Window
 
 
 class Decoder(Protocol):
@@ -18,6 +18,8 @@ class Decoder(Protocol):
 
     vocab_size: int  # V of the logits
     layout: KVLayout  # of the rows that it reads and writes
+    # Which rows of the next pass are of texts beyond a `switch_len`, [sum T]; None: there is none.
+    long_rows: BoolArray | None
 
     @property
     def windows(self) -> Sequence[Window]:

@@ -7,34 +7,55 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
+from card.errors import ModelError
+from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, SPLITS, Part, rotary_parameters, sizes_of
+from card.models.architectures.architecture import (
+    ACTIVATIONS,
+    SPLITS,
+    DeltaHeads,
+    Experts,
+    LayerShape,
+    Part,
+    rotary_parameters,
+    rotary_size,
+    sizes_of,
+)
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled, unquantized
-from card.models.files.weight_files import raw_config, weight_files
+from card.models.files.weight_files import is_of_drafter, raw_config, weight_files
+from card.models.inner_text import inner_config, inner_name
 from card.models.layer_kinds import WITH_WINDOW
+from card.models.long_texts import LONG_ROPE
+from card.models.own.expert_weights import split_experts
+from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight
+from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, mxfp4_experts, with_blocks, without_mxfp4
 
 _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each needs
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    LONG_ROPE: ("original_max_position_embeddings",),
+    PROPORTIONAL: (),
 }
+_MAY_STATE = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # numbers, or None
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
-_TABLE, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Angles = Callable[[int, str], tuple[Floats, Floats]]
 
@@ -63,8 +84,11 @@ class LoadedModel(Protocol):
 class DecoderLayer:
     """The parts of a layer, by transformers' names."""
 
+    shape: LayerShape
     linears: Mapping[str, Linear]
     norms: Mapping[str, Array]
+    filters: Mapping[str, Array]  # [channels, 1, taps]
+    vectors: Mapping[str, Array]
 
 
 class DecoderModel:
@@ -95,12 +119,12 @@ class DecoderModel:
         self.computes_int8 = False  # its weights stay as they are, and passes make integers of them
         source = _FileWeights(weights)
         self.embeddings = source.take(_TABLE, config.vocab_size, config.hidden_size)
-        self.layers = [
-            source.layer(f"model.layers.{idx}.", architecture, config) for idx in range(config.num_hidden_layers)
-        ]
-        self.norm = source.norm(_NORM, config.hidden_size)
+        self.layers = [source.layer(idx, architecture, config) for idx in range(config.num_hidden_layers)]
+        self._norm_name = f"model.{architecture.last_norm[0]}.weight"
+        self.norm = source.array(self._norm_name, config.hidden_size)
         is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight)
         self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, *self.embeddings.shape))
+        self.layer_inputs = layer_inputs_of(architecture, config, source.take)  # None: tokens have embeddings alone
         source.check_empty()
 
     @property
@@ -113,6 +137,8 @@ class DecoderModel:
         """All linear layers, the head last."""
         for layer in self.layers:
             yield from layer.linears.values()
+        if self.layer_inputs is not None:
+            yield self.layer_inputs.projection
         yield self.lm_head
 
     @property
@@ -126,9 +152,12 @@ class DecoderModel:
                 yield f"model.layers.{idx}.{name}.weight", linear.weight
                 if linear.bias is not None:
                     yield f"model.layers.{idx}.{name}.bias", linear.bias
-            for name, norm in layer.norms.items():
-                yield f"model.layers.{idx}.{name}.weight", norm
-        yield _NORM, self.norm
+            for name, array in (*layer.norms.items(), *layer.filters.items()):
+                yield f"model.layers.{idx}.{name}.weight", array
+            for name, array in layer.vectors.items():
+                yield f"model.layers.{idx}.{name}", array
+        yield from () if self.layer_inputs is None else self.layer_inputs.weights
+        yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
 
@@ -163,58 +192,125 @@ class _FileWeights:
             raise ValueError(f"{name} has shape {list(weight.shape)}, the config asks for {list(shape)}")
         return weight
 
-    def norm(self, name: str, *shape: int) -> Array:
+    def array(self, name: str, *shape: int) -> Array:
         return cast(Array, self.take(name, *shape))  # no file has norms in blocks
 
-    def layer(self, prefix: str, architecture: Architecture, config: Any) -> DecoderLayer:
+    def layer(self, idx: int, architecture: Architecture, config: Any) -> DecoderLayer:
         """Return the parts of a layer under their names."""
-        sizes = sizes_of(config)
+        shape = architecture.layer_shape(config, idx)
+        sizes, prefix = sizes_of(config, shape), f"model.layers.{idx}."
         linears: dict[str, Linear] = {}
         norms: dict[str, Array] = {}
-        for part in architecture.parts:
-            name, shape = prefix + part.name, [sizes[size] for size in part.shape]
-            if len(shape) == 1:
-                norms[part.name] = self.norm(f"{name}.weight", *shape)
-                continue
-            weight, has_bias = self.take(f"{name}.weight", *shape), architecture.has_bias(part, config)
-            linears[part.name] = Linear(weight, self.norm(f"{name}.bias", shape[0]) if has_bias else None)
-        return DecoderLayer(linears, norms)
+        filters: dict[str, Array] = {}
+        vectors: dict[str, Array] = {}
+        are_vectors = set(architecture.vectors_of(shape).values())
+        for part in architecture.parts_of(shape):
+            name, its = prefix + part.name, [sizes[size] for size in part.shape]
+            if part in are_vectors:
+                vectors[part.name] = self.array(name, *its)
+            elif len(its) == 1:
+                norms[part.name] = self.array(f"{name}.weight", *its)
+            elif part in architecture.filters:
+                filters[part.name] = self.array(f"{name}.weight", *its)
+            else:
+                weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
+                linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
+        for part in architecture.unread(shape):
+            for kind in ("weight", "bias"):
+                self._weights.pop(f"{prefix}{part.name}.{kind}", None)
+        return DecoderLayer(shape, linears, norms, filters, vectors)
 
     def check_empty(self) -> None:
         if self._weights:
             raise ValueError(f"the config asks for no {next(iter(self._weights))}")
 
 
-class Linears(NamedTuple):
-    """The linear layers of a decoder layer."""
+class Mlp(NamedTuple):
+    """The linear layers of an MLP, or of an expert."""
 
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear
     gate: Linear
     up: Linear
     down: Linear
 
 
+class ExpertLinears(NamedTuple):
+    """The linear layers of a layer's experts."""
+
+    router: Linear
+    each: Sequence[Mlp]  # one that all rows take last
+    shared_score: Linear | None  # [1, D]: how much of it
+
+
+class Linears(NamedTuple):
+    """The linear layers of a decoder layer, which has an MLP or experts; those of a convolution give B, C and u.
+
+    Those of the delta rule give what its convolution takes in, scores of beta, scores of the decay, and as gates those
+    of its output.
+    """
+
+    query: Linear
+    key: Linear | None  # None: it reads the keys and values of another layer
+    value: Linear | None  # None: that of the keys makes values too
+    gates: Linear | None
+    out: Linear
+    mlp: Mlp | None
+    experts: ExpertLinears | None
+
+
 def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
-    sizes = sizes_of(config)
-    found: list[Linear] = []
-    for part in architecture.linears:
-        found += _split(layer.linears[part.name], part, sizes)
-    return Linears(*found)
+    sizes = sizes_of(config, layer.shape)
+    found: list[Any] = []
+    for part in architecture.places_of(layer.shape):
+        is_there = part.is_in(layer.shape)
+        found += _split(layer.linears[part.name], part, sizes, layer.shape.delta) if is_there else [None]
+    gates: Linear | None = None
+    if layer.shape.has_gates or layer.shape.mixer == "delta_rule":
+        gates = found.pop(1)
+    query, key, value, out, *mlp = found
+    return Linears(query, key, value, gates, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
 
 
-def _split(whole: Linear, part: Part, sizes: Mapping[Any, int]) -> list[Linear]:
+def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLinears | None:
+    experts, its = layer.shape.experts, layer.linears
+    if experts is None:
+        return None
+    names = {place: part.name for place, part in architecture.expert_parts.items()}
+    each = [
+        Mlp(*(its[names[place].format(expert)] for place in ("gate", "up", "down"))) for expert in range(experts.count)
+    ]
+    if experts.shared_width:
+        each.append(Mlp(*(its[names[place]] for place in ("shared_gate", "shared_up", "shared_down"))))
+    return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
+
+
+def _split(whole: Linear, part: Part, sizes: Mapping[Any, int], delta: DeltaHeads | None) -> list[Linear]:
     """Return the layers that one is made of."""
     if part.shape[0] not in SPLITS:
         return [whole]
+    if part.shape[0] == "gated_queries":  # a query and its gate, head by head
+        heads = np.arange(whole.out_features).reshape(-1, 2, sizes["head"])
+        return [whole.select(heads[:, half].ravel()) for half in range(2)]
+    if part.shape[0] == "delta_joined":
+        assert delta is not None
+        *inputs, gates = delta.ungrouped(delta.joined_sizes)
+        return [whole.select(np.concatenate(inputs)), whole.select(gates)]
+    if part.shape[0] == "delta_scores":
+        assert delta is not None
+        return [whole.select(rows) for rows in delta.ungrouped([delta.num_values // delta.num_keys] * 2)]
     ends = np.cumsum([sizes[size] for size in SPLITS[part.shape[0]]]).tolist()
     rows = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     if isinstance(whole.weight, BlockWeight):
         return [whole.select(np.arange(one.start, one.stop)) for one in rows]
     return [Linear(whole.weight[one], None if whole.bias is None else whole.bias[one]) for one in rows]
+
+
+def least_state_bytes(config: DecoderConfig) -> int:
+    """Return the least memory of what layers without attention keep of a sequence, in 32 bits."""
+    architecture = find_architecture(config.model_type)
+    assert architecture is not None
+    shapes = (architecture.layer_shape(config, idx) for idx in range(config.num_hidden_layers))
+    return sum(4 * shape.state_size(config.hidden_size) for shape in shapes)
 
 
 def is_int8(model: LoadedModel) -> bool:
@@ -237,17 +333,21 @@ def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | Non
     raw = raw_config(folder)
     if is_scaled and isinstance(raw, dict):
         raw = unquantized(raw)
-    return config_of({**raw, "name_or_path": str(folder)}) if isinstance(raw, dict) else None
+    return config_of({**inner_config(raw), "name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
 def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
     """Return the config of a plain decoder from what config.json has; None if it is unusual."""
     architecture = find_architecture(raw.get("model_type"))
-    if architecture is None or raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
+    if architecture is None:
+        return None
+    raw = without_mxfp4(raw, architecture)
+    if raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
         return None
     if _PARTIAL in raw and not architecture.turns_parts:
         return None
-    if not all(isinstance(raw.get(size), int) for size in _STATED):
+    older, num_layers = architecture.config_class.older_names, raw.get("num_hidden_layers")
+    if not all(_is_whole(raw.get(older.get(size, size), raw.get(size)), num_layers) for size in _STATED):
         return None
     fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
     del fields["model_type"]
@@ -262,7 +362,8 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
     """Return the model in a folder; None if it is unusual: transformers then loads it, or says what is wrong.
 
     Args:
-        dtype: "auto" takes what the config names.
+        dtype: "auto" takes what the config names, and leaves blocks as they are.
+    Raises: ModelError if blocks are damaged, or what stands beside them is: transformers would unpack them first.
     """
     try:
         scaled = find_scaled(folder)
@@ -280,50 +381,95 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             if scaled is not None
             else {name: array for file in files for name, array in file.arrays.items()}
         )
+        blocks = mxfp4_experts(stored, architecture, None if dtype == "auto" else wanted)
+        if architecture.outer_type is not None:
+            stored = {own: array for name, array in stored.items() if (own := inner_name(name)) is not None}
         weights = {
-            name: array.astype(wanted, copy=False) for name, array in stored.items() if not name.endswith(_OLD_ANGLES)
+            name: array
+            if architecture.is_vector(name) or (name == LAYER_TABLE and _holds(wanted, array))
+            else array.astype(wanted, copy=False)
+            for name, array in stored.items()
+            if not name.endswith(_OLD_ANGLES)
+            and not is_of_drafter(name, config.num_hidden_layers)
+            and not is_mxfp4(name, architecture)
         }
-        model = DecoderModel(architecture, config, read_generation_config(folder), weights)
+        is_mapped = any(array is stored[name] for name, array in weights.items())
+        single = with_blocks(split_experts(weights, architecture), blocks)
+        with blocks_explained(blocks):
+            model = DecoderModel(architecture, config, read_generation_config(folder), single)
         if scaled is not None:
             say_scaled(folder, scaled, wanted)
-        elif any(array is stored[name] for name, array in weights.items()):
+        elif is_mapped:
             model.pages = tuple(files)
+    except ModelError:
+        raise
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong
         return None
     return model
 
 
+def _holds(wanted: Dtype, array: Array) -> bool:
+    """Return whether numbers stay the same in a dtype, so that rows can be converted when they are read."""
+    return array.dtype == wanted or (wanted == FLOAT32 and array.dtype in STORED_DTYPES.values())
+
+
 def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether nothing in a config asks for more than is built here."""
-    sizes = [config.num_key_value_heads, config.head_dim, *(getattr(config, size) for size in _STATED)]
     return (
-        all(isinstance(size, int) and size > 0 for size in sizes)
-        and config.num_attention_heads % cast(int, config.num_key_value_heads) == 0
-        and cast(int, config.head_dim) % 2 == 0
+        all(isinstance(size, int) and size > 0 for size in (config.hidden_size, config.num_hidden_layers))
+        and config.vocab_size > 0
+        and all(_is_plain_layer(architecture.layer_shape(config, idx)) for idx in range(config.num_hidden_layers))
         and config.max_position_embeddings > 0
         and getattr(config, architecture.norm_eps) > 0
-        and getattr(config, architecture.activation) in ACTIVATIONS
+        and architecture.gate_activation(config) in ACTIVATIONS
         and config.dtype in STORED_DTYPES
         and _has_known_layers(config, architecture)
+        and architecture.why_not(config) is None
         and isinstance(config.rope_parameters, dict)
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
         and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())
+        and _has_fitting_lists(config, architecture)
     )
+
+
+def _is_whole(stated: object, num_layers: object) -> bool:
+    """Return whether a size is stated, for all layers or for each of them."""
+    if isinstance(stated, list):
+        return len(stated) == num_layers and all(isinstance(one, int) for one in stated)
+    return isinstance(stated, int)
+
+
+def _is_plain_layer(shape: LayerShape) -> bool:
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.head_size]
+    sizes += [shape.num_taps] if shape.mixer != "attention" else []
+    if shape.delta is not None:
+        sizes += [shape.delta.num_keys, shape.delta.num_values, shape.delta.key_size, shape.delta.value_size]
+    return (
+        min(sizes) > 0
+        and shape.num_heads % shape.num_kv_heads == 0
+        and shape.head_size % 2 == 0
+        and (shape.mlp_width > 0 if shape.experts is None else _are_plain(shape.experts) and shape.mlp_width >= 0)
+        and shape.input_width >= 0
+    )
+
+
+def _are_plain(experts: Experts) -> bool:
+    return 0 < experts.chosen <= experts.count and experts.width > 0 and experts.shared_width >= 0
 
 
 def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether each layer attends to all tokens before it, or to those of a window that the entry knows of."""
     stated = config.layer_types
-    kinds = {"full_attention"} if stated is None else set(stated)
+    kinds = {"full_attention"} if stated is None else set(stated) - architecture.mixers.keys()
     if stated is not None and len(stated) != config.num_hidden_layers:
         return False
     if not architecture.has_windows:
-        return config.sliding_window is None and kinds == {"full_attention"}
+        return not config.sliding_window and kinds <= {"full_attention"}
     window = config.sliding_window
     return (
         kinds <= {"full_attention"} | WITH_WINDOW
         and (window > 0 if window is not None else not kinds & WITH_WINDOW)
-        and not getattr(config, "use_bidirectional_attention", False)
+        and getattr(config, "use_bidirectional_attention", None) in (None, False, "vision")  # where texts have none
     )
 
 
@@ -333,11 +479,42 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
         rope["rope_type"] in _ROPE_TYPES
         and all(_is_above_zero(rope.get(name)) for name in ("rope_theta", *_ROPE_TYPES[rope["rope_type"]]))
         and (rope["rope_type"] != "llama3" or rope["low_freq_factor"] < rope["high_freq_factor"])
+        and all(rope.get(name) is None or _is_above_zero(rope[name]) for name in _MAY_STATE)
+        and (rope["rope_type"] != "yarn" or _is_known_yarn(rope))
+        and (rope["rope_type"] != LONG_ROPE or _has_lists(rope))
         and (_PARTIAL not in rope or architecture.turns_parts)
         and isinstance(part, int | float)
         and 0 < part <= 1
     )
 
 
+def _is_known_yarn(rope: Mapping[str, Any]) -> bool:
+    """Return whether channels turn ever slower, as they do unless all powers of the base are alike."""
+    return isinstance(rope.get("truncate", True), bool) and rope["rope_theta"] != 1
+
+
+def _has_lists(rope: Mapping[str, Any]) -> bool:
+    """Return whether longrope's factors are numbers, and the length where the others set in can have a logarithm."""
+    lists = rope.get("short_factor"), rope.get("long_factor")
+    length = rope["original_max_position_embeddings"]
+    return (
+        all(isinstance(one, list) and all(map(_is_above_zero, one)) for one in lists)
+        and isinstance(length, int)
+        and length > 1
+    )
+
+
+def _has_fitting_lists(config: DecoderConfig, architecture: Architecture) -> bool:
+    """Return whether longrope has a factor for each pair of channels that turn together, in all layers."""
+    ropes = rotary_parameters(config)
+    for layer, kind in enumerate(architecture.rotary_kinds(config)):
+        if kind is None or ropes[kind]["rope_type"] != LONG_ROPE:
+            continue
+        pairs = rotary_size(config, kind, architecture.layer_shape(config, layer).head_size) // 2
+        if {len(ropes[kind][name]) for name in ("short_factor", "long_factor")} != {pairs}:
+            return False
+    return True
+
+
 def _is_above_zero(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and LEAST_SETTING <= value < math.inf

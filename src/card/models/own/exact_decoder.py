@@ -14,41 +14,41 @@ a bit:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from card.config import INT8
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT16, FLOAT32, Array, Floats, empty, zeros
-from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
+from card.kernels.packed_linear import GROUP, LANES, PANEL, extended, padded
 from card.machine.threads import integer_pass_threads
-from card.models.architectures import Architecture
-from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size
+from card.models.architectures.architecture import ACTIVATIONS
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
 from card.models.images import ImageRows
-from card.models.layer_kinds import layer_windows
-from card.models.own.decoder_model import DecoderLayer, DecoderModel, is_int8, linears_of, release_pages
+from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.exact_layers import (
-    angles_of_axes,
     as_stored,
     in_integers,
     layer_norm,
+    norm_weight,
     packed,
-    packed_heads,
     products_of,
     rms_norm,
-    turning_tables,
-    with_padded_heads,
 )
-from card.models.own.exact_rows import IntArray, NewRows, row_tables
-from card.models.own.layers import BlockWeight, EmbeddedRows, Linear
+from card.models.own.exact_rows import IntArray, NewRows, input_tables, row_tables
+from card.models.own.expert_tables import expert_facts
+from card.models.own.layer_input_tables import LayerInputTables
+from card.models.own.layer_tables import LayerTables
+from card.models.own.layers import EmbeddedRows
+from card.models.own.state_steps import state_steps, step_table, taking_steps
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVLayout, SequenceRows
+from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.row_tree import BoolArray
 from card.models.rows.selection import bound_scores
 
+_NO_INPUTS: IntArray = np.zeros((0, 0), np.int64)
 MOST_TILE_ROWS = 16  # of the largest kind of tile
 _LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB
 
@@ -68,112 +68,45 @@ class ExactDecoder:
         self._team = machine_code("passes").ThreadTeam()
         config, architecture = model.config, model.architecture
         self.has_blocks = model.has_blocks
-        self._pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
         self.precision = INT8 if is_int8(model) else model.dtype.name
         kv_dtype = FLOAT32 if self.precision == "float32" else FLOAT16
-        self._head_size = head_dim(config)
-        self._padded_head = padded(self._head_size, LANES)
-        self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self._embedded = EmbeddedRows(model.embeddings)
-        self.windows = layer_windows(config, max_model_len)
         self.vocab_size = model.lm_head.out_features
         self._reals = {
             self._code.EPS: float(getattr(config, architecture.norm_eps)),
-            self._code.SCALE: architecture.scale("attention", config),
             self._code.SCORE_CAP: architecture.cap("attention", config) or 0.0,
             self._code.LOGIT_CAP: architecture.cap("logits", config) or 0.0,
         }
         self._switches = {
             self._code.KV_BYTES: kv_dtype.itemsize,
-            self._code.HAS_GELU: getattr(config, architecture.activation) != "silu",
+            self._code.ACTIVATION: (
+                self._code.CLAMPED
+                if architecture.clamps_gate
+                else ACTIVATIONS.index(architecture.gate_activation(config))
+            ),
             self._code.CENTRES: architecture.centres,
             self._code.IS_PARALLEL: architecture.is_parallel,
             self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,
         }
-        self._norm_offset = architecture.norm_offset
         self._embedding_scale = architecture.embedding_scale(config, model.dtype)
-        self._residual_scale = architecture.scale("residual", config)
         self._width = int(config.hidden_size)
-        self._held: list[Any] = []  # keeps alive what the tables hold addresses of
-        kinds = architecture.rotary_kinds(config)
-        turning = [kind for kind in dict.fromkeys(kinds) if kind is not None]
-        self._rotations = {kind: turning_tables(model, max_model_len, kind) for kind in turning}
-        self._rotary_kinds = kinds
-        self._norm = extended(self._norm_weight(model.norm), padded(self._width, GROUP))
+        self._norm = extended(norm_weight(model.norm, architecture.norm_offset), padded(self._width, GROUP))
         head, self._head_ids = head_of(model)
-        self._output = packed(self._pack, head, factor=1 / architecture.scale("logits", config))
+        pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
+        self._output = packed(pack, head, factor=1 / architecture.scale("logits", config))
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
-        tables = []
-        for layer, window, kind in zip(model.layers, self.windows, kinds, strict=True):
-            tables.append(self._layer(model, layer, window, kind))
-            release_pages(model)
+        its = model.layer_inputs
+        self._inputs = None if its is None else LayerInputTables(model, its, pack)
+        self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
+        self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
+        self.state_size = self._layers.state_size  # numbers of the states of a sequence
+        self.long_rows: BoolArray | None = None
         self._pages = model.pages
         self._check_pages()
-        self._layers = np.array(tables, np.int64)
-        self._turn_by(self._rotations)
-        self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, kv_dtype)
+        self.experts = expert_facts(self._layers.shapes)  # None: there are none
+        self.experts_read = 0  # different ones that rows have chosen, by the last pass, all layers together
         self._buffers = _Buffers()
         self._score_room: Floats = np.empty(0, np.float32)  # for scores of rows, as large as a pass has needed it
-
-    def _layer(self, model: DecoderModel, layer: DecoderLayer, window: int | None, rotary: str | None) -> list[int]:
-        """Pack a layer and return its table."""
-        code, architecture = self._code, model.architecture
-        its = linears_of(layer, architecture, model.config)
-        heads, kv_heads, size, order = self._num_heads, self._num_kv_heads, self._padded_head, None
-        if architecture.turns_neighbours and rotary is not None:
-            order = neighbours_first(rotary_size(model.config, rotary), self._head_size)
-        linears = {
-            code.QUERY: packed_heads(self._pack, its.query, order, heads, size),
-            code.KEY: packed_heads(self._pack, its.key, order, kv_heads, size),
-            code.VALUE: packed_heads(self._pack, its.value, None, kv_heads, size),
-            code.ATTENTION_OUT: self._attention_out(its.out),
-            code.GATE: packed(self._pack, its.gate, out_multiple=GROUP),
-            code.UP: packed(self._pack, its.up, out_multiple=GROUP),
-            code.DOWN: packed(self._pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
-        }
-        table = [0] * code.LAYER_SIZE
-        for place, linear in linears.items():
-            table[place : place + code.LINEAR_SIZE] = linear.entry
-        kept = self._norms(layer, architecture)
-        for place, norm in kept.items():
-            table[place] = norm.ctypes.data
-        table[code.WINDOW] = window or 0
-        if rotary is not None:
-            table[code.TURNED] = self._rotations[rotary][0].shape[1]
-        self._mlp_width = linears[code.GATE].scales.shape[0]
-        self._held += [linears, kept]
-        return table
-
-    def _attention_out(self, linear: Linear) -> PackedLinear:
-        """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
-        if not isinstance(linear.weight, BlockWeight):
-            linear = Linear(with_padded_heads(linear.weight, self._num_heads, 1, self._padded_head), linear.bias)
-        return packed(self._pack, linear, factor=self._residual_scale, out_multiple=GROUP)
-
-    def _norm_weight(self, stored: Array) -> Floats:
-        """Return the weight of a norm."""
-        return stored.astype(np.float32) + np.float32(self._norm_offset)
-
-    def _norms(self, layer: DecoderLayer, architecture: Architecture) -> dict[int, Floats]:
-        """Return the weights of a layer's norms by their places in its table."""
-        code, width, size = self._code, padded(self._width, GROUP), self._padded_head
-        places: dict[NormPlace, tuple[int, int]] = {
-            "attention_in": (code.INPUT_NORM, 1),
-            "attention_out": (code.ATTENTION_OUT_NORM, 1),
-            "mlp_in": (code.MLP_NORM, 1),
-            "mlp_out": (code.MLP_OUT_NORM, 1),
-            "query": (code.QUERY_NORM, self._num_heads if architecture.has_wide_norms else 1),
-            "key": (code.KEY_NORM, self._num_kv_heads if architecture.has_wide_norms else 1),
-        }
-        norms = {}
-        for name, part in architecture.norms.items():
-            place, num_heads = places[name]
-            weight = self._norm_weight(layer.norms[part.name])
-            if name in ("query", "key"):
-                norms[place] = with_padded_heads(weight, num_heads, 0, size)
-            else:
-                norms[place] = extended(weight, width)
-        return norms
 
     def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> NewRows:
         """Prepare the pass of an extension's rows, the newest ones of a sequence."""
@@ -197,19 +130,19 @@ class ExactDecoder:
         """
         code, buffers = self._code, self._buffers
         scored = self._make_score_room(steps)
+        inputs = input_tables(steps) if self.record[1] else _NO_INPUTS
+        sequences = state_steps(steps) if self.state_size else []
+        state_table = step_table(sequences)
         rows, ancestors = row_tables(steps)
         num_rows, threads = len(rows), integer_pass_threads()
         self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
         buffers.rows[:num_rows] = rows
-        if positions.ndim == 2:  # angles for these rows alone
-            assert images is not None and images.axes is not None
-            axes = images.axes
-            self._turn_by({kind: angles_of_axes(two, positions, axes) for kind, two in self._rotations.items()})
-            buffers.rows[:num_rows, code.ANGLE] = buffers.numbers[:num_rows]
-        elif self._turned_by is not self._rotations:
-            self._turn_by(self._rotations)
+        self._turn(buffers.rows[:num_rows, code.ANGLE], positions, images)
         hidden = buffers.hidden[:num_rows]
-        hidden[:, : self._width] = self._embedded.of([one for step in steps for one in step.extension.token_ids])
+        ids = [one for step in steps for one in step.extension.token_ids]
+        hidden[:, : self._width] = self._embedded.of(ids)
+        if self._inputs is not None:
+            self._inputs.take(ids)
         if images is not None and len(images.rows):
             hidden[images.rows, : self._width] = images.features
         if self._embedding_scale != 1.0:
@@ -223,12 +156,17 @@ class ExactDecoder:
         table = self._table
         table[code.ROWS], table[code.THREADS] = num_rows, threads
         table[code.ANCESTORS] = ancestors.ctypes.data if len(ancestors) else 0
+        table[code.INPUTS], table[code.INPUT_SIZE] = inputs.ctypes.data, inputs.shape[1]
         table[code.LOGITS] = logits.ctypes.data
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
-        if states:
-            self._run_and_take(states, hidden)
-        else:
-            self._team.run(table)
+        table[code.STEPS], table[code.NUM_STEPS] = state_table.ctypes.data, len(state_table)
+        table[code.EXPERTS_READ] = 0
+        with taking_steps(sequences):
+            if states:
+                self._run_and_take(states, hidden)
+            else:
+                self._team.run(table)
+        self.experts_read = int(table[code.EXPERTS_READ])
         self._check_pages()
         for step in scored:
             step.scores = self._scores(step)
@@ -236,29 +174,33 @@ class ExactDecoder:
             logits = logits[:, : self._num_outputs]
         return spread(logits, self._head_ids, self.vocab_size)
 
+    def _turn(self, angles: IntArray, positions: IntArray, images: ImageRows | None) -> None:
+        """Say where the angles of each row are; ``angles`` [rows] has those of its position."""
+        if positions.ndim == 2:  # for these rows alone
+            assert images is not None and images.axes is not None
+            self._layers.turn(positions, images.axes)
+            angles[:] = self._buffers.numbers[: len(angles)]
+            return
+        self._layers.turn()
+        if self.long_rows is not None:
+            angles += self.long_rows * self._layers.first_long
+
     def _check_pages(self) -> None:
         """Raise ModelError if weights have changed with the file that they are mapped to."""
         for pages in self._pages:
             pages.check()
-
-    def _turn_by(self, tables: Mapping[str, tuple[Floats, Floats]]) -> None:
-        """Let the layers turn heads by these cosines and sines, by their kinds."""
-        self._turned_by = tables
-        for layer, kind in zip(self._layers, self._rotary_kinds, strict=True):
-            if kind is not None:
-                layer[self._code.COS], layer[self._code.SIN] = (one.ctypes.data for one in tables[kind])
 
     def _make_score_room(self, steps: Sequence[NewRows]) -> list[NewRows]:
         """Have room for the scores of those sequences that keep some, and return these."""
         scored = [step for step in steps if step.extension.scores is not None and step.num_held]
         if not scored:
             return scored
-        layers, heads = len(self._layers), self._num_heads
-        together = max(1, self._code.TOGETHER * self._num_kv_heads // heads)  # rows of a text that are computed at once
+        of, shape = self._layers.alike, self.layout.shape
+        layers, heads, together = len(self.layout.layers), of.num_heads, self._layers.rows_together(of)
         for step in scored:
             step.part = 1 if step.extension.scores == "bounds" else together
         widths = [
-            self._padded_head if step.extension.scores == "bounds" else padded(step.num_held, LANES) for step in scored
+            shape.head_size if step.extension.scores == "bounds" else padded(step.num_held, LANES) for step in scored
         ]
         parts = [-(-step.num_new // step.part) for step in scored]
         sizes = [layers * heads * width * num_parts for width, num_parts in zip(widths, parts, strict=True)]
@@ -276,10 +218,10 @@ class ExactDecoder:
         """Return the scores [L, Hkv, S - T] of what a pass has left of one sequence."""
         room = step.score_room
         assert room is not None
-        of_heads = room.reshape(*room.shape[:2], self._num_kv_heads, -1, room.shape[-1])
+        of_heads = room.reshape(*room.shape[:2], self.layout.shape.num_kv_heads, -1, room.shape[-1])
         if step.extension.scores != "bounds":
             return of_heads.sum(0)[..., : step.num_held].mean(2) / np.float32(step.num_new)  # type: ignore[no-any-return]
-        queries = of_heads.transpose(1, 2, 0, 3, 4) * np.float32(self._reals[self._code.SCALE])
+        queries = of_heads.transpose(1, 2, 0, 3, 4) * self._layers.scale
         keys = step.sequence.kv[:, 0, :, : step.num_held]
         return np.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
@@ -289,11 +231,11 @@ class ExactDecoder:
         if 0 in states.layers:
             states.take(0, hidden.copy())
         for layer, copy in copies.items():
-            self._layers[layer - 1, self._code.COPY_TO] = copy.ctypes.data
+            self._layers.tables[layer - 1, self._code.COPY_TO] = copy.ctypes.data
         try:
             self._team.run(self._table)
         finally:
-            self._layers[:, self._code.COPY_TO] = 0
+            self._layers.tables[:, self._code.COPY_TO] = 0
         for layer, copy in copies.items():
             states.take(layer, copy)
         norm = layer_norm if self._switches[self._code.CENTRES] else rms_norm
@@ -309,38 +251,51 @@ class ExactDecoder:
 
     def _own_bytes(self) -> int:
         """Return what a thread needs for itself in the largest pass that there is room for."""
-        code, buffers, size = self._code, self._buffers, self._padded_head
-        groups = max(padded(self._width, GROUP), padded(self._num_heads * size, GROUP)) // GROUP
+        layers, buffers = self._layers, self._buffers
+        size = max((layer.head_size for layer in self.layout.layers), default=0)
+        of_inputs = 0 if self._inputs is None else self._inputs.padded_width
+        groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
-        most_queries = max(code.TOGETHER, self._num_heads // self._num_kv_heads)
-        attending += 4 * most_queries * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
+        attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
         own = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
-            + max(attending, 8 * GROUP * MOST_TILE_ROWS)
+            + max(attending, 8 * GROUP * MOST_TILE_ROWS, layers.state_room)
         )
         return padded(own, 4 * GROUP)
 
+    def _expert_bytes(self) -> int:
+        """Return what a thread needs besides, if there are experts."""
+        rooms, width = self._layers.expert_rooms, padded(self._width, GROUP)
+        room_for = machine_code("experts").room_for_experts
+        needed = (room_for(self._buffers.num_rows, room.listed, room.taken, width) for room in rooms)
+        return padded(max(needed, default=0), 4 * GROUP)
+
     def _make_room(self) -> None:
         """Make buffers of the sizes now needed, and the table of a pass with their addresses."""
-        code, buffers, own_bytes = self._code, self._buffers, self._own_bytes()
-        width, size = padded(self._width, GROUP), self._padded_head
-        attended = padded(self._num_heads * size, GROUP)
-        buffers.hidden = zeros((buffers.num_rows, width), np.float32)
-        mlp_groups, gated_bytes = self._mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
-        num_rows, projected = buffers.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size
+        code, buffers, layers = self._code, self._buffers, self._layers
+        width, num_rows, experts_at = padded(self._width, GROUP), buffers.num_rows, self._own_bytes()
+        own_bytes = experts_at + self._expert_bytes()
+        buffers.hidden = zeros((num_rows, width), np.float32)
+        mlp_width = max([*layers.mlp_widths, *(room.gated for room in layers.expert_rooms)])
+        scores = max((room.scores for room in layers.expert_rooms), default=0)
+        mlp_groups, gated_bytes = mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
         parts: dict[int, Array] = {
-            code.PROJECTED: empty((num_rows, projected), np.float32),
-            code.ATTENDED: zeros((num_rows, attended), np.float32),
-            code.GATED: empty((num_rows, self._mlp_width), np.int8),
+            code.PROJECTED: empty((num_rows, layers.projected)),
+            code.ATTENDED: empty((num_rows, layers.attended)),
+            code.GATED: empty((num_rows, mlp_width), np.int8),
             code.GATED_SCALES: empty((num_rows, mlp_groups), np.float32),
             code.GATED_SUMS: empty((num_rows, mlp_groups, gated_bytes), np.int8),
             code.OWN: empty((buffers.num_threads, own_bytes), np.int8),
             code.HIDDEN: buffers.hidden,
             code.ADDED: empty(buffers.hidden.shape),
+            code.ROUTED: empty((num_rows, scores)),
+            code.EXPERT_SUMS: empty((num_rows if layers.has_both else 0, width)),
             code.NORM: self._norm,
             code.ROW_TABLE: empty((num_rows, code.ROW_SIZE), np.int64),
         }
+        if self._inputs is not None:
+            parts |= self._inputs.make_room(num_rows)
         buffers.parts, buffers.rows = parts, parts[code.ROW_TABLE]
         buffers.numbers = np.arange(num_rows)
         buffers.numbers_at = buffers.numbers.ctypes.data
@@ -348,21 +303,19 @@ class ExactDecoder:
         for place, part in parts.items():
             table[place] = part.ctypes.data
         table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self._output.entry
-        table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, own_bytes
+        table[code.LAYER_TABLE], table[code.OWN_BYTES] = layers.tables.ctypes.data, own_bytes
         numbers = {
-            code.LAYERS: len(self._layers),
+            code.EXPERTS_AT: experts_at,
+            code.LAYERS: len(layers),
             code.WIDTH: self._width,
             code.PADDED_WIDTH: width,
-            code.HEADS: self._num_heads,
-            code.KV_HEADS: self._num_kv_heads,
-            code.HEAD: self._head_size,
-            code.PADDED_HEAD: size,
-            code.MLP: self._mlp_width,
             **self._switches,
             code.VOCAB: self._num_padded_outputs,
         }
         for place, number in numbers.items():
             table[place] = number
+        if self._inputs is not None:
+            self._inputs.fill(table)
         for place, real in self._reals.items():
             ctypes.c_float.from_buffer(table, 8 * place).value = real
         self._table = table

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Context, Decimal
 
 import numpy as np
 
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import quantize_linear
-from card.kernels.number_types import Array, Floats
+from card.kernels.number_types import FLOAT32, Array, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear
-from card.kernels.rotation import inverse_frequencies, rotation_tables
+from card.kernels.rotation import attention_factor, inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.row_tree import IntArray
 
+_DIGITS = Context(prec=30)
 Pack = Callable[[Array, Array | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
 
 
@@ -54,6 +56,8 @@ def products_of(model: DecoderModel) -> list[str]:
         weight = linear.weight
         product = weight.form.product if isinstance(weight, BlockWeight) else numbers or FLOAT_PRODUCTS[weight.dtype]
         formats[product] = None
+    if any(layer.shape.experts is not None or layer.shape.delta is not None for layer in model.layers):
+        formats[FLOAT_PRODUCTS[FLOAT32]] = None  # of routers, and of scores of the delta rule
     return list(formats)
 
 
@@ -62,6 +66,19 @@ def packed(pack: Pack, linear: Linear, *, factor: float = 1.0, out_multiple: int
     if isinstance(linear.weight, BlockWeight):
         return linear.blocks_packed(factor=factor, out_multiple=out_multiple)
     return pack(linear.weight, linear.bias, factor, out_multiple)
+
+
+def packed_scores(linear: Linear) -> PackedLinear:
+    """Return a layer that stays in floats, or in blocks: a few numbers of it say what becomes of a whole text."""
+    if isinstance(linear.weight, BlockWeight):
+        return linear.blocks_packed()
+    return float_linear(np.asarray(linear.weight, np.float32), None)
+
+
+def rates_of(logarithms: Array) -> Floats:
+    """Return -e^x of each number, the nearest float: the same on all computers."""
+    exact = [-Decimal(float(one)).exp(_DIGITS) for one in logarithms]
+    return np.array([float(one) for one in exact], np.float32)
 
 
 def packed_heads(pack: Pack, linear: Linear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:
@@ -79,16 +96,35 @@ def packed_heads(pack: Pack, linear: Linear, order: list[int] | None, num_heads:
     return pack(weight, bias, 1.0, PANEL)
 
 
-def turning_tables(model: DecoderModel, num_positions: int, kind: str) -> tuple[Floats, Floats]:
+def turning_tables(
+    model: DecoderModel, num_positions: int, kind: str, head_size: int, switch_len: int | None = None
+) -> tuple[Floats, Floats]:
     """Return cos and sin [num_positions, channels that turn], for halves of a head.
 
     They have the same bits on every computer if the type of the angles is known.
+
+    Args:
+        switch_len: positions of short texts, whose rows come first; None: all texts are short.
     """
-    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind))
+    tables = _tables(model, num_positions, kind, head_size, is_long=switch_len is not None)
+    if switch_len is None:
+        return tables
+    short = _tables(model, switch_len, kind, head_size, is_long=False)
+    cos, sin = (np.concatenate(pair) for pair in zip(short, tables, strict=True))
+    return cos, sin
+
+
+def _tables(
+    model: DecoderModel, num_positions: int, kind: str, head_size: int, *, is_long: bool
+) -> tuple[Floats, Floats]:
+    config = model.config
+    rope, longest = rotary_parameters(config)[kind], config.max_position_embeddings
+    frequencies = inverse_frequencies(rope, rotary_size(config, kind, head_size), longest, is_long=is_long)
     if frequencies is None:
         assert model.angles is not None, "of a model whose angles transformers computes"
         return model.angles(num_positions, kind)
-    cos, sin = (np.tile(table, (1, 2)) for table in rotation_tables(frequencies, num_positions))
+    tables = rotation_tables(frequencies, num_positions, attention_factor(rope, longest))
+    cos, sin = (np.tile(table, (1, 2)) for table in tables)
     return cos, sin
 
 
@@ -97,6 +133,12 @@ def angles_of_axes(tables: tuple[Floats, Floats], positions: IntArray, axes: Int
     places = positions[axes].T  # [T, channels]
     cos, sin = (np.ascontiguousarray(table[places, np.arange(len(axes))]) for table in tables)
     return cos, sin
+
+
+def norm_weight(stored: Array, offset: float) -> Floats:
+    """Return the weight of a norm."""
+    weight: Floats = stored.astype(np.float32) + np.float32(offset)
+    return weight
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:

@@ -48,9 +48,8 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
     all_ancestors: list[IntArray] = []
     num_before = 0
     for step in steps:
-        tree, kv = step.sequence.tree, step.sequence.kv
-        start, strides = tree.num_rows - step.num_new, kv.strides
-        place = kv.ctypes.data, strides[3], strides[2], strides[0]
+        tree = step.sequence.tree
+        start, place = tree.num_rows - step.num_new, (step.sequence.buffer.ctypes.data, tree.max_rows)
         selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
             rows += [
@@ -69,6 +68,22 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
     return rows, np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
+
+
+def input_tables(steps: Sequence[NewRows]) -> IntArray:
+    """Return the tables of what convolutions of a pass's rows take in, see `card.kernels.jit.tables`."""
+    tables, offset = list[IntArray](), 0
+    for step in steps:
+        tree, records = step.sequence.tree, step.sequence.records
+        assert records is not None
+        start = tree.num_rows - step.num_new
+        ancestors = tree.ancestors(start, records.layout.num_needed)
+        held = np.where(ancestors < 0, 0, records.addresses(ancestors))
+        sources = np.where(ancestors < start, held, start - offset - 1 - ancestors)
+        places = records.places(np.arange(start, tree.num_rows), tree.num_rows)
+        tables.append(np.column_stack((*places, sources)))
+        offset += step.num_new
+    return np.concatenate(tables)
 
 
 def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:

@@ -33,7 +33,7 @@ def require_selectable(extension: Extension, tree: RowTree, layout: KVLayout) ->
     reads, start = extension.reads, tree.num_rows
     if reads is None:
         return
-    layers, heads = layout.num_layers, layout.num_kv_heads
+    layers, heads = len(layout.layers), layout.shape.num_kv_heads
     is_chain = tree.num_prefix_rows == start and list(extension.parents) == list(
         range(start - 1, start - 1 + len(extension.parents))
     )

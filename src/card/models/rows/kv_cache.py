@@ -7,40 +7,76 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from card.errors import CapacityError, ModelError
 from card.kernels.number_types import empty
+from card.models.rows.records import RecordLayout, Records
 from card.models.rows.row_tree import RowTree
 
 MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next ones: new memory costs page faults
 MAX_SLACK = 2  # a kept buffer serves a sequence that needs at least this part of it
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Layout of one row of the cache."""
+class KVShape(NamedTuple):
+    """A layer's part of a row: a key and a value of each head."""
 
-    num_layers: int
     num_kv_heads: int
     head_size: int
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers of keys and values."""
+        return 2 * self.num_kv_heads * self.head_size
+
+
+_NO_LAYER = KVShape(1, 1)  # the shape of no layers at all
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Layout of the cache: runs of layers of one shape, each an array [L, 2, Hkv, capacity, D], one after the other."""
+
+    layers: tuple[KVShape, ...]  # that keep keys and values
     dtype: Any  # NumPy's, or that of another layout's arrays
     device: Any = "cpu"
 
     @property
     def row_elements(self) -> int:
         """Numbers in one row: keys and values of all layers and heads."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_size
+        return sum(layer.num_elements for layer in self.layers)
+
+    @property
+    def places(self) -> list[int]:
+        """Numbers of a row that lie before those of each layer."""
+        return list(accumulate((layer.num_elements for layer in self.layers), initial=0))[:-1]
+
+    @property
+    def shape(self) -> KVShape:
+        """The shape of all layers. Raises: ModelError if they have none in common."""
+        if len(set(self.layers)) > 1:
+            raise ModelError(
+                f"the layers keep keys of {len(set(self.layers))} shapes, and rows are chosen where all have one;"
+                " use a method that reads all rows"
+            )
+        return self.layers[0] if self.layers else _NO_LAYER
+
+    def runs(self, buffer: Any, capacity: int) -> list[Any]:
+        """Return the arrays of ``capacity`` rows at the start of a buffer."""
+        arrays, first = list[Any](), 0
+        for of, layers in groupby(self.layers):
+            num_layers = len(list(layers))
+            end = first + num_layers * capacity * of.num_elements
+            arrays.append(buffer[first:end].reshape(num_layers, 2, of.num_kv_heads, capacity, of.head_size))
+            first = end
+        return arrays or [buffer[:0].reshape(0, 2, _NO_LAYER.num_kv_heads, capacity, _NO_LAYER.head_size)]
 
     def make(self, num_elements: int) -> Any:
         """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError without room."""
         return empty(num_elements, self.dtype)
-
-    def copied(self, rows: Any) -> Any:
-        """Return a copy of rows of the cache, as an array that is written to nowhere else."""
-        return rows.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +84,15 @@ class SequenceRows:
     """One sequence: what its rows may see, and their keys and values."""
 
     tree: RowTree
-    kv: Any  # [L, 2, Hkv, capacity, D]: keys and values of all layers; the start of ``buffer``
-    buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many]
+    runs: list[Any]  # keys and values of all layers, see `KVLayout.runs`; the start of ``buffer``
+    buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many], the records among them
+    records: Records | None = None  # of a model that keeps some
+
+    @property
+    def kv(self) -> Any:
+        """Keys and values [L, 2, Hkv, capacity, D] of a layout whose layers all have one shape."""
+        (run,) = self.runs
+        return run
 
 
 class KVCache:
@@ -60,11 +103,19 @@ class KVCache:
     at most ``max_free_bytes`` and MAX_SLACK times what the open sequences asked for.
     """
 
-    def __init__(self, layout: KVLayout, max_rows: int, *, max_free_bytes: int = MAX_FREE_BYTES) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        layout: KVLayout,
+        max_rows: int,
+        *,
+        records: RecordLayout | None = None,
+        max_free_bytes: int = MAX_FREE_BYTES,
+    ) -> None:
+        self.layout, self._records = layout, records
         self.max_rows = max_rows
         self.max_free_bytes = max_free_bytes
-        self.row_bytes = layout.row_elements * layout.dtype.itemsize
+        self.row_bytes = layout.row_elements * layout.dtype.itemsize + (0 if records is None else records.row_bytes)
+        self.state_bytes = 0 if records is None else records.ring_bytes  # of a sequence, besides its rows
         self._slots: dict[int, SequenceRows] = {}
         self._free: list[Any] = []  # buffers of closed sequences, the oldest first
         self._next_slot = 0
@@ -88,13 +139,22 @@ class KVCache:
         capacity = self.max_rows if max_rows is None else max_rows
         if not 1 <= capacity <= self.max_rows:
             raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
-        of = self.layout
-        buffer = self._take_buffer(capacity * of.row_elements)
-        kv = buffer[: capacity * of.row_elements].reshape(of.num_layers, 2, of.num_kv_heads, capacity, of.head_size)
+        buffer = self._take_buffer(self._num_elements(capacity))
         slot = self._next_slot
         self._next_slot += 1  # never used twice, so that a stale slot is caught
-        self._slots[slot] = SequenceRows(RowTree(capacity), kv, buffer)
+        self._slots[slot] = self._sequence(buffer, capacity)
         return slot
+
+    def _num_elements(self, capacity: int) -> int:
+        """Return the size of a buffer for so many rows."""
+        return int((capacity * self.row_bytes + self.state_bytes) // self.layout.dtype.itemsize)
+
+    def _sequence(self, buffer: Any, capacity: int) -> SequenceRows:
+        """Return a sequence without rows, or with rows that a buffer holds but its tree does not know."""
+        runs, size = self.layout.runs(buffer, capacity), capacity * self.layout.row_elements
+        room = None if self._records is None else buffer[size : self._num_elements(capacity)]
+        records = None if self._records is None else self._records.records(room, capacity)
+        return SequenceRows(RowTree(capacity), runs, buffer, records)
 
     def _take_buffer(self, num_elements: int) -> Any:
         fitting = [i for i, free in enumerate(self._free) if num_elements <= len(free) <= MAX_SLACK * num_elements]
@@ -135,25 +195,37 @@ class KVCache:
                 f" its {origin.tree.num_rows} rows are a chain"
             )
         target.tree.append(np.arange(-1, num_rows - 1))
-        target.kv[:, :, :, :num_rows] = origin.kv[:, :, :, :num_rows]
+        _copy(origin, target, num_rows)
 
     def read_rows(self, slot: int) -> Any:
-        """Return a copy of the rows of a chain, [L, 2, Hkv, rows, D]. Raises: ModelError if they are none."""
+        """Return a copy of the rows of a chain, as a buffer with just their room.
+
+        Raises: ModelError if they are none.
+        """
         held = self[slot]
         if held.tree.num_prefix_rows != held.tree.num_rows:
             raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
-        return self.layout.copied(held.kv[:, :, :, : held.tree.num_rows])
+        num_rows = held.tree.num_rows
+        rows = self.layout.make(self._num_elements(num_rows))
+        taken = self._sequence(rows, num_rows)
+        _copy(held, taken, num_rows)
+        if taken.records is not None:
+            taken.records.save()
+        return rows
 
     def write_rows(self, slot: int, rows: Any) -> None:
         """Fill an empty sequence with rows that `read_rows` gave.
 
         Raises: ModelError if it is not empty; CapacityError if they do not fit.
         """
-        target, num_rows = self[slot], rows.shape[3]
+        target, num_rows = self[slot], (rows.nbytes - self.state_bytes) // self.row_bytes
         if target.tree.num_rows:
             raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are put into an empty one only")
         target.tree.append(np.arange(-1, num_rows - 1))
-        target.kv[:, :, :, :num_rows] = rows
+        source = self._sequence(rows, num_rows)
+        if source.records is not None:
+            source.records.restore(num_rows)
+        _copy(source, target, num_rows)
 
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
@@ -165,7 +237,7 @@ class KVCache:
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
         """Keep rows 0 .. num_prefix_rows - 1 and then ``rows``, in this order; drop the rest.
 
-        Rows that stay where they are are not copied; the others move in one gather and one write for all layers.
+        Rows that stay where they are are not copied; the others move in one gather and one write for all layers alike.
         Raises: ModelError if rows do not exist or ascend, or a kept row's parent is not kept; nothing changed then.
         """
         sequence = self[slot]
@@ -173,10 +245,28 @@ class KVCache:
         stay = num_prefix_rows >= 0 and num_kept <= sequence.tree.num_rows
         if stay and all(row == num_prefix_rows + i for i, row in enumerate(rows)):
             sequence.tree.truncate(num_kept)
+            if sequence.records is not None:
+                sequence.records.cut(num_kept)
             return
         kept = np.asarray(rows, np.int64)
-        sequence.tree.keep(num_prefix_rows, kept)
         num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
+        if sequence.records is not None and (kept[num_still:] < sequence.records.first).any():
+            raise ModelError(
+                f"asked to move rows {kept.tolist()}, and the states behind rows below {sequence.records.first} are"
+                " gone; run fewer candidates in a pass, or make the model's runner with more max_tree_rows"
+            )
+        sequence.tree.keep(num_prefix_rows, kept)
         if num_still < len(kept):
             first = num_prefix_rows + num_still
-            sequence.kv[:, :, :, first : first + len(kept) - num_still] = sequence.kv[:, :, :, kept[num_still:]]
+            for run in sequence.runs:
+                run[:, :, :, first : first + len(kept) - num_still] = run[:, :, :, kept[num_still:]]
+            if sequence.records is not None:
+                sequence.records.move(kept[num_still:], first)
+
+
+def _copy(source: SequenceRows, target: SequenceRows, num_rows: int) -> None:
+    """Copy the first rows of all layers, and the records behind which a text goes on."""
+    for one, other in zip(source.runs, target.runs, strict=True):
+        other[:, :, :, :num_rows] = one[:, :, :, :num_rows]
+    if target.records is not None and source.records is not None:
+        target.records.copy(source.records, num_rows)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from card.errors import CapacityError, ModelError, SettingsError
-from card.models.protocol import LanguageModel, LengthDependent, Recurrent
+from card.models.protocol import LanguageModel, LengthDependent, Stateful
 
 BLOCK_ROWS = 32  # rows are counted in blocks of this many
 MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
@@ -74,7 +74,7 @@ class SequencePool:
         if max_retained < 0:
             raise SettingsError(f"max_retained must be 0 or more, got {max_retained}")
         self._model, self._max_bytes, self._max_retained = model, max_bytes, max_retained
-        self._with_state = model if isinstance(model, Recurrent) else None
+        self._with_state = model if isinstance(model, Stateful) else None
         self._state_bytes = sequence_bytes(model, 0)
         self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
         self._running: dict[int, _Entry] = {}
@@ -349,7 +349,7 @@ class SequencePool:
 
 def sequence_bytes(model: LanguageModel, num_rows: int) -> int:
     """Return the memory that a sequence with room for so many rows takes, its states included."""
-    return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Recurrent) else 0)
+    return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Stateful) else 0)
 
 
 def _num_shared(one: IntArray, other: IntArray) -> int:

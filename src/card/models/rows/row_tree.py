@@ -49,6 +49,20 @@ class RowTree:
         """Return the positions (numbers of ancestors) of rows ``start`` .. num_rows - 1, as a view."""
         return self._positions[start : self.num_rows]
 
+    @property
+    def parents(self) -> IntArray:
+        """The parents of all rows, as a view."""
+        return self._parents[: self.num_rows]
+
+    def ancestors(self, start: int, count: int) -> IntArray:
+        """Return the last ancestors of the rows from ``start`` on, [T, count]: the oldest first, NO_PARENT for none."""
+        found = np.full((self.num_rows - start, count), NO_PARENT)
+        rows = np.arange(start, self.num_rows)
+        for place in reversed(range(count)):
+            rows = np.where(rows == NO_PARENT, NO_PARENT, self._parents[rows])
+            found[:, place] = rows
+        return found
+
     def furthest(self, start: int) -> int:
         """Return the largest position of rows ``start`` .. num_rows - 1."""
         is_chain = self.num_prefix_rows == self.num_rows

@@ -87,7 +87,7 @@ class ToolParser:
             is_held_to_grammar: text that begins like a call is a call, so its arguments are given out as they come;
                 otherwise a call is held back until it is complete.
             has_content: False if the grammar allows only calls; the beginning of a call is not content then.
-            most_calls: text after so many calls is left out.
+            most_calls: text after as many calls is left out.
         """
         self._format, self._names = form, names
         self._is_live, self._has_content, self._most_calls = is_held_to_grammar, has_content, most_calls

@@ -77,7 +77,7 @@ def plain_messages(
     return [{"role": "system", "content": introduction}, *told]
 
 
-# ---- plans ----------------------------------------------------------------------------------------------------------
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
 
 _ROLES = {"developer": "system"}
@@ -120,7 +120,7 @@ class ToolSupport:
     """The formats in which one model reads the list of tools and writes calls."""
 
     def __init__(self, tokenizer: Tokenizer, parser: ToolParserName = "auto") -> None:
-        """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""
+        """Detect the format from chat template and vocabulary, unless ``parser`` names one."""
         template = ""
         with contextlib.suppress(ValueError):  # there is none
             # A model may have a separate template for tools; any list makes the tokenizer choose it.

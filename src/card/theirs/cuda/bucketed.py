@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError
+from card.models.long_texts import CHANGES_WITH_LENGTH
 from card.models.names import model_name
 from card.models.protocol import Extension
 from card.models.rows.row_tree import BoolArray, FloatArray, IntArray
-from card.theirs.cuda.fused import FusedDecoder, TensorStates
+from card.theirs.cuda.fused import FusedDecoder, TensorStates, why_not_fused
 from card.theirs.cuda.graphs import StagedTensor, bucket_of
 from card.theirs.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 from card.theirs.transformers.arrays import as_array, as_logits
 from card.theirs.transformers.runner import TorchRunner
-from card.theirs.transformers.walking import why_not_walked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class BucketedRunner(TorchRunner):
     """Runs a pass over one sequence of at most MAX_STATIC_TOKENS tokens in the next larger of a few shapes.
 
-    Rows that fill a pass up see themselves alone; their logits are dropped and their places are written over. A shape
-    is recorded when it is needed first, on CUDA as a graph. All other passes run as those of a `TorchRunner`: several
-    sequences at once, longer ones, models that are not walked directly or have sliding windows.
+    Padding rows see only themselves; their logits are dropped and their places are overwritten. A shape is recorded
+    when it is first needed, on CUDA as a graph. All other passes run as in a `TorchRunner`: several sequences at once,
+    longer passes, models that are not walked directly or have sliding windows.
     """
 
     has_recorded_passes = True
@@ -37,7 +37,7 @@ class BucketedRunner(TorchRunner):
     def __init__(
         self, model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
     ) -> None:
-        """Take over ``model``; arguments and errors as of `TorchRunner`.
+        """Make a runner of ``model``; arguments and errors as of `TorchRunner`.
 
         Args:
             own_pass: walk the weights directly instead of through the modules; None: where possible.
@@ -54,7 +54,9 @@ class BucketedRunner(TorchRunner):
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
 
     def _make_decoder(self, model: PreTrainedModel, max_model_len: int) -> Any:
-        reason = "not asked for" if self._walks is False else why_not_walked(model, max_model_len)
+        reason = "not asked for" if self._walks is False else why_not_fused(model)
+        if reason is None and self.switch_len is not None:
+            reason = CHANGES_WITH_LENGTH
         if self._walks and reason is not None:
             raise ModelError(f"{model_name(model)} has no own pass: {reason}; leave own_pass at None")
         return FusedDecoder(model, max_model_len) if reason is None else super()._make_decoder(model, max_model_len)
@@ -73,7 +75,7 @@ class BucketedRunner(TorchRunner):
             self.static.forget(slot, num_prefix_rows + num_still)
 
     def lend(self, slot: int, parents: Sequence[int]) -> BoolArray:
-        """Bring the sequence to the desk and say what new rows with these parents would see; no row is added.
+        """Bring the sequence to the desk and return which rows new rows with these parents would see; no row is added.
 
         Returns: [T, S] for S rows, the new ones included.
         Raises: CapacityError, ModelError as `forward`.
@@ -89,7 +91,7 @@ class BucketedRunner(TorchRunner):
         return visible
 
     def adopt(self, slot: int, parents: Sequence[int]) -> None:
-        """Add rows with these parents, which a step wrote to the desk behind the sequence's own rows."""
+        """Add rows with these parents, which a step wrote to the desk after the sequence's own rows."""
         assert self.static is not None, "no static passes for this model"
         sequence = self._cache[slot]
         sequence.tree.append(np.asarray(parents, np.int64))
@@ -97,7 +99,7 @@ class BucketedRunner(TorchRunner):
             self.static.give_back(slot, sequence.kv, len(parents))
 
     def _follow_wishes(self, static: StaticDecoder) -> None:
-        """Forget passes that were recorded for other wishes; have room for the states that are wanted now."""
+        """Drop passes that were recorded for other features; make room for the states of the present ones."""
         static.recorder.wait()
         self._passes.clear()
         shape = (MAX_STATIC_TOKENS, int(self._table.weight.shape[1]))
@@ -179,5 +181,5 @@ class _BucketPass:
 
 
 def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:
-    """Return what a bias of `RowTree` lets the newest rows see, [num_new, num_rows]."""
+    """Return which rows the newest rows see by a bias of `RowTree`, [num_new, num_rows]."""
     return np.ones((num_new, num_rows), np.bool_) if bias is None else bias[:, :num_rows] == 0

@@ -1,4 +1,4 @@
-"""The draft writer of models on a CUDA device, whose modules are not imported for any other model."""
+"""Choose the draft writer of models on a CUDA device; its modules are not imported for other models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from card.models.protocol import LanguageModel
 
 
 def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked: Any) -> DraftWriter | None:
-    """Return the writer of a model whose passes are recorded; None for any other model.
+    """Return the writer of a model with recorded passes; None for any other model.
 
     Args:
         asked: as of `card.drafting.draft_writers.make_writer`.

@@ -1,9 +1,9 @@
 """`DeviceBeamWriter`: beams whose draft steps follow each other on the device, read by the host one step behind.
 
-While the host reads what one step found and brings its tree up to date, the next step is running already, on the layer
-that the device chose itself. The host's tree stays the truth: where it chooses otherwise (a correction came, the beam
-was widened from the secondary tier, a bound was met, two scores tie), what the device did ahead is dropped and the next
-step begins from the host's frontier. So a step in vain is the worst that can happen.
+While the host reads the results of one step and updates its tree, the next step already runs, on the layer that the
+device chose. The host's tree decides. If it chooses another layer (a correction came, the beam was widened from the
+secondary tier, a bound was met, two scores tie), the device's step is dropped and the next one starts from the host's
+frontier. So the worst case is a wasted step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from card.theirs.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
 
-_MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
+_MAX_STEPS = 16  # recorded ones; the least recently used one is dropped
 _NOISE_BUCKETS = tuple(2**i for i in range(3, 14))
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A step that is running or done, and not read yet."""
+    """A started step that was not read yet."""
 
     beam: DeviceBeamSequence
     step: BeamStep
@@ -39,12 +39,12 @@ class _Launch:
     layer: list[int]  # the nodes that it runs, in the device's order
 
     def read(self) -> DraftStepResult:
-        """Wait for it and return what it found."""
+        """Wait for the step and return its result."""
         return self.step.result(self.fetched)
 
 
 class DeviceBeamSequence(BeamSequence):
-    """The beam of one request, with what a step on the device needs to know of it."""
+    """The beam of one request, with the inputs of a step on the device."""
 
     def __init__(self, writer: DeviceBeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
@@ -59,12 +59,12 @@ class DeviceBeamSequence(BeamSequence):
         super().close()
 
     def discard(self) -> None:
-        """Give the sequence back after a failed pass; no other text is to be lent its rows."""
+        """Give the sequence back after a failed pass; its rows are not lent to other texts."""
         self._writer.drop(self)
         super().discard()
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
-        """As `BeamSequence.commit`; what the device is at work on is awaited first and counts.
+        """As `BeamSequence.commit`; the running step is awaited first, and its nodes count.
 
         Returns: the nodes made by that step, then those from the secondary tier; None for a miss.
         """
@@ -80,7 +80,7 @@ class DeviceBeamSequence(BeamSequence):
         return self._runner.num_rows(self.slot)
 
     def newest_layer(self, frontier: Sequence[int]) -> NewestLayer:
-        """Bring the rows to the desk and return the frontier as a step takes it."""
+        """Bring the rows to the desk and return the frontier as the input of a step."""
         extension = self.extension(frontier, len(frontier))
         return NewestLayer(
             np.asarray(extension.token_ids, np.int64),
@@ -93,10 +93,10 @@ class DeviceBeamSequence(BeamSequence):
         """Return the absolute positions of nodes."""
         return [self.root_position + self.cache.depth_of(node) for node in nodes]
 
-    def take(self, layer: Sequence[int], result: DraftStepResult) -> NewNodes:
-        """Make the children of a layer that a step has run, and take over its rows.
+    def add_children(self, layer: Sequence[int], result: DraftStepResult) -> NewNodes:
+        """Make the children of a layer that a step has run, and add its rows.
 
-        Raises: ProtocolError if the model's scores are no numbers; nothing has changed then.
+        Raises: ProtocolError if the model's scores are not finite; nothing has changed then.
         """
         parents, first_row = self.extension(layer, len(layer)).parents, self.num_held_rows
         made = self.cache.grow(
@@ -112,18 +112,18 @@ class DeviceBeamSequence(BeamSequence):
         return made
 
     def can_look_ahead(self, layer: Sequence[int]) -> bool:
-        """Return whether all children of ``layer``, whichever they are, have positions and rows to be run in."""
+        """Return whether there are positions and rows for all children of ``layer``, whichever they are."""
         has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < self.num_layers
         num_rows = self.num_held_rows + len(layer) + self.spec.shape.beam_width
         return has_depth and num_rows <= self._runner.capacity(self.slot)
 
 
 class DeviceBeamWriter(BeamWriter):
-    """Runs the steps of a beam that is alone on the device, those of several beams as a `BeamWriter` does.
+    """Runs the steps of a single beam on the device, and those of several beams like a `BeamWriter`.
 
-    The first pass of a text, models that have no static passes, layers of more nodes than a recorded step takes, trees
-    that grow by another rule than ``layer``, requests that shape their logits and those of targets with fewer tokens
-    run as in a `BeamWriter` too.
+    Some steps of a single beam also run like those of a `BeamWriter`: the first pass of a text, models without static
+    passes, layers with more nodes than a recorded step has, trees that grow by another rule than ``layer``, requests
+    that shape their logits, and requests of targets with fewer tokens.
     """
 
     model: BucketedRunner
@@ -136,11 +136,11 @@ class DeviceBeamWriter(BeamWriter):
         looks_ahead: bool = True,
         find_grammar: FindGrammar | None = None,
     ) -> None:
-        """Take ``model`` and at most ``kv_cache_bytes`` of memory for its KV rows; None: by the length of a sequence.
+        """Make a writer of ``model`` with at most ``kv_cache_bytes`` for KV rows; None: by the length of a sequence.
 
         Args:
-            looks_ahead: start the next step before the last one is read. Leave it out where drafter and target take
-                turns on one stream: the target would wait for that step.
+            looks_ahead: start the next step before the last one is read. Leave it out if drafter and target take turns
+                on one stream: the target would wait for that step.
             find_grammar: as of `BeamWriter`.
         """
         super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
@@ -149,11 +149,11 @@ class DeviceBeamWriter(BeamWriter):
         self._ahead: _Launch | None = None
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> DeviceBeamSequence:
-        """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
+        """Start the beam of a request after its text. Raises: CapacityError if there is no room."""
         return DeviceBeamSequence(self, token_ids, spec, epoch=epoch)
 
     def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
-        """Record the steps of this spec for sequences of up to ``num_rows`` rows: on CUDA it takes a moment each."""
+        """Record the steps of this spec for sequences of up to ``num_rows`` rows; on CUDA each takes a moment."""
         static = self.model.static
         if static is not None and self._has_steps(spec):
             with torch.inference_mode():
@@ -181,23 +181,23 @@ class DeviceBeamWriter(BeamWriter):
         return [done[i] for i in range(len(work))]
 
     def finish(self, beam: DeviceBeamSequence) -> NewNodes:
-        """Wait for the step under way for ``beam``, if there is one, and return the nodes that it made."""
+        """Wait for the running step of ``beam``, if any, and return the nodes that it made."""
         if self._ahead is None or self._ahead.beam is not beam:
             return NewNodes.none()
         ahead, self._ahead = self._ahead, None
         with torch.inference_mode():
             try:
-                return beam.take(ahead.layer, ahead.read())
-            except ProtocolError:  # the next step meets the same scores and reports them
+                return beam.add_children(ahead.layer, ahead.read())
+            except ProtocolError:  # the next step has the same scores and reports them
                 return NewNodes.none()
 
     def drop(self, beam: DeviceBeamSequence) -> None:
-        """Forget the step under way for ``beam``."""
+        """Drop the running step of ``beam``."""
         if self._ahead is not None and self._ahead.beam is beam:
             self._ahead = None
 
     def _launch(self, beam: BeamSequence, frontier: Sequence[int]) -> _Launch | None:
-        """Start a step on the frontier of the host's tree; None if it must run the ordinary way."""
+        """Start a step on the frontier of the host's tree; None if it must run like a `BeamWriter`'s."""
         static, spec = self.model.static, beam.spec
         if static is None or not self._has_steps(spec) or beam.cache.root_id in frontier:
             return None
@@ -215,14 +215,14 @@ class DeviceBeamWriter(BeamWriter):
         return _Launch(beam, step, step.launch(), layer)
 
     def _grow(self, launch: _Launch, *, looks_ahead: bool) -> NewNodes | ProtocolError:
-        """Read a step and make its nodes; start the next one before."""
+        """Start the next step, then read this one and make its nodes."""
         beam, step, layer = launch.beam, launch.step, launch.layer
         num_rows = beam.num_held_rows + len(layer) + step.shape.num_places
         looks_ahead = looks_ahead and num_rows <= step.shape.span and beam.can_look_ahead(layer)
         ahead = self._start(beam, step, layer, 1) if looks_ahead else None
         result = launch.read()
         try:
-            made = beam.take(layer, result)
+            made = beam.add_children(layer, result)
         except ProtocolError as error:
             return error
         if ahead is not None:
@@ -234,13 +234,13 @@ class DeviceBeamWriter(BeamWriter):
         return made
 
     def _has_steps(self, spec: DraftSpec) -> bool:
-        """Return whether recorded steps can grow a tree of this spec: they propose any token that the model has."""
+        """Return whether recorded steps can grow a tree of this spec: they propose any token of the model."""
         has_all_tokens = spec.vocab_size is None or spec.vocab_size >= self.model.vocab_size
         is_narrow = spec.shape.beam_width <= TOKEN_BUCKETS[-1]
         return spec.shape.growth == "layer" and is_narrow and spec.shaping is None and has_all_tokens
 
     def _step_for(self, static: StaticDecoder, spec: DraftSpec, span: int) -> BeamStep:
-        """Return the recorded step for this spec and span; one is recorded if need be."""
+        """Return the recorded step for this spec and span; it is recorded if needed."""
         rule = replace(spec.sampling, seed=0)  # steps are shared by requests of different seeds
         is_coupled = spec.shape.coupled_noise and not rule.is_greedy
         num_noise_rows = (bucket_of(spec.shape.lead + 2, _NOISE_BUCKETS) or 0) if is_coupled else 0

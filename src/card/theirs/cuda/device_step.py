@@ -1,8 +1,8 @@
-"""One draft step as tensor operations of fixed shape: run the newest layer, choose its best children, be ready again.
+"""One draft step as tensor operations of fixed shape: run the newest layer, and replace it by its best children.
 
-The state lies on the device. A step reads nothing back and depends on no value in what it does, so that on CUDA it is
-captured once and replayed; steps can follow each other without the host. What the host wants to know of a step is
-copied behind its back into pinned memory.
+The state is on the device. A step reads nothing back and its operations depend on no value. So on CUDA it is captured
+once and replayed, and steps can follow each other without the host. Results for the host are copied into pinned memory
+asynchronously.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from card.theirs.cuda.recorded_filters import filter_on_device
 from card.theirs.cuda.static_cache import StaticDecoder
 from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise
 
-_NO_CHILD = -1  # in an entry: this place of the next layer is empty
+_NO_CHILD = -1  # entry of an empty place of the next layer
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """Sizes that are fixed in a recorded step; all else is in its tensors."""
 
-    num_places: int  # nodes that a layer has place for, K below
-    branch: int  # children looked at per node, b below
-    span: int  # rows of the desk that attention looks at
-    rule: SamplingRule  # with seed 0: noise comes in as a tensor
-    num_noise_rows: int  # positions that noise is held for, 0 without coupled noise
+    num_places: int  # most nodes of a layer, K below
+    branch: int  # children considered per node, b below
+    span: int  # rows of the desk in attention
+    rule: SamplingRule  # with seed 0: noise is a tensor
+    num_noise_rows: int  # positions with noise, 0 without coupled noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class NewestLayer:
 
 @dataclass(frozen=True, slots=True)
 class DraftStepResult:
-    """Children of a layer's nodes, made by a step; rows beyond the layer's nodes mean nothing."""
+    """Children of a layer's nodes, made by a step; rows beyond the layer's nodes have no meaning."""
 
     tokens: list[list[int]]  # [K][b] the best children of each node
     logprobs: list[list[float]]  # [K][b]
@@ -93,7 +93,7 @@ class BeamStep:
         self._floor.fill(np.asarray([floor], np.float64))
 
     def load_noise(self, noise: GumbelNoise, seed: int, positions: set[int]) -> None:
-        """Bring the noise of these positions, at most `num_noise_rows` in a row, if it is not there."""
+        """Load the noise of these positions, at most `num_noise_rows` consecutive ones, if it is missing."""
         for position in positions if self.shape.num_noise_rows else ():
             row = position % self.shape.num_noise_rows
             if self._noise_held.get(row) != (seed, position):
@@ -101,9 +101,9 @@ class BeamStep:
                 self._noise_held[row] = seed, position
 
     def launch(self) -> FetchedTensor:
-        """Start the step on the state that was loaded, or that the step before has left.
+        """Start the step on the loaded state, or on the state after the last step.
 
-        Returns: what `result` takes. Two launches may be unread at a time.
+        Returns: the argument of `result`. Two launches may be unread at a time.
         """
         self._replay()
         fetched = self._fetched[self._num_launched % len(self._fetched)]
@@ -112,7 +112,7 @@ class BeamStep:
         return fetched
 
     def result(self, fetched: FetchedTensor) -> DraftStepResult:
-        """Wait for a launched step and return what it found."""
+        """Wait for a launched step and return its result."""
         entry, branch = fetched.read(), self._branch
         tokens = entry[:, :branch].astype(np.int64).tolist()
         chosen = [int(child) for child in entry[:, -1] if child != _NO_CHILD]

@@ -19,12 +19,12 @@ from card.models.features import FINAL, PassStates
 from card.models.images import ImageRows
 from card.models.layer_kinds import layer_windows
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.kv_cache import KVShape, SequenceRows
 from card.models.rows.row_tree import IntArray
 from card.theirs.cuda.joined import Linear, joined, linear_of, linears_of, share
 from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor
 from card.theirs.transformers.attention import Scoring, SequencePass, attend, sequence_pass
-from card.theirs.transformers.walking import architecture_of, rotary_table
+from card.theirs.transformers.walking import architecture_of, rotary_table, why_not_walked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticPass(SequencePass):
-    """A pass at fixed addresses: only the device knows the rows that the new keys and values go to."""
+    """A pass at fixed addresses: the rows for the new keys and values are a tensor on the device."""
 
     kv: Tensor  # [L, 2, Hkv, rows, D]
     row_idx: Tensor  # [T] int64
@@ -56,18 +56,28 @@ class TensorStates:
     """Hidden states of a pass on its device."""
 
     def __init__(self, layers: Set[int]) -> None:
-        """Keep those of these layers, as `PassStates` has them."""
+        """Keep those of these layers, as in `PassStates`."""
         self._layers = layers
         self.kept: dict[int, Tensor] = {}
 
     def take(self, layer: int, hidden: Tensor) -> None:
-        """Keep the states after a layer if they are wanted; the tensor is not written to again."""
+        """Keep the states after a layer if they are wanted; the tensor is never overwritten."""
         if layer in self._layers:
             self.kept[layer] = hidden
 
 
+def why_not_fused(model: PreTrainedModel) -> str | None:
+    """Return why the weights of a model cannot be walked by torch, or None if they can."""
+    if (reason := why_not_walked(model)) is not None:
+        return reason
+    architecture = architecture_of(model)
+    if architecture is not None and architecture.norms_values:
+        return "it norms its values"
+    return "it has experts" if architecture is not None and architecture.expert_parts else None
+
+
 class FusedDecoder:
-    """Runs decoders of the architectures that have an entry; `why_not_walked` must have returned None."""
+    """Runs decoders of the architectures that have an entry; `why_not_fused` must have returned None."""
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         inner: Any = model.model
@@ -76,11 +86,12 @@ class FusedDecoder:
         self._head_size = head_size = head_dim(config)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self._dtype = self.embedding.dtype
-        self._has_silu = getattr(config, architecture.activation) == "silu"
+        self._has_silu = architecture.gate_activation(config) == "silu"
         self._eps, self._norm_offset = float(getattr(config, architecture.norm_eps)), architecture.norm_offset
         self._centres, self._is_parallel = architecture.centres, architecture.is_parallel
         self._has_wide_norms, self._turns_neighbours = architecture.has_wide_norms, architecture.turns_neighbours
-        self._scoring = Scoring(architecture.scale("attention", config), architecture.cap("attention", config))
+        scale = architecture.scale("attention", config, head_size**-0.5)
+        self._scoring = Scoring(scale, architecture.cap("attention", config))
         self._embedding_scale = architecture.embedding_scale(config, np.dtype(dtype_name(self._dtype)))
         self._residual_scale = architecture.scale("residual", config)
         self._logits_scale, self._logits_cap = architecture.scale("logits", config), architecture.cap("logits", config)
@@ -104,7 +115,8 @@ class FusedDecoder:
             self._head = self._linear([head])
         self.group = self._num_heads // self._num_kv_heads
         self.vocab_size = int(cast(nn.Linear, model.lm_head).out_features)
-        self.layout = TorchLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
+        shapes = (KVShape(self._num_kv_heads, head_size),) * len(self._layers)
+        self.layout = TorchLayout(shapes, self._dtype, self.embedding.device)
 
     def _rotation(self, model: PreTrainedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [positions, 1, channels] of a kind of angles; the sines with their signs."""
@@ -124,7 +136,7 @@ class FusedDecoder:
         return weight, bias
 
     def _with_offset(self, weight: Tensor) -> Tensor:
-        """Return what a norm multiplies by; in half precision the sum would lose most of the weight."""
+        """Return the factors of a norm; in half precision the sum would lose most of the weight."""
         if not self._norm_offset:
             return weight.detach()
         return self._norm_offset + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -151,7 +163,7 @@ class FusedDecoder:
         )
 
     def _norm_rows(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """Return rows after a norm; None leaves them as they are."""
+        """Return rows after a norm; None returns them unchanged."""
         if weight is None:
             return x
         if self._centres:
@@ -175,7 +187,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T].
 
-        ``states`` takes the hidden states that a consumer wants.
+        ``states`` receives the hidden states that a consumer wants.
         """
         assert images is None, "images are read on a CPU"
         device = self.embedding.device
@@ -195,7 +207,7 @@ class FusedDecoder:
         logits_rows: Tensor | slice,
         states: TensorStates | None = None,
     ) -> Tensor:
-        """Do the same with tensors on the device, which a recorded pass reads and writes."""
+        """Run a pass as `forward` with tensors on the device, which a recorded pass reads and writes."""
         rotations = {
             kind: (cos.index_select(0, positions), sin.index_select(0, positions))
             for kind, (cos, sin) in self._rotations.items()
@@ -243,7 +255,7 @@ class FusedDecoder:
         return activated.mul_(up)
 
     def _add(self, x: Tensor, layer: Linear, norm: Tensor | None, hidden: Tensor) -> Tensor:
-        """Return the hidden states with what a block adds to them."""
+        """Return the hidden states plus the output of a block."""
         if norm is not None or self._residual_scale != 1.0:
             added = self._norm_rows(functional.linear(x, *layer), norm)
             return torch.add(hidden, added, alpha=self._residual_scale)
@@ -290,7 +302,7 @@ class FusedDecoder:
     def _attend(
         self, qkv: Tensor, index: int, layer: FusedLayer, steps: Sequence[SequencePass], outs: Sequence[Tensor]
     ) -> None:
-        """Write keys and values, and the attention of what is rotated already."""
+        """Write keys and values, and the attention of rotated heads."""
         width, size = qkv.shape[1], self._head_size
         group, num_heads, num_kv_heads = self.group, self._num_heads, self._num_kv_heads
         for step, out in zip(steps, outs, strict=True):

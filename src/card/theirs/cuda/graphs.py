@@ -1,8 +1,8 @@
-"""Work in fixed shapes, ready to be captured: recorded steps and asynchronous copies.
+"""Recorded steps of fixed shape, and asynchronous copies.
 
-A step is a function without arguments that reads and writes tensors of fixed shape at fixed addresses, with no value
-read back. On CUDA it is captured once (`torch.cuda.CUDAGraph`) and replayed, which costs one launch instead of
-hundreds. Anywhere else the same function is called, so that all logic runs, and is tested, without a GPU.
+A step is a function without arguments that reads and writes tensors of fixed shape at fixed addresses and returns
+nothing. On CUDA it is captured once (`torch.cuda.CUDAGraph`) and replayed, which costs one launch instead of hundreds.
+Elsewhere the same function is called, so that all logic runs, and is tested, without a GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NUM_WARM_UPS = 3  # before a capture: libraries choose kernels and take workspace in their first calls
-NUM_WARM_UPS_ON_CPU = 0  # nothing needs warming there; tests set it to see that warming up does no harm
+NUM_WARM_UPS = 3  # before a capture: libraries choose kernels and allocate workspace in their first calls
+NUM_WARM_UPS_ON_CPU = 0  # not needed there; tests set it to check that warming up is harmless
 
 _ONE_CAPTURE = threading.Lock()  # torch allows one capture at a time in a process
 
@@ -25,7 +25,7 @@ Step = Callable[[], None]
 
 
 def bucket_of(count: int, buckets: Sequence[int]) -> int | None:
-    """Return the smallest of the ascending ``buckets`` that holds ``count``; None if none does."""
+    """Return the smallest of the ascending ``buckets`` of at least ``count``; None if there is none."""
     return next((bucket for bucket in buckets if bucket >= count), None)
 
 
@@ -36,14 +36,14 @@ class Recorder:
         self.device = device
         self._is_cuda = device.type == "cuda"
         if self._is_cuda:
-            # One stream for all captures: only then do they share the pool's memory.
+            # One stream for all captures, so that they share the pool's memory.
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Step) -> Step:
-        """Return a function that does what ``run`` does.
+        """Return a recorded form of ``run``.
 
-        It may be run a few times here, so its inputs must be sound by now, and what it writes is garbage afterwards.
+        ``run`` may be called a few times here, so its inputs must be valid already, and its outputs are garbage after.
         """
         if not self._is_cuda:
             for _ in range(NUM_WARM_UPS_ON_CPU):
@@ -52,7 +52,7 @@ class Recorder:
         return _Replay(run, self._capture(run))
 
     def wait(self) -> None:
-        """Wait until the device has done all it was given: before recorded steps are dropped."""
+        """Wait until the device is idle, before recorded steps are dropped."""
         if self._is_cuda:
             torch.cuda.synchronize(self.device)
 
@@ -65,14 +65,14 @@ class Recorder:
                     run()
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # Another thread may well be computing: what it does then is no error of this capture.
+            # Another thread may be computing; its operations are no errors of this capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 run()
         return graph
 
 
 class _Replay:
-    """A captured step, with what keeps its tensors alive: a graph knows addresses only."""
+    """A captured step, with references that keep its tensors alive: a graph has only addresses."""
 
     def __init__(self, run: Step, graph: torch.cuda.CUDAGraph) -> None:
         self._run = run
@@ -83,7 +83,7 @@ class _Replay:
 
 
 class StagedTensor:
-    """A tensor at a fixed address that the host fills without waiting for the device: through pinned memory on CUDA."""
+    """A tensor at a fixed address that the host fills without waiting for the device, through pinned memory on CUDA."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         """Make it, all zeros."""
@@ -94,19 +94,19 @@ class StagedTensor:
             self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fill(self, values: npt.NDArray[Any]) -> None:
-        """Put ``values``, of the tensor's shape, there before whatever the current stream does next."""
+        """Copy ``values``, of the tensor's shape, before the next operations of the current stream."""
         source = torch.from_numpy(values)
         if self._host is None:
             self.tensor.copy_(source)
             return
-        self._is_copied.synchronize()  # the copy before this one still reads the pinned memory
+        self._is_copied.synchronize()  # the previous copy still reads the pinned memory
         self._host.copy_(source)
         self.tensor.copy_(self._host, non_blocking=True)
         self._is_copied.record(torch.cuda.current_stream(self.tensor.device))
 
 
 class FetchedTensor:
-    """A copy on the host of what a tensor on the device held at one moment, made without waiting for it."""
+    """A snapshot on the host of a tensor on the device, made without waiting for it."""
 
     def __init__(self, like: Tensor) -> None:
         """Make room for a tensor of the shape and dtype of ``like``."""
@@ -115,7 +115,7 @@ class FetchedTensor:
         self._is_copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     def begin(self, source: Tensor) -> None:
-        """Copy ``source`` as it is after what the current stream has been given so far."""
+        """Copy ``source`` after the present operations of the current stream."""
         self._host.copy_(source, non_blocking=True)
         if self._is_copied is not None:
             self._is_copied.record(torch.cuda.current_stream(source.device))

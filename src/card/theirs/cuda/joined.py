@@ -1,4 +1,4 @@
-"""Linear layers joined to one product, without a second copy of their weights."""
+"""Linear layers joined into one product, without a second copy of their weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 
 
 def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> list[nn.Linear]:
-    """Return query, key, value, output, gate, up and down of a layer; of what is stored as one, views."""
+    """Return query, key, value, output, gate, up and down of a layer; views of weights that are stored as one."""
     found: list[nn.Linear] = []
-    sizes = sizes_of(config)
+    sizes = sizes_of(config, architecture.layer_shape(config, 0))
     for part in architecture.linears:
         whole = cast(nn.Linear, layer.get_submodule(part.name))
         if part.shape[0] not in SPLITS:
@@ -31,7 +31,7 @@ def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> lis
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
+    """Return a layer with these weights [out, in], without random initialisation."""
     layer = nn.Linear(1, 1, bias=bias is not None)
     layer.out_features, layer.in_features = weight.shape
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -41,7 +41,7 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def joined(linears: Sequence[nn.Linear]) -> Linear:
-    """Return the layers as one; a missing bias counts as 0 where another has one."""
+    """Return the layers as one; a missing bias counts as 0 if another layer has one."""
     biases = [m.bias for m in linears]
     bias = None
     if any(b is not None for b in biases):
@@ -55,7 +55,7 @@ def joined(linears: Sequence[nn.Linear]) -> Linear:
 
 
 def as_shared(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights that an earlier decoder of the same model has joined as one; None if they are apart."""
+    """Return weights that an earlier decoder of the same model has joined; None if they are separate."""
     first, place = weights[0], weights[0].storage_offset()
     for weight in weights:
         is_next = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

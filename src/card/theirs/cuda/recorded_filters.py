@@ -1,4 +1,4 @@
-"""Filters of logits in steps that are recorded on a device: none may depend on the values."""
+"""Filters of logits in recorded steps: their operations must not depend on values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NEGATIVE_INFINITY = float("-inf")
 
 
 def filter_on_device(logits: Tensor, rule: SamplingRule) -> Tensor:
-    """Do what `card.tree.sampling.filter_logits` does; logits are [N, V] float32 or float64."""
+    """As `card.tree.sampling.filter_logits`; logits are [N, V] float32 or float64."""
     scaled = logits / rule.temperature if rule.temperature != 1.0 else logits
     if 0 < rule.top_k < scaled.shape[-1]:
         kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]
@@ -26,9 +26,9 @@ def filter_on_device(logits: Tensor, rule: SamplingRule) -> Tensor:
 
 
 def _keep_likely(scaled: Tensor, top_p: float) -> Tensor:
-    """Rule out the tokens after likelier ones of mass ``top_p``."""
+    """Exclude the tokens after likelier ones of mass ``top_p``."""
     ordered, order = scaled.sort(dim=-1, descending=True)
     probs = ordered.softmax(-1)
     beyond = (probs.cumsum(-1) - probs) >= top_p  # the mass before a token already suffices
-    beyond[..., 0] = False  # though float32 may round top_p to 0
+    beyond[..., 0] = False  # float32 may round top_p to 0
     return scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)

@@ -1,9 +1,9 @@
 """A decoder over KV rows at fixed addresses, so that its passes can be recorded once and replayed.
 
-Each sequence keeps its rows where its runner put them. The rows of the sequence that is decoding are copied to one
-fixed place, the *desk*; a pass reads and writes there and its new rows are copied back. Between two passes of one
-sequence only the rows that a roll-back moved are copied again. So recorded steps know one place whatever sequences come
-and go, and another sequence costs one copy of its rows: little beside the weights that a pass reads.
+Each sequence keeps its rows in its runner's cache. The rows of the decoding sequence are copied to one fixed place, the
+*desk*; a pass reads and writes there, and its new rows are copied back. Between two passes of one sequence only rows
+that a rollback moved are copied again. So recorded steps use one place for all sequences. A change of sequence costs
+one copy of its rows, which is little compared with the weights that a pass reads.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from card.theirs.transformers.attention import MAX_PACKED_ROWS
 
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # sizes of recorded passes
 MAX_STATIC_TOKENS = TOKEN_BUCKETS[-1]
-SMALLEST_SPAN = 256  # rows that a recorded pass looks at: this, twice as many, and so on up to all
+SMALLEST_SPAN = 256  # rows in the attention of a recorded pass: this, twice as many, and so on up to all
 
 
 class StaticDecoder:
     """Runs a fused decoder on the rows of one sequence at a time, on the desk.
 
-    Rows that nothing has been written to are zeros and rows once written hold numbers: attention gives them weight 0,
-    and 0 times a number is 0.
+    Unused rows are zeros or old finite numbers: attention gives them weight 0, and 0 times a finite number is 0.
     """
 
     def __init__(self, decoder: FusedDecoder, max_rows: int) -> None:
         """Make the desk for sequences of at most ``max_rows`` rows."""
         self._decoder = decoder
         layout = decoder.layout
-        with_padding = max_rows + MAX_STATIC_TOKENS  # a padded pass fits behind the last row too
+        with_padding = max_rows + MAX_STATIC_TOKENS  # room for a padded pass after the last row
         self.num_rows = -(-with_padding // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
-        shape = (layout.num_layers, 2, layout.num_kv_heads, self.num_rows, layout.head_size)
+        num_kv_heads, head_size = layout.shape
+        shape = (len(layout.layers), 2, num_kv_heads, self.num_rows, head_size)
         self._kv = torch.zeros(shape, dtype=decoder.embedding.dtype, device=layout.device)
         self._spans = _spans(self.num_rows)
-        self._slot: int | None = None  # of the sequence whose rows lie there
+        self._slot: int | None = None  # of the sequence on the desk
         self._num_valid = 0  # of its first rows
         self.recorder = Recorder(layout.device)
 
@@ -52,7 +52,7 @@ class StaticDecoder:
         return self._decoder.vocab_size
 
     def span_of(self, num_rows: int) -> int:
-        """Return how many rows a pass looks at that must see the first ``num_rows``; there are that many."""
+        """Return the span of a pass that must see the first ``num_rows`` rows, which the desk has."""
         span = bucket_of(num_rows, self._spans)
         assert span is not None, f"{num_rows} rows, the desk has {self.num_rows}"
         return span
@@ -63,7 +63,7 @@ class StaticDecoder:
         return self.recorder.record(run)
 
     def bring(self, slot: int, source: Tensor, num_rows: int) -> None:
-        """Make the first rows of the desk those of a sequence; what lies behind them is to be written.
+        """Copy the first rows of a sequence to the desk; the rows after them are to be written.
 
         Args:
             source: [L, 2, Hkv, capacity, D] the sequence's own rows.
@@ -77,13 +77,13 @@ class StaticDecoder:
         self._num_valid = num_rows
 
     def give_back(self, slot: int, target: Tensor, num_new: int) -> None:
-        """Copy the ``num_new`` rows that a pass wrote behind the valid ones to the sequence's own rows, ``target``."""
+        """Copy the ``num_new`` rows that a pass wrote after the valid ones to the sequence's own rows, ``target``."""
         assert slot == self._slot, f"the desk holds slot {self._slot}, not {slot}"
         target.narrow(3, self._num_valid, num_new).copy_(self._kv.narrow(3, self._num_valid, num_new))
         self._num_valid += num_new
 
     def forget(self, slot: int, num_rows: int = 0) -> None:
-        """Take note that only the first ``num_rows`` rows of a sequence are what they were."""
+        """Record that only the first ``num_rows`` rows of a sequence are unchanged."""
         if slot == self._slot:
             self._num_valid = min(self._num_valid, num_rows)
 
@@ -96,7 +96,7 @@ class StaticDecoder:
             token_ids, positions: [T] int64.
             row_idx: [T] int64, different rows of the desk for the keys and values of the tokens.
             visible: [T, span] bool, the rows that each token sees, its own among them; ``span`` from `span_of`.
-            states: takes the hidden states of all rows; None: none were asked for.
+            states: receives the hidden states of all rows; None: none are wanted.
         Returns: logits [T, V].
         """
         step = self._static_pass(row_idx, visible)

@@ -11,9 +11,9 @@ from card.machine.lane import Lane
 
 
 class StreamLane(Lane):
-    """A stream of one CUDA device for a worker that runs beside others on the device.
+    """A stream of one CUDA device for a worker that shares the device.
 
-    The allocator knows the memory of what is done inside `entered` as this stream's.
+    Memory that is allocated inside `entered` belongs to this stream.
     """
 
     def __init__(self, device: str) -> None:
@@ -22,7 +22,7 @@ class StreamLane(Lane):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Let the calling thread compute there; what came before in its own stream is done first, and the reverse."""
+        """Let the calling thread compute there, after its earlier work; at the end it waits in the same way."""
         with torch.cuda.device(self._device):
             outside = torch.cuda.current_stream()
             self._stream.wait_stream(outside)

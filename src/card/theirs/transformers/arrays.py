@@ -1,4 +1,4 @@
-"""Tensors of torch as arrays of NumPy and the reverse, on the CPU without a copy."""
+"""Convert tensors of torch to arrays of NumPy and back, on the CPU without a copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def as_array(tensor: Tensor, *, keeps_bits: bool = False) -> Any:
     """Return a tensor as an array, in float32 or float64.
 
     Args:
-        keeps_bits: 16 bits stay as they are.
+        keeps_bits: keep 16-bit numbers unchanged.
     """
     tensor = tensor.detach().cpu()
     if keeps_bits and tensor.dtype == torch.bfloat16:
@@ -36,13 +36,13 @@ def as_tensor(array: Any, device: Any = "cpu") -> Tensor:
 
 
 def torch_dtype(dtype: str | Dtype | torch.dtype) -> torch.dtype:
-    """Return torch's type of numbers."""
+    """Return a dtype of torch."""
     found: torch.dtype = getattr(torch, dtype_name(dtype))
     return found
 
 
 class TensorLogits:
-    """Logits [N, V] on a device: the likeliest tokens are found there, and all else by NumPy."""
+    """Logits [N, V] on a device: the likeliest tokens are found there, everything else by NumPy."""
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits
@@ -69,7 +69,7 @@ class TensorLogits:
 
 
 def as_logits(logits: Tensor) -> Any:
-    """Return logits as `LanguageModel.forward` gives them: on the CPU NumPy's, elsewhere those of the device."""
+    """Return logits as results of `LanguageModel.forward`: an array on the CPU, else `TensorLogits`."""
     return as_array(logits) if logits.device.type == "cpu" else TensorLogits(logits)
 
 
@@ -78,16 +78,12 @@ class TorchLayout(KVLayout):
     """Layout of a cache whose rows are tensors on a device."""
 
     def make(self, num_elements: int) -> Tensor:
-        """Return a tensor of so many numbers, whatever they are. Raises: RuntimeError if there is no room."""
+        """Return an uninitialised tensor of ``num_elements`` numbers. Raises: RuntimeError if there is no room."""
         return torch.empty(num_elements, dtype=self.dtype, device=self.device)
-
-    def copied(self, rows: Tensor) -> Tensor:
-        """Return a copy of rows of the cache."""
-        return rows.clone()
 
 
 def restricted(logits: Tensor, ids: IntArray | None) -> Tensor:
-    """Return logits [rows, V] of a whole head as one gives them that knows these tokens only; None: all."""
+    """Return logits [rows, V] of a head that is restricted to these tokens; None: all."""
     if ids is None:
         return logits
     kept = as_tensor(ids, logits.device)

@@ -18,7 +18,7 @@ from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import FloatArray, Window, window_size
 from card.theirs.transformers.arrays import as_array
 
-MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
+MAX_PACKED_ROWS = 128  # up to this, the query heads of one KV head are rows of one product
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class SequencePass:
     offset: int  # of the first new row among the rows of the pass
     num_new: int  # T
     is_packed: bool
-    is_causal: bool  # a chain in an empty sequence: every row sees the rows up to itself
-    new_rows: tuple[Tensor, ...]  # L of [2, Hkv, T, D]: where the new keys and values go
+    is_causal: bool  # a chain in an empty sequence: each row sees the rows up to itself
+    new_rows: tuple[Tensor, ...]  # L of [2, Hkv, T, D]: destination of the new keys and values
     keys: tuple[Tensor, ...]  # L of [1, Hkv, S, D], the new rows included
     values: tuple[Tensor, ...]
     biases: dict[Window, Tensor | None]
@@ -41,7 +41,7 @@ class SequencePass:
     chosen: Tensor | None = None  # [L, Hkv, N] rows that layers without a window read besides those from ``since`` on
     since: int = 0
     score_kind: ScoreKind | None = None  # of the scores to keep
-    score_room: Tensor | None = None  # [L, Hkv, S - T] float32, which layers without a window fill
+    score_room: Tensor | None = None  # [L, Hkv, S - T] float32, filled by layers without a window
 
     @property
     def scores(self) -> Any:
@@ -61,9 +61,9 @@ def sequence_pass(
     """Prepare the pass of an extension's rows, the newest ones of a sequence.
 
     Args:
-        offset: that of the first of them among all rows of the pass.
+        offset: of the first of them among all rows of the pass.
         group: query heads per KV head.
-        windows: those of the model's layers, in any order, more than once or not.
+        windows: of the model's layers, in any order, also repeated.
         needs_bias: never leave the causal mask to the attention kernel.
     """
     num_new, reads = len(extension.token_ids), extension.reads
@@ -111,7 +111,7 @@ def sequence_pass(
 
 
 def _causal_bias(num_new: int, num_seen: int) -> FloatArray | None:
-    """Return a bias as `RowTree.bias` for a chain of new rows, the last of those that are seen; None for one row."""
+    """Return a bias as `RowTree.bias` for a chain of new rows at the end of the seen rows; None for one row."""
     if num_new == 1:
         return None
     bias = np.zeros((num_new, num_seen), np.float32)
@@ -121,15 +121,15 @@ def _causal_bias(num_new: int, num_seen: int) -> FloatArray | None:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Rule by which a layer turns products of queries and keys into weights."""
+    """Conversion of products of queries and keys into weights, in one layer."""
 
     scale: float | None = None  # factor on the scores; None for 1 / sqrt(D)
     softcap: float | None = None  # bounds the scores by ``softcap * tanh(scores / softcap)``
-    sinks: Tensor | None = None  # [H], a score for each query head that takes weight and gives no value
+    sinks: Tensor | None = None  # [H], a score of each query head that gets weight but has no value
 
     @property
     def is_plain(self) -> bool:
-        """True if an attention kernel can do it."""
+        """True if an attention kernel can apply it."""
         return self.softcap is None and self.sinks is None
 
 
@@ -150,7 +150,7 @@ def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scorin
         return _attend_in_steps(query, keys, values, step.biases[window], scoring)
     scale, bias = scoring.scale, step.packed[window]
     if not step.is_packed:
-        heads = query.transpose(1, 2)  # KV heads take the batch's place, so that they need no repeating
+        heads = query.transpose(1, 2)  # KV heads are the batch, so that they are not repeated
         num_rows = keys.shape[2]
         shape = (num_kv_heads, group, num_rows, head_size)
         is_causal = step.is_causal and bias is None
@@ -164,19 +164,19 @@ def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scorin
     if num_rows == 1 and packed.dtype == torch.bfloat16:
         packed = packed.expand(
             1, num_kv_heads, 2, head_size
-        )  # on CPU, a product of two rows is twice as fast as of one
+        )  # on a CPU, a product of two rows is twice as fast as of one
     out = functional.scaled_dot_product_attention(packed, keys, values, bias, 0.0, False, scale=scale)
     return out[0, :, :num_rows].view(num_kv_heads, num_new, group, head_size)
 
 
 def _chosen_of(rows: Tensor, chosen: Tensor, since: int) -> Tensor:
-    """Return the rows that are read, [1, Hkv, N + S - since, D] of [1, Hkv, S, D]."""
+    """Return the chosen rows and those from ``since`` on, [1, Hkv, N + S - since, D] of [1, Hkv, S, D]."""
     picked = torch.take_along_dim(rows, chosen[None, :, :, None], 2)
     return torch.cat((picked, rows[:, :, since:]), 2)
 
 
 def _keep_scores(step: SequencePass, layer: int, query: Tensor, scoring: Scoring) -> None:
-    """Score the rows that were held before the pass, which all new rows see."""
+    """Score the rows from before the pass, which all new rows see."""
     assert step.score_room is not None and step.score_kind is not None
     keys = step.keys[layer][0]
     if step.score_kind == "bounds":
@@ -225,7 +225,7 @@ MEANS: Mapping[ScoreKind, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 """Scores [Hkv, S] of rows, by attention logits [Hkv, T, G, S] of T new rows and the G query heads of each KV head.
 
-A logit of -inf says that the new row does not see that one. Sources: mean weights as in SparseSpec (arXiv:2512.01278),
+A logit of -inf means that the new row does not see that row. Sources: mean weights as in SparseSpec (arXiv:2512.01278),
 mean logits after Vegas (arXiv:2602.07223).
 """
 
@@ -233,11 +233,11 @@ mean logits after Vegas (arXiv:2602.07223).
 def _bound_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Return scores [Hkv, S]: the mean, over T new rows and G query heads, of a bound on the logits of a row's block.
 
-    The bound is the sum over channels of max(q k_max, q k_min), with the largest and the least key of the block in each
-    channel. Source: Quest, arXiv:2406.10774; the code of SpecPV takes a smaller number, which is no bound.
+    The bound is the sum over channels of max(q k_max, q k_min), with the largest and the smallest key of the block in
+    each channel. Source: Quest, arXiv:2406.10774; the code of SpecPV uses a smaller number, which is no bound.
 
     Args:
-        query: [Hkv, T, G, D], scaled as the logits are.
+        query: [Hkv, T, G, D], scaled like the logits.
         keys: [Hkv, S, D].
     """
     rows = keys.shape[1]

@@ -1,4 +1,4 @@
-"""Sizes of models as transformers builds them, compared with the weights that there are before memory is taken."""
+"""Compare the sizes of a model as transformers builds it with its weights, before memory is allocated."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from card.models.files.weight_files import FolderError, Shapes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SPARE = 2  # a head that shares the embeddings' weights is stored once, and may be asked for twice
-_PACKED = 16  # numbers that one stored number can hold where weights are quantised
-_ABSENT = 1.05  # times the numbers stored that a model may ask for, besides tied weights, before tensors are missing
-_MOST_MADE = 1 << 28  # numbers of masks and tables that are made and not stored; more only if the weights are more
+_SPARE = 2  # a head that shares the embeddings' weights is stored once but counted twice
+_PACKED = 16  # numbers in one stored number of quantised weights
+_ABSENT = 1.05  # ratio of needed to stored numbers, without tied weights, above which tensors are missing
+_MOST_MADE = 1 << 28  # numbers of computed masks and tables; more only if the weights are more
 
 
 def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
-    """Check that a model without memory is about as large as the weights that are there.
+    """Check that a model is about as large as its stored weights.
 
-    A single tensor that is missing, or of another shape and the same size, is left to transformers to find.
+    transformers itself finds a single missing tensor, or one of another shape and the same size.
 
     Args:
-        empty: built on the device "meta" as the config asks.
-    Raises: FolderError that names the first tensor of another size or without numbers, or both sizes.
+        empty: built from the config on the device "meta".
+    Raises: FolderError, with the first tensor of another size or without numbers, or with both sizes.
     """
     is_packed = getattr(empty.config, "quantization_config", None) is not None
     held = {_inner_name(empty, name): math.prod(shape) for name, shape in shapes.items()}
@@ -46,5 +46,5 @@ def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
 
 
 def _inner_name(model: PreTrainedModel, name: str) -> str:
-    """Return a tensor's name without that of the part that holds all layers: files have it with and without."""
+    """Return a tensor's name without that of the part with all layers, which some files omit."""
     return name.removeprefix(f"{model.base_model_prefix}.")

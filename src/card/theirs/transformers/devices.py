@@ -1,4 +1,4 @@
-"""Devices that torch knows."""
+"""Devices of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from card.errors import ModelError
 
 
 def parse_device(device: str) -> str:
-    """Return a device by its name. Raises: ModelError, with those that are here, if it is not available."""
+    """Return a device by its name. Raises: ModelError, with the available ones, if it is not available."""
     num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     allowed = ["cpu", *(f"cuda:{idx}" for idx in range(num_cuda))] + ["mps"] * torch.backends.mps.is_available()
     try:
@@ -24,10 +24,10 @@ def parse_device(device: str) -> str:
 
 
 def computes_bfloat16(device: object) -> bool:
-    """Return False for a CPU that is known to have no bfloat16 instructions.
+    """Return False for a CPU without bfloat16 instructions.
 
-    There a bfloat16 pass over several tokens costs almost as much as several passes, so that candidates cost what they
-    save; in float32 they do not.
+    On it a bfloat16 pass over several tokens costs almost as much as several passes, so that speculation gains nothing;
+    a float32 pass does not.
     """
     if not str(device).startswith("cpu") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return True
@@ -40,5 +40,5 @@ def free_bytes(device: str) -> int:
 
 
 def device_name(device: str) -> str:
-    """Return what the maker calls a CUDA device."""
+    """Return the product name of a CUDA device."""
     return str(torch.cuda.get_device_name(device))

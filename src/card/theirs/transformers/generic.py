@@ -15,13 +15,14 @@ from card.models.draft_vocab import kept_ids
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.layer_kinds import WITH_CHUNKS, WITHOUT_ATTENTION, layer_kinds, layer_windows
+from card.models.long_texts import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.row_tree import BoolArray, Chunk, IntArray, Window
 from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor, restricted
 from card.theirs.transformers.attention import SequencePass, sequence_pass
-from card.theirs.transformers.long_rope import LongRope, switch_len
+from card.theirs.transformers.long_rope import LongRope
 from card.theirs.transformers.query_scales import QueryScales
 from card.theirs.transformers.shared_attention import SharedAttention
 from card.theirs.transformers.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
@@ -33,7 +34,7 @@ _OWN_ATTENTION = "{} models compute attention in code of their own, which cannot
 
 
 def _layer_chunks(config: Any, max_model_len: int) -> list[Chunk | None]:
-    """Return the chunks of each layer; None where it has none or one holds every text."""
+    """Return the chunks of each layer; None if it has none or one holds every text."""
     size = getattr(config, "attention_chunk_size", None)
     chunk = Chunk(size) if size is not None and size < max_model_len else None
     return [chunk if kind in WITH_CHUNKS else None for kind in layer_kinds(config)]
@@ -45,7 +46,7 @@ def _layer_views(config: Any, max_model_len: int) -> list[Window]:
 
 
 def require_causal(model: Any) -> None:
-    """Raise ModelError, naming the reason, if the model does not continue text on one device."""
+    """Raise ModelError, with the reason, unless the model continues text on one device."""
     config = model.config.get_text_config()
     name = model_name(model)
     if model.config.is_encoder_decoder:
@@ -58,7 +59,7 @@ def require_causal(model: Any) -> None:
 
 
 class GenericDecoder:
-    """Runs a transformers model's own forward with our attention, which the model keeps until `release`."""
+    """Runs a transformers model's own forward with our attention, which stays installed until `release`."""
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.model = model
@@ -69,7 +70,7 @@ class GenericDecoder:
         length = switch_len(model, max_model_len)
         self._long_rope = None if length is None else LongRope(model, length)
         self._query_scales, self._shared_attention = QueryScales(model), SharedAttention(model)
-        self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
+        self.long_rows: BoolArray | None = None  # [sum T] of the next pass: True for rows of long texts; None: no row
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._attention = TakenAttention(model)
         try:
@@ -86,14 +87,14 @@ class GenericDecoder:
             if self._places:
                 self.layout, self.group = probe.layout(list(self._places))
             else:  # a state is all that it keeps
-                self.layout, self.group = TorchLayout(0, 1, 1, logits.dtype, logits.device), 1
+                self.layout, self.group = TorchLayout((), logits.dtype, logits.device), 1
         except ModelError as error:
             raise ModelError(f"{model_name(model)} cannot be run: {error}; {OTHER_FAMILY}") from error
         self._needs_bias = probe.needs_bias
         self.vocab_size = int(logits.shape[-1])
 
     def _trial_logits(self, model: PreTrainedModel, probe: AttentionProbe) -> Tensor:
-        """Return the logits of one token. Raises: ModelError with the reason alone."""
+        """Return the logits of one token. Raises: ModelError with only the reason."""
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
         own_attention = _OWN_ATTENTION.format(model.config.get_text_config().model_type)
         try:
@@ -102,7 +103,7 @@ class GenericDecoder:
             raise ModelError("it does not hand arguments on to its attention") from error
         except ModelError:
             raise
-        except Exception as error:  # the code of an architecture may raise anything
+        except Exception as error:  # an architecture's code may raise any type
             if self._places and not probe.layers:
                 raise ModelError(own_attention) from error
             raise ModelError(f"a trial pass failed: {in_few_words(error)}") from error
@@ -127,9 +128,9 @@ class GenericDecoder:
 
     @contextlib.contextmanager
     def narrowed(self, size: int) -> Iterator[None]:
-        """Let windows and chunks hold ``size`` tokens meanwhile, so that a short text outgrows them.
+        """Inside the block windows and chunks hold ``size`` tokens, so that a short text outgrows them.
 
-        Nothing changes where every text fits those that the model has.
+        Nothing changes if every text fits into the model's own.
         """
         if not any(self.windows):
             yield
@@ -149,7 +150,7 @@ class GenericDecoder:
                 setattr(config, name, value)
 
     def release(self) -> None:
-        """Give the model its own attention back; no pass runs here afterwards."""
+        """Restore the model's own attention; no pass runs here afterwards."""
         self._attention.release()
         self._query_scales.leave_to_model(True)
         self._shared_attention.release()
@@ -171,8 +172,8 @@ class GenericDecoder:
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        ``states`` takes the hidden states that were asked for, ``images`` are what stands in places of images.
-        Raises: ModelError if the model does not give those states.
+        ``states`` receives the wanted hidden states; ``images`` has the embeddings at places of images.
+        Raises: ModelError if the model does not return these states.
         """
         device = self.model.device
         ids, places = as_tensor(token_ids, device), as_tensor(positions, device)
@@ -186,7 +187,7 @@ class GenericDecoder:
                 logits_rows = slice(None)
         elif self._selects_rows and logits_rows.start:
             num_kept = len(token_ids) - int(logits_rows.start)
-            extra["logits_to_keep"] = max(num_kept, 1)  # 0 would mean all
+            extra["logits_to_keep"] = max(num_kept, 1)  # 0 means all
             logits_rows = slice(1 if num_kept == 0 else 0, None)
         rotation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._long_rope is not None and self.long_rows is not None:
@@ -206,7 +207,7 @@ class GenericDecoder:
         return restricted(logits[rows], kept_ids(self.model))
 
     def _hand_over(self, given: Sequence[Tensor] | None, states: PassStates) -> None:
-        """Hand over the hidden states of a pass, [1, sum T, D or more] each."""
+        """Pass on the hidden states of a pass, [1, sum T, D or more] each."""
         num_layers = self.model.config.get_text_config().num_hidden_layers
         if given is None or len(given) != num_layers + 1:
             raise ModelError(

@@ -1,8 +1,8 @@
 """`HybridRunner`: transformers' models with a recurrent or convolutional state, behind the `LanguageModel` protocol.
 
-The state of the newest absorbed row is kept. A pass runs the rows that are not absorbed together with the new ones; the
-state behind each of its parts is kept beside the old one. So a row that is dropped has never touched a kept state, and
-no row is run in a pass of its own once more.
+The state after the newest absorbed row is kept. A pass runs the rows that are not absorbed together with the new ones;
+the state after each of its parts is kept besides the old one. So a dropped row has never changed a kept state, and no
+row needs an extra pass.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 
 class HybridRunner(TorchRunner):
-    """Runs a model with a state that cannot be cut. The rows of a sequence are a chain.
+    """Runs a model with a state that cannot be rolled back. The rows of a sequence are a chain.
 
-    The layers with a state run the sequences of a pass one after the other; all other layers run all rows at once.
+    Layers with a state run the sequences of a pass one after the other; all other layers run all rows at once.
     """
 
     _decoder: HybridDecoder
 
     def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
-        """Take over ``model``; arguments and errors as of `TorchRunner`."""
+        """Make a runner of ``model``; arguments and errors as of `TorchRunner`."""
         super().__init__(model, **settings)
         self._tails: dict[int, Tail] = {}  # by slot; the KV cache holds the absorbed rows
 
     @property
     def state_bytes(self) -> int:
-        """Memory that a sequence takes besides its rows, at most."""
+        """Most memory of a sequence besides its rows."""
         return STATES_PER_SEQUENCE * self._decoder.state_bytes
 
     @property
@@ -73,11 +73,11 @@ class HybridRunner(TorchRunner):
         return len(self._tail(slot).token_ids)
 
     def lendable_rows(self, slot: int, num_rows: int) -> int:
-        """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
+        """Return how many of the first ``num_rows`` rows can be copied without running them again."""
         return num_absorbed(self._tail(slot).state_at(num_rows))
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
+        """Copy the first rows of ``source`` into the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
         origin = self._tail(source)
         if self.num_rows(slot):
             raise ModelError(f"slot {slot} holds {self.num_rows(slot)} rows; rows are copied into an empty one only")
@@ -87,7 +87,7 @@ class HybridRunner(TorchRunner):
         self._tails[slot] = origin.copied(num_rows)
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
-        """Keep the first rows; ``rows`` must go on from there. Raises: ModelError if they are no chain that exists."""
+        """Keep the first rows and ``rows``, which must continue them. Raises: ModelError if they are no such chain."""
         tail, num_kept = self._tail(slot), num_prefix_rows + len(rows)
         if list(rows) != list(range(num_prefix_rows, num_kept)) or not 0 <= num_kept <= len(tail.token_ids):
             raise ModelError(
@@ -100,7 +100,7 @@ class HybridRunner(TorchRunner):
     def forward(self, extensions: Sequence[Extension]) -> list[Any]:
         """Run the new tokens of several sequences and append their rows; arguments and errors as of `TorchRunner`.
 
-        Raises: ModelError also for tokens that are no chain, and for chosen rows or scores: states have no rows.
+        Raises: ModelError also for tokens that are no chain, and for chosen rows or scores, as states have no rows.
         """
         if any(one.reads is not None or one.scores is not None for one in extensions):
             raise ModelError("a model with a recurrent state reads no chosen rows and keeps no attention scores")
@@ -123,7 +123,7 @@ class HybridRunner(TorchRunner):
         return logits
 
     def _part(self, extension: Extension, offset: int) -> _Part:
-        """Return what a sequence does in a pass: the rows that are not absorbed, and the new ones."""
+        """Return a sequence's part of a pass: the rows that are not absorbed, and the new ones."""
         tail = self._tail(extension.slot)
         num_rows, num_new, num_read = len(tail.token_ids), len(extension.token_ids), extension.first_logits_idx
         if not num_new or list(extension.parents) != list(range(num_rows - 1, num_rows - 1 + num_new)):
@@ -137,14 +137,14 @@ class HybridRunner(TorchRunner):
         token_ids = [*tail.token_ids[start:], *extension.token_ids]
         parents = range(start - 1, start - 1 + len(token_ids))
         whole = Extension(extension.slot, token_ids, parents, num_again + num_read)
-        # The state is taken behind what is no candidate, so that no row is run a third time.
+        # The state is kept after the last row that is no candidate, so that no row is run a third time.
         is_prompt = num_read >= MIN_READ_TOKENS
         cut = num_again + num_read if is_prompt else num_again + num_read + 1 if num_again else 0
         cuts = [offset, *([offset + cut] if 0 < cut < len(token_ids) else []), offset + len(token_ids)]
         return _Part(whole, start, cuts, state, start + cut if is_prompt else None)
 
     def _tail(self, slot: int) -> Tail:
-        """Return what is kept of a sequence. Raises: ModelError if the slot is not open."""
+        """Return the tail of a sequence. Raises: ModelError if the slot is not open."""
         self._cache[slot]
         return self._tails[slot]
 
@@ -159,13 +159,13 @@ class HybridRunner(TorchRunner):
 class _Part:
     """The part of one sequence in a pass."""
 
-    extension: Extension  # with the rows that are run once more
+    extension: Extension  # with the rows that are run again
     start: int  # rows that ``state`` has absorbed
-    cuts: list[int]  # rows of the pass: of its first one, and behind those after which the state is kept
+    cuts: list[int]  # rows of the pass: 0, and the numbers of rows after which the state is kept
     state: State | None  # None: that of an empty sequence
-    landmark: int | None  # rows of the sequence behind which a state is worth being kept for other texts
-    cache: Any = None  # transformers' cache, which the layers write to
-    kept: list[dict[int, Any]] = field(default_factory=list)  # by cut, but for the first; by layer
+    landmark: int | None  # rows of the sequence after which a state is worth keeping for other texts
+    cache: Any = None  # transformers' cache, written by the layers
+    kept: list[dict[int, Any]] = field(default_factory=list)  # by cut without the first, then by layer
 
     def begin(self, cache: Any) -> None:
         """Fill an empty cache of transformers with the state."""
@@ -174,7 +174,7 @@ class _Part:
         self.cache, self.kept = cache, [{} for _ in self.cuts[1:]]
 
     def states(self) -> list[State]:
-        """Return what the pass has left behind."""
+        """Return the states that the pass has kept."""
         first = self.cuts[0]
         return [State(self.start + cut - first, layers) for cut, layers in zip(self.cuts[1:], self.kept, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Load models of transformers: those that our own pass does not run, and those that are trained."""
+"""Load models of transformers, for training or if our own pass cannot run them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from card.config import INT8
 from card.errors import ModelError
 from card.models.dtypes import parse_device, parse_dtype
-from card.models.facts import check_facts, context_limit
+from card.models.facts import check_facts
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.own.decoder_model import LoadedModel
 from card.models.parallel_draft import read_parallel_draft
@@ -29,14 +29,14 @@ _NO_BFLOAT16 = "this processor has no bfloat16 instructions"
 def load_model(
     name_or_path: str | Path, *, dtype: object = "auto", device: object = "cpu", cache_dir: str | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model as transformers builds it; arguments and errors as of `load_decoder`."""
+    """Load a causal language model of transformers; arguments and errors as of `load_decoder`."""
     with quiet():
         source = find_source(str(name_or_path), cache_dir)
     return load_source(source, dtype=dtype, device=device)
 
 
 def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedModel:
-    """Load a model from where its name leads. On a CPU without bfloat16 instructions "auto" widens 16 bits."""
+    """Load a model from its source. On a CPU without bfloat16 instructions, "auto" widens 16-bit weights."""
     wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
     with quiet():
         model, report = read_model(source, wanted_dtype)
@@ -61,7 +61,7 @@ def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedM
 
 def _widen(model: PreTrainedModel) -> None:
     """Make float32 of the weights of a model, unless our own pass runs it."""
-    if why_not_exact(model, context_limit(model)) is not None:
+    if why_not_exact(model) is not None:
         warn_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
@@ -71,6 +71,6 @@ def _widen(model: PreTrainedModel) -> None:
 
 
 def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
-    """Load a model for `card.models.runners`: as a decoder of our own pass if that can run it after all."""
+    """Load a model for `card.models.runners`, as a decoder of our own pass if that can run it."""
     model = load_source(source, dtype=dtype, device=device)
-    return walked(model, context_limit(model)) or model
+    return walked(model) or model

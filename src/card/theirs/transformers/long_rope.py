@@ -1,7 +1,7 @@
-"""Rotary embeddings with other frequencies for long texts (longrope of Phi-3 and its kin), chosen for each row.
+"""Rotary embeddings with other frequencies for long texts (longrope of Phi-3 and similar), chosen for each row.
 
-transformers chooses the frequencies for a whole pass, by its longest position. Here a row's own text decides. A text of
-at most `switch_len` tokens has the short frequencies; a longer one has the long ones for all rows, earlier ones too.
+transformers chooses the frequencies for a whole pass, by its longest position. Here each row's own text decides. A text
+of at most `switch_len` tokens has the short frequencies; a longer one has the long frequencies for all its rows.
 """
 
 from __future__ import annotations
@@ -15,38 +15,16 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError
+from card.models.long_texts import LONG_ROPE
 from card.models.names import model_name
 from card.models.rows.row_tree import BoolArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_TYPE = "longrope"
-
-
-def switch_len(model: PreTrainedModel, max_model_len: int) -> int | None:
-    """Return the longest text that has the short frequencies; None if no text up to ``max_model_len`` has others.
-
-    Raises: ModelError if the layers of the model differ in it.
-    """
-    stated = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    by_layer_type = [one for one in stated.values() if isinstance(one, Mapping)]
-    stated_lengths = {
-        int(one["original_max_position_embeddings"])
-        for one in by_layer_type or [stated]
-        if one.get("rope_type") == _TYPE
-    }
-    lengths = sorted(length for length in stated_lengths if length < max_model_len)
-    if len(lengths) > 1:
-        raise ModelError(
-            f"the layers of {model_name(model)} take their rotary factors for long texts from different lengths on:"
-            f" {lengths}; set max_model_len to {lengths[1]} or less"
-        )
-    return lengths[0] if lengths else None
-
 
 class LongRope:
-    """Lets the rotary modules of a model turn each row as its own text demands."""
+    """Lets the rotary modules of a model rotate each row by its own text's frequencies."""
 
     def __init__(self, model: PreTrainedModel, switch_len: int) -> None:
         """Find the modules. Raises: ModelError if there are none."""
@@ -60,8 +38,8 @@ class LongRope:
 
     @contextlib.contextmanager
     def choosing(self, is_long: BoolArray) -> Iterator[None]:
-        """Inside the block the model turns the rows of a pass by ``is_long``, [sum T], in the place of its own rule."""
-        if not is_long.any():  # no position is beyond the short context: its own rule says the same
+        """Inside the block ``is_long`` [sum T] chooses the frequencies of a pass's rows instead of the model's rule."""
+        if not is_long.any():  # no position is beyond the short context, so its own rule is the same
             yield
             return
         before = [vars(module).get("forward") for module in self._modules]
@@ -78,7 +56,7 @@ class LongRope:
     def _rotate(
         self, rotate: Any, is_long: BoolArray, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, ...]:
-        """Return cos and sin [..., T, D] of positions [..., T]; ``rotate`` chooses by the longest that it is shown."""
+        """Return cos and sin [..., T, D] of positions [..., T]; ``rotate`` chooses by the longest of a call."""
         beyond = torch.full_like(position_ids[..., :1], self._switch_len)
         found = rotate(x, torch.cat((position_ids, beyond), -1), *args, **kwargs)
         long = tuple(one[..., :-1, :] for one in found)
@@ -91,4 +69,4 @@ class LongRope:
 
 def _is_long_rope(rope_type: object) -> bool:
     """Return whether a rotary module's type, or that of one of its kinds of layers, is the one with two factors."""
-    return _TYPE in (rope_type.values() if isinstance(rope_type, Mapping) else (rope_type,))
+    return LONG_ROPE in (rope_type.values() if isinstance(rope_type, Mapping) else (rope_type,))

@@ -1,4 +1,4 @@
-"""Modules of transformers' models that mix rows by way of a state: found by a trial pass, run from a given state on."""
+"""Modules of transformers' models that mix rows through a state: found by a trial pass, run from a given state."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from card.theirs.transformers.states import cache_name, num_bytes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PROBE_PARTS = (3, 3, 1)  # tokens: to fill a state, to go on from it at once, and to see the state behind these
-_PROBE_TOLERANCE = 1e-3  # of the error that a lost state makes; rounding makes a millionth, a wrong scan a hundredth
-_LEAST_CHUNK = 16  # rows that a scan fills a short pass up to
-_Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place, and by name
+_PROBE_PARTS = (3, 3, 1)  # tokens: to fill a state, to continue from it at once, and to read the state after them
+_PROBE_TOLERANCE = 1e-3  # relative to the error of a lost state; rounding makes 1e-6, a wrong scan 1e-2
+_LEAST_CHUNK = 16  # rows to which a scan pads a short pass
+_Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 @dataclass(slots=True)
 class Mixer:
-    """A module that mixes rows by way of a state."""
+    """A module that mixes rows through a state."""
 
     module: nn.Module
     layer: int
     signature: inspect.Signature
-    rows_name: str  # of its argument with the rows, [1, T, D]
+    rows_name: str  # name of its argument with the rows, [1, T, D]
     cache_name: str
-    goes_on: bool = True  # several rows at once go on from a state as they should
+    goes_on: bool = True  # several rows at once continue correctly from a state
 
     def run(
         self, forward: Callable[..., Tensor], call: inspect.BoundArguments, cache: Any, first: int, last: int
     ) -> list[Tensor]:
-        """Run rows ``first`` .. last - 1 of a call on from the state in ``cache``; return the results in order."""
+        """Run rows ``first`` .. last - 1 of a call from the state in ``cache``; return the results in order."""
         is_new = cache.get_conv_state(self.layer) is None
         runs = [(first, last)] if self.goes_on or is_new else [(row, row + 1) for row in range(first, last)]
         rows = call.arguments[self.rows_name]
@@ -58,7 +58,7 @@ class Mixer:
 
 @contextlib.contextmanager
 def _short_chunks(module: Any, num_rows: int) -> Iterator[None]:
-    """Inside the block a scan that fills its rows up to whole chunks has chunks that fit few rows."""
+    """Inside the block a scan that pads its rows to whole chunks has short chunks."""
     usual = getattr(module, "chunk_size", None)
     if not isinstance(usual, int) or num_rows >= usual:
         yield
@@ -73,8 +73,8 @@ def _short_chunks(module: Any, num_rows: int) -> Iterator[None]:
 def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
     """Return the modules with a state, and the memory of the states of one sequence.
 
-    They are those that write to the states of transformers' cache in a pass over one token. Of each kind of them one is
-    tried for whether it runs several tokens on from a state. Raises: ModelError if a state is kept elsewhere.
+    These modules write to the states of transformers' cache in a pass over one token. One of each kind is tested for
+    running several tokens from a state. Raises: ModelError if a state is kept elsewhere.
     """
     name, kind = model_name(model), model.config.get_text_config().model_type
     advice = "choose a model of another family, such as Qwen, LFM2, Granite, Nemotron-H, Falcon-H1 or Mamba 2"
@@ -108,7 +108,7 @@ def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
 
 
 class _Callers:
-    """Notes which module writes to the states of a cache, and its arguments."""
+    """Records which modules write to the states of a cache, and their arguments."""
 
     def __init__(self, cache: Any) -> None:
         self.calls: dict[int, tuple[nn.Module, _Call]] = {}  # by layer
@@ -152,13 +152,13 @@ def _mixer(layer: int, module: nn.Module, call: _Call, refusal: str) -> Mixer:
 
 
 def _goes_on(mixer: Mixer, call: _Call, model: PreTrainedModel) -> bool:
-    """Return whether several rows at once give what they give one by one; some scans start without the state."""
+    """Return whether several rows at once give the same as one by one; some scans start without the state."""
     arguments = mixer.signature.bind(*call[0], **call[1])
     shown = arguments.arguments[mixer.rows_name]
     size = (1, sum(_PROBE_PARTS), shown.shape[-1])
     rows = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(shown.device)
     arguments.arguments[mixer.rows_name] = rows
-    exact = copy.deepcopy(mixer.module).float()  # so that rounding is not taken for a fault
+    exact = copy.deepcopy(mixer.module).float()  # so that rounding does not look like a fault
 
     def run(*lengths: int, skipped: int = 0) -> Tensor:
         cache, first, results = transformers.DynamicCache(config=model.config), skipped, []

@@ -1,17 +1,18 @@
-"""Decoders of our own pass as models of transformers: to be saved, exported, or run beside other engines."""
+"""Convert decoders of our own pass to models of transformers, to save, export, or run them in other engines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
 
 from card.errors import ModelError
-from card.kernels.number_types import Floats
+from card.kernels.number_types import Array, Floats
 from card.models.names import model_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.expert_weights import join_experts
 from card.models.own.layers import BlockWeight
 from card.theirs.transformers.arrays import as_array, as_tensor, torch_dtype
 from card.theirs.transformers.walking import decoder_of, why_not_walked
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
-    """Return a model of transformers with the same weights; on the CPU they are shared.
+    """Return a model of transformers with the same weights, shared on the CPU.
 
-    Raises: ModelError if they are blocks, which torch does not multiply by.
+    Raises: ModelError for block formats, which torch cannot multiply.
     """
     if not isinstance(model, DecoderModel):
         theirs: Any = model
@@ -37,9 +38,10 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         made = kind(config)
-    made.load_state_dict({name: as_tensor(weight) for name, weight in weights.items()}, strict=False, assign=True)
+    arrays = join_experts(cast(dict[str, Array], weights).items(), model.architecture)
+    made.load_state_dict({name: as_tensor(weight) for name, weight in arrays.items()}, strict=False, assign=True)
     made.tie_weights()
-    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are in no state dict
+    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are not in the state dict
     make: Any = transformers.GenerationConfig
     made.generation_config = make(**model.generation_config.to_diff_dict())
     found: PreTrainedModel = made.to(device=device, dtype=torch_dtype(model.dtype)).requires_grad_(False).train(False)
@@ -50,13 +52,13 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
 
 def remade(model: PreTrainedModel, make: Callable[[DecoderModel], DecoderModel]) -> PreTrainedModel:
     """Return what is made of the weights of a model, on its device. Raises: ModelError if they cannot be walked."""
-    if (reason := why_not_walked(model, max_model_len=1)) is not None:
+    if (reason := why_not_walked(model)) is not None:
         raise ModelError(f"another model cannot be made of {model_name(model)}: {reason}")
     return modules_of(make(decoder_of(model)), str(model.device))
 
 
 def own_logits(model: PreTrainedModel, text_ids: Sequence[int]) -> Floats:
-    """Return the logits [V] behind a text by the model's own modules."""
+    """Return the logits [V] after a text by the model's own modules."""
     any_model: Any = model
     with torch.inference_mode():
         logits = any_model(input_ids=torch.tensor([list(text_ids)], device=model.device)).logits

@@ -1,4 +1,4 @@
-"""Models as transformers builds them, with their configs checked before memory is taken for the weights."""
+"""Open models of transformers; configs are checked before memory is allocated for the weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
+import transformers  # its models are imported where they are used, as that takes a quarter of a second or more
 from transformers import PreTrainedConfig
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
@@ -19,20 +19,21 @@ from card.models.files.scaled_weights import QUANTIZED, ScaledWeights, find_scal
 from card.models.files.sources import Source, explained
 from card.models.files.weight_files import Shapes, raw_config
 from card.models.files.weight_files import check_folder as check_files
+from card.models.inner_text import WEIGHT_NAMES, inner_name
 from card.models.layer_kinds import check_kinds
 from card.models.names import OTHER_FAMILY
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.built_sizes import check_sizes
-from card.theirs.transformers.inner_text import WEIGHT_NAMES, inner_name, text_config
+from card.theirs.transformers.inner_text import text_config
 
 
 def read_model(source: Source, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """Return a model of transformers, and its report on what was missing."""
+    """Return a model of transformers, and its report of missing tensors."""
     if source.gguf is not None:
         with explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
     shapes = check_folder(source) if source.is_folder else None
-    if source.is_folder and (Path(source.path) / GENERATION_NAME).is_file():  # which is read beside the weights
+    if source.is_folder and (Path(source.path) / GENERATION_NAME).is_file():  # read with the weights
         with explained(source, "the generation_config.json of {} cannot be used"):
             transformers.GenerationConfig.from_pretrained(source.path, local_files_only=True)
     scaled = _find_scaled(source)
@@ -73,7 +74,7 @@ def _find_scaled(source: Source) -> ScaledWeights | None:
 def _read_scaled(
     folder: Path, scaled: ScaledWeights, config: Any, dtype: str, names: dict[str, str] | None
 ) -> tuple[Any, dict[str, Any]]:
-    """Do the same for weights in 8-bit floats, which are multiplied by their scales."""
+    """Read a model with weights in 8-bit floats, which are multiplied by their scales; as `read_model`."""
     stated = dtype_name(config.get_text_config().dtype)
     wanted = STORED_DTYPES.get(stated if dtype == "auto" else dtype, BFLOAT16 if dtype == "auto" else FLOAT64)
     say_scaled(folder, scaled, wanted)
@@ -93,7 +94,7 @@ def _read_scaled(
 
 
 def _read_gguf(gguf: GgufSource, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """Do the same for a GGUF file, by way of the folder that is kept of it, if one can be kept."""
+    """Read a GGUF file, through its converted folder if that can be stored; as `read_model`."""
     kept = gguf.folder(dtype)
     config = transformers.AutoConfig.for_model(**gguf.config)
     loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -111,10 +112,10 @@ def _read_gguf(gguf: GgufSource, dtype: str) -> tuple[Any, dict[str, Any]]:
 
 
 def read_transformers_config(source: Source, *, is_scaled: bool = False) -> PreTrainedConfig:
-    """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model.
+    """Return the config. Raises: ModelError if it cannot be read or is not of a causal language model.
 
     Args:
-        is_scaled: the weights are made of 8-bit floats when they are read, so that they are as any others then.
+        is_scaled: the weights are 8-bit floats, which are converted to ordinary ones when they are read.
     """
     if source.is_folder:
         _check_kind_names(source)
@@ -146,7 +147,7 @@ def _for_loader(dtype: str) -> str | torch.dtype:
 
 
 def check_folder(source: Source) -> Shapes | None:
-    """Read what is small, and compare it; return the shapes of the weights, None if they are not known."""
+    """Read and compare the small files; return the shapes of the weights, None if unknown."""
     folder = Path(source.path)
     with explained(source, "the weights of {} cannot be read"):
         shapes = check_files(folder)
@@ -157,9 +158,9 @@ def check_folder(source: Source) -> Shapes | None:
 
 
 def _check_kind_names(source: Source) -> None:
-    """Raise ModelError that names kinds of layers in a folder's config.json which transformers does not know either.
+    """Raise ModelError for kinds of layers in a folder's config.json that transformers does not know either.
 
-    A family may have older names for its kinds, so the config is read as transformers reads it before it is blamed.
+    A family may have older names of kinds, so the config is first converted by transformers.
     """
     unknown = _unknown_kinds(raw_config(Path(source.path)))
     if not unknown:
@@ -174,7 +175,7 @@ def _check_kind_names(source: Source) -> None:
 
 
 def _unknown_kinds(raw: Any) -> list[str]:
-    """Return the kinds in a config.json, as it was read, that no model of transformers has under that name."""
+    """Return the kinds in a parsed config.json that no model of transformers has."""
     whole = raw if isinstance(raw, dict) else {}
     inner = whole.get("text_config")
     stated = [one.get("layer_types") for one in (whole, inner) if isinstance(one, dict)]
@@ -183,12 +184,12 @@ def _unknown_kinds(raw: Any) -> list[str]:
 
 
 def _check_sizes(source: Source, config: PreTrainedConfig, shapes: Shapes) -> None:
-    """Check that a model of this config is about as large as its weights, before any memory is taken for it."""
+    """Check that a model of this config is about as large as its weights, before memory is allocated for it."""
     loader: Any = transformers.AutoModelForCausalLM
     try:
         with torch.device("meta"):
             empty = loader.from_config(copy.deepcopy(config))
-    except Exception:  # transformers will build it in the same way, and tell what is wrong
+    except Exception:  # transformers will fail in the same way, with its own message
         return
     with explained(source, "the weights of {} do not fit its config"):
         check_sizes(empty, shapes)

@@ -1,7 +1,7 @@
 """Scales of queries that grow with the position, in layers without a rotary embedding (Llama 4; arXiv:2501.19399).
 
-transformers counts positions from the first row of a pass. Our passes hold rows of several texts, so the model leaves
-the scales to us while it is taken over.
+transformers counts positions from the first row of a pass. Our passes have rows of several texts, so our attention
+applies the scales while it is installed in the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QueryScales:
         }
 
     def leave_to_model(self, is_left: bool) -> None:
-        """Let the layers scale their queries themselves, or leave them as they are."""
+        """Switch the layers' own scaling of queries on or off."""
         for module in self._layers.values():
             setattr(module, _SWITCH, is_left)
 

@@ -1,4 +1,4 @@
-"""The parts that models of transformers take from it."""
+"""Record of transformers' models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Check that a model that runs through transformers' modules gets the logits of transformers' own forward.
+"""Check that a model under a `TorchRunner` gets the logits of transformers' own forward.
 
-A model may make a mask of its own, or let rows depend on what else is in a pass. Its architecture does not tell. So a
-short text is run in each of the ways in which CARD runs texts.
+A model may make a mask of its own, or its rows may depend on other rows of a pass. The architecture does not show it.
+So a short text is run in each way in which CARD runs texts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from card.models.protocol import Extension, Recurrent
 from card.theirs.transformers.runner import TorchRunner
 
 _NUM_TOKENS, _NUM_BESIDE = 12, 21  # of the text, and of a longer one beside it
-_NUM_SINGLE = 3  # of its last tokens are run one by one
-_WINDOW = 4  # tokens of windows and chunks meanwhile, so that the text outgrows them
-# The largest difference of two logits that rounding explains, as a share of the largest logit.
+_NUM_SINGLE = 3  # last tokens that are run one by one
+_WINDOW = 4  # tokens of windows and chunks during the check, so that the text outgrows them
+# The largest difference of two logits by rounding, relative to the largest logit.
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 
 
@@ -27,7 +27,7 @@ def check_rows(runner: TorchRunner, name: str) -> None:
 
     Args:
         name: of the model, for the error.
-    Raises: ModelError that says where they differ.
+    Raises: ModelError, with the ways in which they differ.
     """
     if differing := differing_rows(runner):
         raise ModelError(
@@ -37,13 +37,13 @@ def check_rows(runner: TorchRunner, name: str) -> None:
 
 
 def differing_rows(runner: TorchRunner) -> str:
-    """Return where logits are not transformers' own, in words such as "at once differ by 3.1"; or nothing."""
+    """Return in which ways logits differ from transformers' own, in words such as "at once differ by 3.1", or ""."""
     with runner.narrowed(_WINDOW):
         return rows_that_differ(runner, runner.own_logits)
 
 
 def rows_that_differ(runner: TorchRunner, own_logits: Callable[[Sequence[int]], Any]) -> str:
-    """Return where logits are not those [T, V] that ``own_logits`` gives for a text, in words; or nothing."""
+    """Return in which ways logits [T, V] differ from those of ``own_logits``, in words, or ""."""
     num_ids = runner.vocab_size - 1
     ids = [1 + 7 * i * i % num_ids for i in range(min(_NUM_TOKENS, runner.max_model_len))]
     longer = [1 + 5 * i % num_ids for i in range(min(_NUM_BESIDE, runner.max_model_len))]
@@ -83,7 +83,7 @@ def _logits_one_by_one(runner: TorchRunner, slot: int, ids: Sequence[int]) -> An
 
 
 def _logits_in_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Any:
-    """Return the logits of a text whose later tokens each have a sibling, which stands before them."""
+    """Return the logits of a text whose later tokens each follow a sibling in the pass."""
     half = len(ids) // 2
     parts = [runner.forward([_chain(slot, ids[:half])])[0]]
     tokens, parents, last = [], [], half - 1
@@ -96,7 +96,7 @@ def _logits_in_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Any:
 
 
 def _logits_behind_refused(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Any:
-    """Return the logits of a text in whose middle another token was run and dropped."""
+    """Return the logits of a text in the middle of which another token was run and dropped."""
     half = len(ids) // 2
     parts = [runner.forward([_chain(slot, ids[:half])])[0]]
     parts.append(runner.forward([_chain(slot, [ids[half], ids[0]], half)])[0][:1])

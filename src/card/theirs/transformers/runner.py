@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from card.errors import CardError, ModelError, in_few_words
@@ -17,18 +16,16 @@ from card.models.layer_kinds import has_state
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.own.decoder_model import is_int8
 from card.models.protocol import Extension
-from card.models.rows.row_tree import BoolArray, IntArray
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_logits, as_tensor
 from card.theirs.transformers.generic import GenericDecoder, require_causal
-from card.theirs.transformers.long_rope import switch_len
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
-    """Turn whatever taking over a model raises into a ModelError: its config may hold anything."""
+    """Turn any error of ``init`` into a ModelError: a model's config may hold anything."""
 
     @functools.wraps(init)
     def explained(self: TorchRunner, model: PreTrainedModel, **settings: Any) -> None:
@@ -56,7 +53,7 @@ class TorchRunner(RowRunner):
 
     @_told_in_one_line
     def __init__(self, model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512) -> None:
-        """Take over ``model``, on the device and in the dtype that it has; arguments as of `RowRunner`.
+        """Make a runner of ``model``, on its device and in its dtype; arguments as of `RowRunner`.
 
         Raises: ModelError if the model cannot be run row-wise.
         """
@@ -65,8 +62,6 @@ class TorchRunner(RowRunner):
         if is_int8(model):
             raise ModelError(f"{model_name(model)} cannot run in int8: it has no pass of our own; use another dtype")
         self._table: Any = model.get_input_embeddings()
-        self._long_slots: set[int] = set()  # see `make_long`
-        self.switch_len = switch_len(model, max_model_len)
         with torch.inference_mode():
             super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
@@ -74,7 +69,7 @@ class TorchRunner(RowRunner):
         self.has_own_pass = not isinstance(self._decoder, GenericDecoder)
 
     def _require_runnable(self, model: PreTrainedModel) -> None:
-        """Raise ModelError, naming the reason, if this runner cannot run such a model."""
+        """Raise ModelError, with the reason, if this runner cannot run the model."""
         require_causal(model)
         if has_state(model):
             raise ModelError(f"{model_name(model)} keeps a recurrent state; make its runner with card.models.runners")
@@ -88,7 +83,7 @@ class TorchRunner(RowRunner):
         return int(self._table.weight.shape[0])
 
     def _embedded(self, token_ids: Sequence[int]) -> Floats:
-        """Return the rows as they are stored: some models' own modules scale them."""
+        """Return the stored rows, which some models' own modules scale."""
         with torch.inference_mode():
             table = self._table.weight
             ids = torch.tensor(token_ids, dtype=torch.int64, device=table.device)
@@ -98,14 +93,12 @@ class TorchRunner(RowRunner):
     def _reason_blind(self, tower: Tower) -> str | None:
         if type(self) is not TorchRunner:
             return "images are read on a CPU, by models without a recurrent state"
-        if self.switch_len is not None:
-            return "its rotary embedding (longrope) changes with the length of the text"
         if tower.sections:
             return "images with positions in height and width need the own pass, and it runs in transformers' modules"
         return super()._reason_blind(tower)
 
     def release(self) -> None:
-        """Give the model back to other uses; without an own pass it cannot run here afterwards."""
+        """Release the model for other uses; afterwards it cannot run here."""
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.release()
 
@@ -115,11 +108,11 @@ class TorchRunner(RowRunner):
         try:
             with torch.inference_mode():
                 return as_array(self._decoder.own_logits(token_ids))
-        except Exception as error:  # whatever the code of one of many architectures raises
+        except Exception as error:  # an architecture's code may raise any type
             raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}; {OTHER_FAMILY}") from error
 
     def narrowed(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """Let windows and chunks of the model hold ``size`` tokens meanwhile."""
+        """Inside the block windows and chunks of the model hold ``size`` tokens."""
         assert isinstance(self._decoder, GenericDecoder), "of a model that runs through transformers' modules"
         return self._decoder.narrowed(size)
 
@@ -128,29 +121,18 @@ class TorchRunner(RowRunner):
         with torch.inference_mode():
             return super().open(max_rows)
 
-    def make_long(self, slot: int) -> None:
-        """Let the rows of an empty sequence be those of a text of more than `switch_len` tokens from now on."""
-        assert self.num_rows(slot) == 0, "rows of a short text do not become those of a long one"
-        self._long_slots.add(slot)
-
-    def close(self, slot: int) -> None:
-        """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
-        super().close(slot)
-        self._long_slots.discard(slot)
-
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
-        assert (source in self._long_slots) == (slot in self._long_slots), "rows of a short and of a long text differ"
         with torch.inference_mode():
             super().copy_rows(source, slot, num_rows)
 
     def read_rows(self, slot: int) -> Any:
-        """Return a copy of a sequence's rows, as an array that numpy has. Raises: see `KVCache.read_rows`."""
+        """Return a copy of a sequence's rows as an array. Raises: see `KVCache.read_rows`."""
         with torch.inference_mode():
             return as_array(super().read_rows(slot), keeps_bits=True)
 
     def write_rows(self, slot: int, rows: Any) -> None:
-        """Fill an empty sequence with rows that `read_rows` gave. Raises: see `KVCache.write_rows`."""
+        """Fill an empty sequence with rows from `read_rows`. Raises: see `KVCache.write_rows`."""
         with torch.inference_mode():
             super().write_rows(slot, as_tensor(rows, self.device))
 
@@ -166,21 +148,3 @@ class TorchRunner(RowRunner):
 
     def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
         return [as_logits(one) for one in super()._forward(extensions)]
-
-    def _prepare(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> None:
-        if isinstance(self._decoder, GenericDecoder):
-            self._decoder.long_rows = self._long_rows(extensions, positions)
-
-    def _long_rows(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> BoolArray | None:
-        """Return which rows of a pass are those of long texts, [sum T]; None if no text is ever long.
-
-        A row beyond the short context is one of a long text, whatever its sequence was opened for.
-        """
-        length = self.switch_len
-        if length is None:
-            return None
-        rows = [
-            (of >= length) | (extension.slot in self._long_slots)
-            for extension, of in zip(extensions, positions, strict=True)
-        ]
-        return np.concatenate(rows)

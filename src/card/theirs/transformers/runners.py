@@ -9,7 +9,8 @@ from card.models.layer_kinds import has_state
 from card.models.names import model_name
 from card.models.others import others
 from card.models.own.decoder_model import is_int8
-from card.models.runner import ExactRunner, RowRunner
+from card.models.recording_runner import exact_runner
+from card.models.runner import RowRunner
 from card.theirs.transformers.hybrid import HybridRunner
 from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.walking import walked, why_not_exact
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 def plain_runner(
     model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512, own_pass: bool | None = None
 ) -> RowRunner:
-    """Return the runner that suits ``model`` on any device, without recorded passes.
+    """Return the runner of ``model`` on any device, without recorded passes.
 
     Args:
-        own_pass: run its weights in our own pass (see `architectures`) instead of its modules; None: where possible.
-    Raises: ModelError if the model cannot be run, or not the way asked for.
+        own_pass: run its weights in our own pass (see `architectures`) instead of its modules; None: if possible.
+    Raises: ModelError if the model cannot be run in this way.
     """
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if own_pass is not False:
-        reason = why_not_exact(model, max_model_len)
-        decoder = None if reason else walked(model, max_model_len)
+        reason = why_not_exact(model)
+        decoder = None if reason else walked(model)
         if decoder is not None:
-            return ExactRunner(decoder, **sizes)
+            return exact_runner(decoder, **sizes)
         if own_pass or is_int8(model):
             what = "has no own pass" if own_pass else "cannot run in int8"
             advice = "leave own_pass at None" if own_pass else "use dtype bfloat16 or float32"
@@ -41,7 +42,7 @@ def plain_runner(
 
 
 def make_runner(model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
-    """Return the runner that suits ``model`` and its device: a `BucketedRunner` on CUDA if it has no state."""
+    """Return the runner of ``model`` on its device: a `BucketedRunner` on CUDA if it has no state."""
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if model.device.type != "cuda" or has_state(model):
         return plain_runner(model, **sizes)

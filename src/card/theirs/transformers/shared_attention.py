@@ -1,6 +1,7 @@
 """Attention modules that several layers share (Zamba, Zamba2; arXiv:2405.16712): each call names its layer.
 
-Other modules know the number of their layer. A shared one is told it before each call while a model is taken over.
+Other modules store the number of their layer. A shared module gets it before each call while our attention is
+installed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class SharedAttention:
         self._handles: list[RemovableHandle] = []
 
     def take_over(self) -> None:
-        """Let each module have the number of the layer that calls it."""
+        """Set in each module the number of the calling layer."""
         self._handles = [module.register_forward_pre_hook(_number, with_kwargs=True) for module in self._modules]
 
     def release(self) -> None:
-        """Leave the modules as they were."""
+        """Restore the modules."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,6 +1,6 @@
-"""States of recurrent and convolutional layers: each sums up all rows up to one, and cannot be cut shorter.
+"""States of recurrent and convolutional layers: a state summarises all rows up to one, and cannot be rolled back.
 
-They are kept at few places of a sequence. Rows behind the newest place are run once more, with the rows that follow.
+States are kept at few places of a sequence. Rows after the newest place are run again, with the rows that follow.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from card.models.files.sources import quiet
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# By which transformers' cache is given: to all since its version 5.24, to Mamba's kin and to the others before.
+# Argument for transformers' cache: of all models since 5.24; before, of Mamba-like models, and of the others.
 CACHE_NAMES = ("cache", "cache_params", "past_key_values")
-MAX_RECENT = 4  # states of the last passes, whose rows may be dropped again
-MAX_LANDMARKS = 3  # states at the ends of parts of a prompt, for texts that begin alike
-MIN_READ_TOKENS = 8  # so many before the first logits are part of a prompt; fewer are not worth a landmark
-STATES_PER_SEQUENCE = MAX_RECENT + MAX_LANDMARKS + 1  # and the one that a pass works on
+MAX_RECENT = 4  # states of the last passes, whose rows may still be dropped
+MAX_LANDMARKS = 3  # states at the ends of parts of a prompt, for texts with the same beginning
+MIN_READ_TOKENS = 8  # fewer tokens before the first logits are no part of a prompt worth a landmark
+STATES_PER_SEQUENCE = MAX_RECENT + MAX_LANDMARKS + 1  # and the present one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class State:
 
 
 class Tail:
-    """The tokens of one sequence, and the states that are kept of it."""
+    """The tokens of one sequence, and its kept states."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -45,21 +45,21 @@ class Tail:
         self._landmarks: list[State] = []  # ascending
 
     def state_at(self, num_rows: int) -> State | None:
-        """Return the newest state of these first rows or fewer; None if only the empty one is left."""
+        """Return the newest state of at most ``num_rows`` rows; None if only the empty one is left."""
         fitting = [state for state in (*self._landmarks, *self._recent) if state.num_rows <= num_rows]
         return max(fitting, key=lambda state: state.num_rows, default=None)
 
     @property
     def num_absorbed(self) -> int:
-        """Number of rows that the newest state has absorbed; the others are run once more."""
+        """Number of rows in the newest state; the other rows are run again."""
         return num_absorbed(self.state_at(len(self.token_ids)))
 
     def add(self, token_ids: Sequence[int], states: Sequence[State], landmark: int | None) -> None:
-        """Take the rows of a pass.
+        """Append the rows of a pass.
 
         Args:
-            states: that it left behind, ascending.
-            landmark: rows of the one among them that other texts may begin with; None: there is none.
+            states: kept by the pass, ascending.
+            landmark: rows of the state among them with which other texts may begin; None: there is none.
         """
         self.token_ids += token_ids
         for state in states:
@@ -82,18 +82,18 @@ class Tail:
 
 
 def num_absorbed(state: State | None) -> int:
-    """Return how many rows a state has absorbed."""
+    """Return the number of rows in a state."""
     return 0 if state is None else state.num_rows
 
 
 def cache_name(forward: Callable[..., Any]) -> str | None:
-    """Return the name by which a module's ``forward`` takes transformers' cache; None if it takes none."""
+    """Return the name of the argument of a module's ``forward`` for transformers' cache; None if it has none."""
     names = inspect.signature(forward).parameters
     return next((name for name in CACHE_NAMES if name in names), None)
 
 
 def cloned(layer: Any) -> Any:
-    """Return a cache layer of transformers with tensors of its own."""
+    """Return a cache layer of transformers with copied tensors."""
     clone = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict):
@@ -108,9 +108,9 @@ def num_bytes(layer: Any) -> int:
 
 
 def least_state_bytes(model: PreTrainedModel) -> int:
-    """Return the least memory of a sequence's states; the model may be without weights, on the device "meta".
+    """Return the least memory of a sequence's states; the model may be on the device "meta", without weights.
 
-    Raises: almost anything, for models that keep their state in a place of their own.
+    Raises: errors of any type, for models that keep their state elsewhere.
     """
     cache: Any = transformers.DynamicCache(config=model.config)
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
@@ -119,19 +119,19 @@ def least_state_bytes(model: PreTrainedModel) -> int:
 
 
 def state_bytes_by_config(config: Any) -> int:
-    """Return the least memory of a sequence's states, by the config of a model alone; 0 if it cannot be built."""
+    """Return the least memory of a sequence's states from a model's config; 0 if it cannot be built."""
     loader: Any = transformers.AutoModelForCausalLM
     try:
         with quiet(), torch.device("meta"), torch.inference_mode():
             return least_state_bytes(loader.from_config(copy.deepcopy(config.get_text_config()), dtype=torch.bfloat16))
-    except Exception:  # what cannot be built is told when it is loaded
+    except Exception:  # loading reports it
         return 0
 
 
 def _thin(states: list[State], most: int) -> None:
-    """Drop states until ``most`` are left: the farther from the newest the wider apart they may lie.
+    """Drop states until ``most`` are left: distances grow with the distance from the newest.
 
-    The newest two stay: the rows of the last pass may be dropped again.
+    The newest two are kept, as the rows of the last pass may still be dropped.
     """
     while len(states) > most:
         rows = [0, *(state.num_rows for state in states)]

@@ -1,6 +1,6 @@
 """Tensors in a model's files that the model does not use: a few kinds are harmless, any other is an error.
 
-A model without one of its scales, biases or layers still runs, but writes nonsense.
+A model without one of its scales, biases or layers would run, but write nonsense.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 from card.errors import ModelError
 from card.models.files.scaled_weights import is_left_aside
 from card.models.files.sources import Source
-from card.theirs.transformers.inner_text import inner_name
+from card.models.files.weight_files import is_of_drafter
+from card.models.inner_text import inner_name
 
-# Buffers that are computed, and what drafters inside a checkpoint are called, which no pass here runs.
+# Buffers that are computed.
 _HARMLESS = re.compile(
     r"(^|\.)(rotary_emb|rope)\.\w*(inv_freq|cos_cached|sin_cached)$|inv_freq$|(^|\.)position_ids$"
-    r"|(^|\.)attn(ention)?\.(masked_)?bias$|(^|\.)masked_bias$|(^|\.)(mtp|nextn|eagle|medusa)\w*\."
+    r"|(^|\.)attn(ention)?\.(masked_)?bias$|(^|\.)masked_bias$"
 )
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _HEAD = "lm_head.weight"
 
 
 def check_taken(source: Source, model: Any, unexpected: Iterable[str]) -> None:
-    """Raise ModelError that names the first tensor which the model does not take and should.
+    """Raise ModelError for the first tensor that the model ignores but should use.
 
     Args:
-        unexpected: names of tensors that were not taken.
+        unexpected: names of ignored tensors.
     """
     config = model.config.get_text_config()
     num_layers = getattr(config, "num_hidden_layers", None)
@@ -41,7 +41,5 @@ def check_taken(source: Source, model: Any, unexpected: Iterable[str]) -> None:
 
 
 def _is_harmless(name: str, num_layers: object, *, is_tied: bool) -> bool:
-    layer = _LAYER.search(name)
-    is_behind_the_last = layer is not None and isinstance(num_layers, int) and int(layer[1]) >= num_layers
-    is_other_part = inner_name(name) is None or is_behind_the_last  # a tower for images; a layer that drafts
+    is_other_part = inner_name(name) is None or is_of_drafter(name, num_layers)  # a tower for images; a drafter
     return is_other_part or (is_tied and name.endswith(_HEAD)) or is_left_aside(name) or bool(_HARMLESS.search(name))

@@ -1,4 +1,4 @@
-"""Attention of transformers' models, taken over: their layers call ours, which reads and writes our KV caches."""
+"""Replace the attention of transformers' models: their layers call ours, which reads and writes our KV caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError
-from card.models.rows.kv_cache import KVLayout
+from card.models.rows.kv_cache import KVLayout, KVShape
 from card.models.rows.row_tree import Window
 from card.theirs.transformers.arrays import TorchLayout
 from card.theirs.transformers.attention import Scoring, SequencePass, attend
@@ -20,9 +20,9 @@ from card.theirs.transformers.attention import Scoring, SequencePass, attend
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
-_OWN = "card_own_attention"  # attribute of a model that was taken over: its configs, and the attention they had
-_REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they change scores in ways not built here
+_NAME = "card_rows"  # name of `_attention` in transformers' attention interface
+_OWN = "card_own_attention"  # attribute of a changed model: its configs, with their original attention
+_REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: unsupported changes of scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class _Heads:
 
 
 class AttentionProbe:
-    """Stands in for a pass and notes how each layer calls attention."""
+    """Stands in for a pass and records how each layer calls attention."""
 
     def __init__(self) -> None:
         self.layers: dict[int, _Heads] = {}
         self.needs_bias = False  # the causal mask cannot be left to the attention kernel
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """Note the heads of a layer, and return zeros [1, sum T, H, Dv]; queries [1, H, sum T, D]."""
+        """Record the heads of a layer, and return zeros [1, sum T, H, Dv]; queries [1, H, sum T, D]."""
         if layer in self.layers:
             raise ModelError(f"layer {layer} attends more than once in a pass, which has no place in the KV cache")
         self.layers[layer] = _Heads(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
@@ -53,9 +53,9 @@ class AttentionProbe:
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
     def layout(self, attending: Sequence[int]) -> tuple[KVLayout, int]:
-        """Return what the cache holds, and how many query heads share a KV head of it.
+        """Return the layout of the cache, and the number of query heads per KV head.
 
-        Layers with fewer or smaller heads than others are filled up to these.
+        Layers with fewer or smaller heads are padded.
         """
         if sorted(self.layers) != list(attending):
             raise ModelError(
@@ -71,7 +71,8 @@ class AttentionProbe:
             )
         ((num_query_heads, dtype, device),) = kinds
         size = max(max(of.size, of.value_size) for of in layers)
-        return TorchLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
+        shapes = (KVShape(num_kv_heads, size),) * len(attending)
+        return TorchLayout(shapes, dtype, device), num_query_heads // num_kv_heads
 
 
 class AttentionPass:
@@ -89,7 +90,7 @@ class AttentionPass:
         self.windows = windows
         self._scales = scales  # [sum T] of queries, by layer
         self._layout = layout
-        self._places = places  # of the layers with attention in the KV cache
+        self._places = places  # by layer with attention: its place in the KV cache
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Write keys and values [1, Hkv, sum T, D] and attend over all rows; arguments and result as of a probe."""
@@ -98,8 +99,9 @@ class AttentionPass:
             scoring = replace(scoring, scale=query.shape[3] ** -0.5)
         if (scales := self._scales.get(layer)) is not None:
             query = (query * scales[:, None]).to(query.dtype)
-        query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
-        num_heads, num_kv_heads = query.shape[1], self._layout.num_kv_heads
+        num_kv_heads, size = self._layout.shape
+        query, key, value = (_filled(one, size) for one in (query, key, value))
+        num_heads = query.shape[1]
         if key.shape[1] < num_kv_heads:  # the same head once for each part of its query heads
             times = num_kv_heads // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
@@ -116,31 +118,31 @@ class AttentionPass:
 
 
 def _filled(heads: Tensor, size: int) -> Tensor:
-    """Return heads [..., D] with zeros up to ``size``, which change neither scores nor sums."""
+    """Return heads [..., D] padded with zeros to ``size``, which changes neither scores nor sums."""
     return heads if heads.shape[-1] == size else nn.functional.pad(heads, (0, size - heads.shape[-1]))
 
 
 class TakenAttention:
-    """The attention of a model, which calls ours once it is taken over. Several runners may share a model."""
+    """Switches a model between its own attention and ours. Several runners may share a model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Note the attention that the model has of its own; the model remembers it for its next user."""
+        """Record the model's own attention, on the model, for its next runner."""
         transformers.AttentionInterface.register(_NAME, _attention)
         self._own = _own_attention_of(model)
 
     def take_over(self) -> None:
-        """Let all layers call our attention, which needs the argument ``card_pass``."""
+        """Install our attention, which needs the argument ``card_pass``, in all layers."""
         for config, _ in self._own:
             config._attn_implementation_internal = _NAME
 
     def release(self) -> None:
-        """Give the model its own attention back."""
+        """Restore the model's own attention."""
         for config, implementation in self._own:
             config._attn_implementation_internal = implementation
 
 
 def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
-    """Return each config of a model with its own attention, which the model remembers: several runners may share it."""
+    """Return each config of a model with its own attention, as recorded on the model."""
     if not hasattr(model, _OWN):
         used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         before = [(of, of._attn_implementation) for of in used.values() if of._attn_implementation != _NAME]
@@ -151,7 +153,7 @@ def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
 
 @contextlib.contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block the model has its own attention, though another runner may have taken it over."""
+    """Inside the block the model has its own attention, even if a runner has installed ours."""
     own = _own_attention_of(model)
     now = [config._attn_implementation for config, _ in own]
     for config, implementation in own:
@@ -164,7 +166,7 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 class OutsidePassError(ModelError):
-    """A layer was called without one of our passes."""
+    """A layer was called outside of our passes."""
 
 
 def _attention(
@@ -179,13 +181,13 @@ def _attention(
     card_pass: AttentionPass | AttentionProbe | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Hand one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to the pass: [1, sum T, H, D]."""
+    """Pass one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to our pass: [1, sum T, H, D]."""
     if card_pass is None:
         raise OutsidePassError(
             f"{type(module).__name__} was called by other code than CARD, which this model was given to: call it"
             " through CARD only, or load the model once more for other uses"
         )
-    if attention_mask is not None:  # transformers makes none for an attention that it does not know
+    if attention_mask is not None:  # transformers makes none for a registered attention
         raise ModelError(f"{type(module).__name__} attends with a mask that it makes itself, which is not built")
     for name in _REFUSED_ARGUMENTS:
         if kwargs.get(name) is not None:

@@ -1,4 +1,4 @@
-"""The vision tower of a multimodal checkpoint, as transformers builds it."""
+"""The vision tower of a multimodal checkpoint, built by transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VisionTower:
     """Vision tower and projector of one checkpoint, with its image processor."""
 
     def __init__(self, whole: Any, processor: Any) -> None:
-        """Take over vision tower and projector of a model of transformers; its text model is released."""
+        """Use vision tower and projector of a model of transformers; its text model is dropped."""
         config = whole.config
         self.config = config
         self.image_token_id = int(config.image_token_id)
@@ -42,17 +42,17 @@ class VisionTower:
 
     @property
     def axes(self) -> IntArray | None:
-        """Axis of each channel that turns, [D]; None if all turn by the place alone."""
+        """Axis of each rotated channel, [D]; None if all rotate by the position only."""
         if not self.sections:
             return None
         halves = [axis % 3 for axis, size in enumerate(self.sections) for _ in range(size)]
         return np.array([*halves, *halves])
 
     def prepare(self, picture: Picture) -> PromptImage:
-        """Return a picture as the tower reads it. Raises: PromptError if the processor cannot use it."""
+        """Return a picture as input of the tower. Raises: PromptError if the processor cannot use it."""
         try:
             read = self._processor(images=picture, return_tensors="pt")
-        except Exception as error:  # processors raise almost anything
+        except Exception as error:  # processors raise many types
             raise PromptError(f"the model cannot use the image: {in_few_words(error)}; give another one") from error
         inputs = {name: read[name] for name in ("pixel_values", _GRID) if name in read}
         digest = hashlib.sha256()
@@ -72,7 +72,7 @@ class VisionTower:
         return 1, (height // patch) * (width // patch) + 1  # with the class token, which has no place in a grid
 
     def place(self, token_ids: Sequence[int], images: Sequence[PromptImage]) -> ImagePrompt:
-        """Return a prompt in which each image has its places.
+        """Return a prompt with the places of each image.
 
         Args:
             token_ids: with one image token for each image.
@@ -112,11 +112,11 @@ class VisionTower:
 
 
 def read_tower(path: str, *, dtype: str, device: str, options: Mapping[str, Any]) -> VisionTower:
-    """Read the parts of a multimodal checkpoint that see.
+    """Read vision tower, projector and image processor of a multimodal checkpoint.
 
     Args:
-        options: what transformers' loaders are told besides.
-    Raises: ModelError for another family; almost anything if a file is damaged.
+        options: further arguments of transformers' loaders.
+    Raises: ModelError for another family; errors of any type if a file is damaged.
     """
     config: Any = transformers.AutoConfig.from_pretrained(path, **options)
     if config.model_type not in IMAGE_FAMILIES:
@@ -125,7 +125,7 @@ def read_tower(path: str, *, dtype: str, device: str, options: Mapping[str, Any]
     processor = processor_class.from_pretrained(path, backend="pil", **options)
     config = copy.deepcopy(config)
     text = config.get_text_config()
-    text.num_hidden_layers = 0  # the text model is read elsewhere
+    text.num_hidden_layers = 0  # the text model is loaded elsewhere
     if getattr(text, "layer_types", None):
         text.layer_types = []
     loader: Any = transformers.AutoModelForImageTextToText

@@ -26,17 +26,17 @@ from card.errors import BenchError, CardError, SettingsError
 from card.tools.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.tools.bench.environment import Environment, choose_cores, describe_run
 from card.tools.bench.lineup import BenchPlan, Lineup, LineupSettings, PairSpec, make_plan
-from card.tools.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.tools.bench.records import Run
 from card.tools.bench.results import read_unchecked
+from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import SPARE, rich_tables
 
-_BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
+_BUSY_SHARE = 0.5  # of the cores; above this load, figures are unreliable
 
 
 def run(**options: Any) -> int:
-    """Do what `card bench` was asked for."""
+    """Run `card bench`."""
     out, resume, trace_file = options.pop("out"), options.pop("resume"), options.pop("trace")
     is_wide = options.pop("wide")
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ def run(**options: Any) -> int:
 
 
 def _hinting(open_pair: Callable[[Say], Lineup]) -> Callable[[Say], Lineup]:
-    """Return what opens a pair and tells of integers if they would be faster."""
+    """Return a function that opens a pair and hints at integer weights where they would be faster."""
 
     def opened(say: Say) -> Lineup:
         lineup = open_pair(say)
@@ -123,7 +123,7 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
 
 
 def _methods(options: dict[str, Any], pairs: Sequence[PairSpec]) -> str:
-    """Return the rows that were asked for, or those by default; say so if a pair without a draft model has fewer."""
+    """Return the rows asked for, or the default ones; say so if a pair has no draft model and hence fewer rows."""
     if options["methods"] is not None:
         return str(options["methods"])
     if all(pair.draft is not None for pair in pairs):

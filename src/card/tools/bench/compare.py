@@ -1,4 +1,4 @@
-"""Are two texts the same, token for token, and if not, was the first difference a near-tie?"""
+"""Compare texts token for token, and tell whether a first difference is a near-tie."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.theirs.transformers.modules import own_logits
-from card.tools.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts
+from card.tools.bench.records import Check, Compared, GroupKey, Run, Sample, TextDifference, compared_texts
 from card.tree.sampling import GumbelNoise
 
-# In 16-bit dtypes a first difference is a near-tie if the gap is at most so many spacings of the larger logit: the
-# distance by which two orders of summation may part.
+# In 16-bit dtypes a first difference is a near-tie if the gap is at most this many spacings of the larger logit. Two
+# orders of summation may differ by as much.
 _NEAR_TIE_SPACINGS = 2.0
 
 
@@ -31,25 +31,25 @@ class Gap:
     is_near_tie: bool  # rounding may bridge it
 
 
-spacing_of: Any = ml_dtypes.finfo  # which has no types
+spacing_of: Any = ml_dtypes.finfo  # untyped
 
 
 class TextJudge:
-    """Looks at the target's logits where two texts part."""
+    """Measures the gap between the target's logits where two texts first differ."""
 
     def __init__(self, target: LoadedModel, params: ResolvedParams, *, rounds: bool = True) -> None:
         """Take the target and what the texts were decoded with.
 
         Args:
-            rounds: whether orders of summation may differ at all; if not, nothing is a near-tie.
+            rounds: whether rounding may differ at all; if not, nothing is a near-tie.
         """
         self._target, self._rounds = target, rounds
         self._temperature = params.temperature
         self._seed = params.seed
-        self._gaps: dict[tuple[tuple[int, ...], int, int], Gap] = {}  # each difference is looked at once
+        self._gaps: dict[tuple[tuple[int, ...], int, int], Gap] = {}  # each difference is measured once
 
     def gap(self, prompt_ids: Sequence[int], ids: Sequence[int], plain: Sequence[int], position: int) -> Gap:
-        """Return the gap where a text leaves plain decoding's, of the target run plainly on the common text."""
+        """Return the gap at the first token that differs from plain decoding: by a plain pass over the common text."""
         if position >= min(len(ids), len(plain)):
             return Gap(None, is_near_tie=False)
         key = (*prompt_ids, *plain[:position]), ids[position], plain[position]
@@ -58,7 +58,7 @@ class TextJudge:
         return self._gaps[key]
 
     def _logits(self, text_ids: tuple[int, ...]) -> Floats:
-        """Return the logits [V] behind a text, by the model's own modules if it has them."""
+        """Return the logits [V] after a text, from the model's own modules if it has them."""
         if not isinstance(self._target, DecoderModel):
             theirs: Any = self._target
             return own_logits(theirs, text_ids)
@@ -69,7 +69,7 @@ class TextJudge:
     def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
         logits = self._logits(text_ids)
         scores = logits.astype(np.float64)
-        if self._temperature > 0:  # what is compared there: logits and noise, in units of logits
+        if self._temperature > 0:  # sampling compares logits plus noise, in units of logits
             scores += self._temperature * GumbelNoise(self._seed, len(scores)).row(len(text_ids))
         gap = abs(float(scores[own] - scores[other]))
         dtype = STORED_DTYPES.get(dtype_name(self._target.dtype), FLOAT32)
@@ -84,18 +84,18 @@ def checks_of(
     """Return how the texts of each row compare with the baseline's.
 
     Args:
-        samples: of one pair, the one whose target the judge has.
+        samples: of the pair whose target the judge has.
         prompt_of: the token ids that a sample continues.
     """
     return [_check(group, found, prompt_of, judge) for group, found in compared_texts(run, samples).items()]
 
 
 def _check(group: GroupKey, found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge) -> Check:
-    near_ties: dict[Difference, None] = {}  # a set that keeps the order: repeats part in the same place
-    faults: dict[Difference, None] = {}
+    near_ties: dict[TextDifference, None] = {}  # a set that keeps the order: repeats differ in the same place
+    faults: dict[TextDifference, None] = {}
     for sample, plain, position in found.parted:
         gap = judge.gap(prompt_of(sample), sample.token_ids, plain.token_ids, position)
-        difference = Difference(
+        difference = TextDifference(
             prompt=sample.prompt,
             turn=sample.turn,
             position=position,

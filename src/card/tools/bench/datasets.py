@@ -1,4 +1,4 @@
-"""Prompts to decode: published data sets from files in their own format or from the hub, shipped prompts, one's own.
+"""Prompts to decode: published data sets from files or from the hub, shipped prompts, the user's own.
 
 Nothing is fetched unless it is asked for. Formats: GSM8K (Cobbe et al. 2021, arXiv:2110.14168), MGSM (Shi et al. 2022,
 arXiv:2210.03057), MT-bench (Zheng et al. 2023, arXiv:2306.05685), HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP
@@ -26,7 +26,7 @@ from card.text.answers import final_number
 from card.text.lines import file_lines
 from card.text.prompts import encode_chat, encode_prompt
 from card.text.tokenizer import Tokenizer
-from card.tools.bench.names import PUBLISHED, shipped, shipped_folder
+from card.tools.bench.row_names import PUBLISHED, shipped, shipped_folder
 
 HUB = "hub:"
 _PLAIN = "prompts"
@@ -38,7 +38,7 @@ class DatasetQuestion:
 
     turns: tuple[str, ...]
     is_raw: bool = False  # continued as it is, without the chat template
-    answer: Decimal | None = field(default=None, compare=False)  # number that solves it, where there is one
+    answer: Decimal | None = field(default=None, compare=False)  # the number that solves it, if any
 
     def encode(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> list[int]:
         """Return the token ids of the turn after these answers, the conversation so far before it.
@@ -65,14 +65,14 @@ class Dataset:
 
     @property
     def sha256(self) -> str:
-        """Checksum of all prompts, so that a run that goes on can tell other ones."""
+        """Checksum of all prompts, by which a resumed run recognises them."""
         facts = [[question.turns, question.is_raw] for question in self.questions]
         return hashlib.sha256(json.dumps(facts, ensure_ascii=False).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A published format: what each record must hold, and the prompt that is made of it."""
+    """A published format: the fields of each record, and the prompt made of them."""
 
     needs: Mapping[str, type]
     question: Callable[[Mapping[str, Any]], DatasetQuestion]
@@ -120,7 +120,7 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """One data set as it was asked for."""
+    """One data set as the user asked for it."""
 
     name: str
     format: str
@@ -128,10 +128,10 @@ class DataSpec:
 
 
 def parse_spec(text: str, *, from_hub: bool = False) -> DataSpec:
-    """Return what ``--data`` names.
+    """Return the data set that ``--data`` names.
 
     Args:
-        text: NAME of shipped prompts; NAME=FILE, in the format of that name or else with a question a line; FILE, named
+        text: NAME of shipped prompts; NAME=FILE, in the format of that name, or else a question a line; FILE, named
             after itself; hub:NAME of a published set; NAME=hub:OWNER/REPOSITORY/FILE.
         from_hub: a published set's bare NAME means hub:NAME.
     Raises: SettingsError for a name that is none of these.
@@ -162,7 +162,7 @@ def read_datasets(specs: Sequence[DataSpec], *, limit: int | None, is_raw: bool 
 
     Args:
         is_raw: all prompts are continued as they are, for models without a chat template.
-    Raises: SettingsError for two of one name; BenchError that names file and line for what is not in its format.
+    Raises: SettingsError for two of one name; BenchError, with file and line, for a record in another format.
     """
     found: dict[str, Dataset] = {}
     for spec in specs:

@@ -1,4 +1,4 @@
-"""The place of a run: command, commit, versions, machine, cores; and names that tell pairs of models apart."""
+"""The environment of a run: command, commit, versions, machine, cores; and fingerprints of pairs of models."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from card.machine.threads import usable_cores
 from card.models.facts import weight_samples
 from card.models.own.decoder_model import LoadedModel
 
-# Settings of every engine whose decoding is timed: its drafter is up and its latencies are of today.
+# Settings of every engine whose decoding is timed: wait for its drafter, and measure latencies again.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(
     {"start_timeout_s": 600.0, "wait_for_drafter": True, "cache": False}
 )
 
 _PACKAGE = Path(__file__).parents[2]
 _THIN_SHELLS = ("cli", "server", "bench/report", "planner", "ray")  # they neither decode nor time
-_FINGERPRINT_VALUES = 64  # of each tensor: enough to tell other weights, and quick for large models
+_FINGERPRINT_VALUES = 64  # of each tensor: enough to recognise weights, and quick for large models
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The facts of a run that it does not choose."""
+    """Facts of a run that no option chooses."""
 
     command: str
     commit: str
@@ -65,13 +65,13 @@ def describe_run() -> Environment:
             "cores": len(allowed_cores()),
             "platform": platform.platform(),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-            "load_average": round(os.getloadavg()[0], 2),  # before the run: a busy machine makes poor figures
+            "load_average": round(os.getloadavg()[0], 2),  # before the run: figures of a busy machine are unreliable
         },
     )
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """Return the cores that this process may use; where the system does not say, all of them."""
+    """Return the cores that this process may use; all of them where the system does not say."""
     return usable_cores() or tuple(range(os.cpu_count() or 1))
 
 
@@ -91,7 +91,7 @@ def choose_cores(asked: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def weights_fingerprint(*models: LoadedModel | None) -> str:
-    """Return a short text that models share if their names, shapes and the first values of each weight are alike."""
+    """Return a fingerprint of the models: of their names, shapes and the first values of each weight."""
     digest = hashlib.sha256()
     for model in models:
         for name, shape, dtype, values in weight_samples(model, _FINGERPRINT_VALUES) if model is not None else ():
@@ -112,7 +112,7 @@ def _command() -> str:
 def _commit() -> str:
     """Return the commit of the package's working tree, marked if it has changes; "unknown" outside its repository."""
     answers = []
-    known = ["ls-files", "--error-unmatch", str(_PACKAGE / "__init__.py")]  # it may lie in another one's folder
+    known = ["ls-files", "--error-unmatch", str(_PACKAGE / "__init__.py")]  # it may lie in another repository's folder
     for question in (known, ["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
             done = subprocess.run(["git", *question], cwd=_PACKAGE, capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
 """Acceptance by a coin, so that schedules and policies can be measured without good drafts.
 
-Other engines have the like (vLLM's synthetic acceptance). The texts are those of no model, so no row of such a run is
-exact, and nothing outside the bench offers it.
+Other engines have the same (vLLM's synthetic acceptance). No model would write these texts, so no row of such a run is
+exact, and only the bench offers it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import INT8, DraftSettings, ResolvedParams
 from card.config.registry import find_method
 from card.errors import SettingsError
-from card.family.judges.names import parse_judge
+from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import dtype_name
 from card.machine.threads import pinned
@@ -29,7 +29,8 @@ from card.tools.bench.compare import TextJudge
 from card.tools.bench.datasets import Dataset
 from card.tools.bench.environment import MEASURED_START, weights_fingerprint
 from card.tools.bench.forced import ForcedAcceptance
-from card.tools.bench.names import (
+from card.tools.bench.records import ModelPair, RowFacts
+from card.tools.bench.row_names import (
     ALL_CORES,
     BASELINE,
     DRAFT_OPTIONS,
@@ -40,7 +41,6 @@ from card.tools.bench.names import (
     needs_draft,
     spec_of,
 )
-from card.tools.bench.records import ModelPair, RowFacts
 from card.tools.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
 from card.tools.bench.summary import decode_rate
 
@@ -50,11 +50,11 @@ _CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSpec:
-    """A target, perhaps a draft model, and the price of the target, as they were asked for."""
+    """A target, perhaps a draft model, and the price of the target, as the user asked for them."""
 
     target: str
     draft: str | None
-    target_cost: str | None = None  # the price of so many parameters, such as 90M; None: as it is
+    target_cost: str | None = None  # inflate it to the price of a model of this size, such as 90M; None: as it is
 
     @property
     def name(self) -> str:
@@ -70,35 +70,35 @@ class LineupSettings:
     params: ResolvedParams
     cores: tuple[int, ...]  # the last one is the drafter's; "all cores" are all of them
     dtype: str = "auto"
-    lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # for rows that take the fastest draft length
+    lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # candidates of rows that take the fastest draft length
     max_model_len: int | None = None  # most tokens of a prompt and its answer; None: the model's limit, at most 4096
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that one method alone reads
-    draft_vocab: int | None = None  # the first so many tokens are proposed by draft models; None: all
-    draft: Mapping[str, Any] = field(default_factory=dict)  # those of `DRAFT_OPTIONS` that were given
+    draft_vocab: int | None = None  # draft models propose the first this many tokens alone; None: all
+    draft: Mapping[str, Any] = field(default_factory=dict)  # the given ones of `DRAFT_OPTIONS`
     forced_acceptance: float | None = None  # see `ForcedAcceptance`; None: the target decides
 
     def cores_of(self, name: str) -> tuple[int, ...]:
-        """Return the cores on which a row's target decodes, or may."""
+        """Return the cores on which a row's target may decode."""
         is_tuned = name not in THEIRS and spec_of(name).is_tuned
         return self.cores if is_tuned or ALL_CORES in name else self.cores[:-1]
 
     @property
     def _rounds_as_theirs(self) -> bool:
-        """True if texts of transformers may be compared with ours: their activations have no more bits than weights."""
+        """True if texts of transformers may be compared with ours: activations have no more bits than weights."""
         return self.dtype == "float32" or (self.dtype != INT8 and why_not_int8() is not None)
 
     def engine_of(self, name: str) -> dict[str, Any]:
-        """Return the settings of a row's engine that were given for all."""
+        """Return the settings of a row's engine that all rows share."""
         has_draft = self.draft_vocab is not None and needs_draft(name)
         return {"draft_vocab": self.draft_vocab} if has_draft else {}
 
     def is_forced(self, spec: Spec) -> bool:
-        """Return whether coins decide what a row accepts: it has candidates and no judge."""
+        """Return whether forced acceptance applies to a row: it has candidates and no judge."""
         has_candidates = spec.drafter != "none" or spec.is_tuned
         return self.forced_acceptance is not None and has_candidates and "judge" not in spec.engine
 
     def facts_of(self, name: str) -> RowFacts:
-        """Return what a run promises of a row, before any model is loaded."""
+        """Return the facts of a row, before any model is loaded."""
         cores = self.cores_of(name)
         if name in THEIRS:
             return RowFacts(
@@ -130,17 +130,17 @@ class LineupSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """Everything that a run is to do."""
+    """Everything that a run measures."""
 
     rows: tuple[RowFacts, ...]
     baseline: str
-    pairs: Mapping[str, Callable[[Callable[[str], None]], Lineup]]  # by name; called with what shows a line
+    pairs: Mapping[str, Callable[[Callable[[str], None]], Lineup]]  # by name; the argument shows a line
     datasets: tuple[Dataset, ...]  # with all their prompts
     params: ResolvedParams
     repeats: int = 5
     limit: int | None = None  # prompts of each data set
-    skips_long: bool = False  # leave prompts out that do not fit, instead of refusing them
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the command, for going on with the run
+    skips_long: bool = False  # leave out prompts that do not fit, instead of refusing them
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the command, for resuming the run
 
     def __post_init__(self) -> None:
         if self.repeats < 1 or (self.limit is not None and self.limit < 1):
@@ -184,7 +184,7 @@ class Lineup:
         """Load the models.
 
         Args:
-            say: gets a line about what is being prepared.
+            say: called with a line about what is being prepared.
         Raises: CardError.
         """
         self._names, self._pair, self._settings, self._say = names, pair, settings, say
@@ -209,7 +209,7 @@ class Lineup:
         gc.collect()
 
     def pair_facts(self) -> ModelPair:
-        """Return what a run says of its pair."""
+        """Return the facts of the pair."""
         return ModelPair(
             name=self._pair.name,
             target=self._pair.target,
@@ -221,10 +221,10 @@ class Lineup:
         )
 
     def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-        """Return the rows, each warmed up; where a draft length is to be chosen, the fastest on the first prompts.
+        """Return the rows, each warmed up; a draft length is chosen on the first prompts, by speed.
 
         Args:
-            chosen: settings by row from an earlier part of the same run, whose draft lengths are kept.
+            chosen: settings by row from an earlier part of the same run; their draft lengths are kept.
         """
         rows: dict[str, Row] = {}
         for name in self._names:
@@ -235,7 +235,7 @@ class Lineup:
             for option in options:
                 option.decode(prompts[0], self._settings.params.replace(max_tokens=_WARM_UP_TOKENS))
             rows[name] = fastest(options, prompts[:_CHOOSING_PROMPTS], self._settings.params)
-            if name in chosen:  # how it was chosen stays known
+            if name in chosen:  # keep how it was chosen
                 rows[name].settings = {**rows[name].settings, **chosen[name]}
         return list(rows.values())
 
@@ -256,7 +256,7 @@ class Lineup:
         return [CardRow(name, llm, cores, DraftSettings(num_speculative_tokens=n, **settings)) for n in lengths]
 
     def _llm(self, name: str, spec: Spec, known: Mapping[str, Any]) -> LLM:
-        """Return the LLM of a row, brought up once; rows that differ in draft settings alone share one."""
+        """Return the LLM of a row, started once; rows that differ in draft settings alone share one."""
         cores = self._settings.cores_of(name)
         key = f"{spec.method} {spec.drafter} {spec.engine} {cores}"
         if key not in self._llms:
@@ -271,17 +271,17 @@ class Lineup:
                 coins = ForcedAcceptance(self._settings.forced_acceptance, self._settings.params.seed or 0)
                 settings |= {"verifier": coins, "allows_inexact": True}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
-            with pinned(core_set(self._settings.cores, None)):  # a row that chooses its own cores chooses among these
+            with pinned(core_set(self._settings.cores, None)):  # a tuned row chooses its cores among these
                 llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]
 
     def _policy(self, spec: Spec, cores: tuple[int, ...], known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that place a row; none for one that tunes itself."""
+        """Return the settings that place a row; none for a tuned one."""
         if spec.is_tuned:
             return {}
         settings: dict[str, Any] = {"policy": "fixed", "cores": cores, "threads": len(cores)}
-        if spec.drafter == "turns":  # in the target's thread, so it may be the very object that transformers uses
+        if spec.drafter == "turns":  # in the target's thread, so it may be the object that transformers uses
             settings |= {"placement": "inline"}
         if spec.drafter == "beside":
             settings |= {"placement": "process", "draft_cores": self._settings.cores[-1:]}

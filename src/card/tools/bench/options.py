@@ -24,7 +24,7 @@ from card.cli.options import (
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.registry import settings_of_methods
-from card.tools.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped
+from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped
 
 _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 

@@ -1,4 +1,4 @@
-"""Measuring methods, and pages of what was measured."""
+"""Commands that measure methods and draw the results."""
 
 from card.config.record import Command, Record
 

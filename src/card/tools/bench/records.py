@@ -18,15 +18,15 @@ class ModelPair:
     name: str
     target: str  # as the user named it
     draft: str | None
-    target_cost: str | None  # set if the target was inflated: what it costs and what it is
+    target_cost: str | None  # of an inflated target: what it costs and what it is
     target_parameters: int
     draft_parameters: int | None
-    fingerprint: str = ""  # of both models' weights, so that a resumed run can tell other ones
+    fingerprint: str = ""  # of both models' weights, checked when a run is resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The rule by which logits became tokens, in every row alike."""
+    """The sampling rule of every row."""
 
     temperature: float
     top_k: int
@@ -37,14 +37,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """One method on stated cores, as it was asked for; `Chosen` holds what a pair made of it."""
+    """One method on stated cores, as the user asked for it; `Chosen` holds its settings for one pair."""
 
     name: str
     method: str
-    cores: tuple[int, ...]  # all that it may use, its drafter's included
+    cores: tuple[int, ...]  # that it may use, its drafter's included
     threads: int | None  # of the target; None: the method chooses
     is_exact: bool  # its text is that of plain decoding
-    is_comparable: bool  # False: it draws or computes with other numbers, so that its text is another one
+    is_comparable: bool  # False: it draws or computes with other numbers, so that its text differs
     settings: dict[str, Any]
 
 
@@ -63,7 +63,7 @@ GroupKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Group:
+class ResultGroup:
     """One row on one workload of one pair."""
 
     pair: str
@@ -77,14 +77,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen(Group):
-    """The full settings of a row for one pair and workload, the draft length that was chosen for them included."""
+class Chosen(ResultGroup):
+    """All settings of a row for one pair and workload, with the chosen draft length."""
 
     settings: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class SampleKey(Group):
+class SampleKey(ResultGroup):
     """Identity of one decode of a run."""
 
     prompt: int
@@ -100,15 +100,15 @@ class SampleKey(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(SampleKey):
-    """One decode. Times are seconds; the request starts when it is handed over, its prompt encoded already."""
+    """One decode. Times are seconds; the request starts with its prompt already encoded."""
 
-    new_tokens: int  # up to and with the stop token
+    new_tokens: int  # the stop token included
     token_ids: tuple[int, ...]
     prefill_s: float  # to the first token
     decode_s: float  # from the first token to the last
     wall_s: float
     token_times: tuple[tuple[float, int], ...]  # seconds since the start, tokens so far: one entry per target pass
-    stats: RequestStats | None  # only our own methods count
+    stats: RequestStats | None  # of our own methods
     cpu_s: float = 0.0  # processor time of the target's process; a drafter's own process is not in it
     final_number: str | None = None  # of the text, if its question has an answer
     is_solved: bool | None = None  # that number is the answer; None: the question has none
@@ -120,7 +120,7 @@ class Sample(SampleKey):
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that decoding gave: those of the first pass, which reads the prompt, are left out."""
+        """Tokens of decoding: without those of the first pass, which reads the prompt."""
         return self.new_tokens - self.token_times[0][1]
 
     @property
@@ -130,8 +130,8 @@ class Sample(SampleKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """First place where a text leaves the baseline's; ``gap`` is between the two tokens' logits."""
+class TextDifference:
+    """First place where a text differs from the baseline's; ``gap`` is between the two tokens' logits."""
 
     prompt: int
     turn: int
@@ -142,19 +142,19 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check(Group):
+class Check(ResultGroup):
     """Comparison of a row's texts with the baseline's; written before any time is shown."""
 
     num_texts: int
     num_equal: int
-    near_ties: tuple[Difference, ...]
-    is_same: bool  # all texts are equal, or part at near-ties only
-    differences: tuple[Difference, ...] = ()  # those that are no near-ties
+    near_ties: tuple[TextDifference, ...]
+    is_same: bool  # all texts are equal, or differ first at near-ties only
+    differences: tuple[TextDifference, ...] = ()  # without near-ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run: what it was to measure, and what it did."""
+    """One run: what it was asked to measure, and what it measured."""
 
     run_id: str
     version: int
@@ -179,7 +179,7 @@ class Run:
     checks: tuple[Check, ...] = ()
 
     def facts_of(self, row: str) -> RowFacts:
-        """Return what the run says of a row."""
+        """Return the facts of a row."""
         return next(one for one in self.rows if one.name == row)
 
     def pair_of(self, name: str) -> ModelPair:
@@ -187,11 +187,11 @@ class Run:
         return next(pair for pair in self.pairs if pair.name == name)
 
     def check_of(self, group: GroupKey) -> Check | None:
-        """Return how a row's texts compared; None if it has not been compared."""
+        """Return how a row's texts compare; None if they have not been compared."""
         return next((check for check in self.checks if check.group == group), None)
 
     def settings_of(self, group: GroupKey) -> dict[str, Any]:
-        """Return a row's settings for a pair and workload; as asked for where none were chosen yet."""
+        """Return a row's settings for a pair and workload; those asked for where none were chosen yet."""
         return next((one.settings for one in self.chosen if one.group == group), self.facts_of(group[1]).settings)
 
 
@@ -201,16 +201,15 @@ def row_order(num_rows: int, round_idx: int) -> list[int]:
 
 
 def planned(run: Run) -> Iterator[SampleKey]:
-    """Yield every decode that a run promises, in its order.
+    """Yield every decode that a run plans, in its order.
 
-    Pair by pair, as only one pair is in memory; then repeat by repeat, workload by workload, prompt by prompt, turn by
-    turn, and all rows in turn.
+    The loops, outermost first: pairs (only one is in memory), repeats, workloads, prompts, turns, rows.
     """
     names = [row.name for row in run.rows]
     num_prompts = sum(workload.num_prompts for workload in run.workloads)
     for pair in run.pairs:
         for repeat in range(run.repeats):
-            round_idx = repeat * (num_prompts + 1)  # a prompt meets another first row in the next repeat
+            round_idx = repeat * (num_prompts + 1)  # a prompt has another first row in the next repeat
             for workload in run.workloads:
                 for prompt, num_turns in enumerate(workload.turns):
                     order = row_order(len(names), round_idx)
@@ -221,8 +220,9 @@ def planned(run: Run) -> Iterator[SampleKey]:
 
 
 def first_difference(ids: Sequence[int], plain: Sequence[int]) -> int | None:
-    """Return the first position at which two texts differ, which is where the shorter one ends if it is the first part
-    of the other; None for equal ones."""
+    """Return the first position at which two texts differ; None if they are equal.
+
+    If one text begins with the other, that is the length of the shorter one."""
     if tuple(ids) == tuple(plain):
         return None
     both = zip(ids, plain, strict=False)
@@ -239,9 +239,9 @@ class Compared:
 
 
 def compared_texts(run: Run, samples: Iterable[Sample]) -> dict[GroupKey, Compared]:
-    """Compare texts with those of the run's baseline, by pair, row and workload; rows that cannot be compared left out.
+    """Compare texts with those of the run's baseline, by pair, row and workload, without rows that cannot be compared.
 
-    Once a conversation has parted, its later turns answer other texts: they count, but are no further difference.
+    Once a conversation differs, its later turns answer other texts: they count, but are no further difference.
     """
     comparable = {row.name for row in run.rows if row.is_exact and row.is_comparable}
     by_key = {sample.key: sample for sample in samples}

@@ -1,6 +1,6 @@
-"""Bench files: JSON lines that say what a run promises and what it measured; reading one checks that the two agree.
+"""Bench files: JSON lines that say what a run plans and what it measured; reading one checks that the two agree.
 
-A file is appended to as the run goes: a line of kind ``run``, what was chosen for each row (``chosen``), one ``sample``
+Lines are appended as the run goes: a line of kind ``run``, what was chosen for each row (``chosen``), one ``sample``
 per decode, one ``check`` per row once texts were compared, and an ``end``. A run that was cut off goes on under the
 same ``run_id``. One that is packed with gzip is read, too. Summaries are never stored: `card.tools.bench.summary`
 computes them from the samples. The format is described in README.md of bench.
@@ -27,16 +27,16 @@ VERSION = 1
 PROMISED = ("pairs", "dtype", "sampling", "max_tokens", "repeats", "rows", "workloads", "baseline")  # of a run
 _DIGITS = 7  # of seconds: a tenth of a microsecond
 _TOLERANCE_S = 1e-5  # by which rounded times may disagree
-_HALF_PRECISION = ("bfloat16", "float16")  # where two orders of summation may part at a near-tie
+_HALF_PRECISION = ("bfloat16", "float16")  # where two orders of summation may differ at a near-tie
 
 T = TypeVar("T")
 
 
 class ResultsWriter:
-    """Appends the lines of one run to a file, each of them written out at once."""
+    """Appends the lines of one run to a file, and flushes each at once."""
 
     def __init__(self, path: Path, run_id: str) -> None:
-        """Open ``path`` for appending; its folder is made, and a last line that was cut off is dropped."""
+        """Open ``path`` for appending; its folder is made, and an incomplete last line is dropped."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _drop_torn_line(path)
         self._run_id = run_id
@@ -49,7 +49,7 @@ class ResultsWriter:
         self._out.close()
 
     def run(self, run: Run) -> None:
-        """Write what the run promises."""
+        """Write the facts of the run."""
         facts: dict[str, Any] = msgspec.to_builtins(run)
         for name in ("status", "samples", "checks", "chosen"):
             del facts[name]
@@ -57,8 +57,8 @@ class ResultsWriter:
             del facts["resumed"]
         self._write("run", facts)
 
-    def add(self, item: Chosen | Sample | Check) -> None:
-        """Write one thing that the run found out."""
+    def write(self, item: Chosen | Sample | Check) -> None:
+        """Write one finding of the run."""
         facts: dict[str, Any] = msgspec.to_builtins(item)
         if isinstance(item, Sample):
             facts["token_times"] = [[round(at_s, _DIGITS), count] for at_s, count in item.token_times]
@@ -80,8 +80,8 @@ class ResultsWriter:
 def load(paths: Path | Iterable[Path]) -> list[Run]:
     """Return the runs of bench files, in their order, each of them checked.
 
-    Raises: BenchError that names file and line if a sample is missing, doubled or out of its place, counts do not
-        agree, or the text of an exact row differs from the baseline's other than at a recorded near-tie.
+    Raises: BenchError, with file and line, if a sample is missing, doubled or out of place, if counts do not agree, or
+        if the text of an exact row differs from the baseline's other than at a recorded near-tie.
     """
     runs: list[Run] = []
     for path in [paths] if isinstance(paths, Path) else paths:
@@ -92,9 +92,9 @@ def load(paths: Path | Iterable[Path]) -> list[Run]:
 
 
 def read_unchecked(path: Path, run_id: str | None = None) -> Run:
-    """Return one run of a file, by default the last one, whose texts may not have been compared yet.
+    """Return one run of a file, by default the last one; its texts may not have been compared yet.
 
-    Raises: BenchError as `load` does, texts left out.
+    Raises: BenchError as `load` does, except about texts.
     """
     drafts = _read(path)
     return next(draft for draft in reversed(drafts) if run_id in (None, draft.facts.run_id)).run()
@@ -102,7 +102,7 @@ def read_unchecked(path: Path, run_id: str | None = None) -> Run:
 
 @dataclass(slots=True)
 class _Draft:
-    """A run as it is read, with the places of what it is made of."""
+    """A run while it is read, with the line numbers of its parts."""
 
     path: Path
     facts: Run
@@ -126,8 +126,8 @@ class _Draft:
     def fault(self, line: int, reason: str) -> BenchError:
         return BenchError(f"{self.path}, line {line}: {reason}")
 
-    def take(self, kind: str, record: Mapping[str, Any], line: int) -> None:
-        """Take one line that belongs to this run. Raises: BenchError."""
+    def read_line(self, kind: str, record: Mapping[str, Any], line: int) -> None:
+        """Read one line that belongs to this run. Raises: BenchError."""
         self.last_line = line
         if kind == "sample":
             self._take_sample(_convert(_with_reasons_apart(record), Sample, self.path, line), line)
@@ -136,7 +136,7 @@ class _Draft:
             self.chosen[chosen.group] = chosen
         elif kind == "check":
             check = _convert(record, Check, self.path, line)
-            self.checks.pop(check.group, None)  # a resumed run compares anew, in the order of its rows
+            self.checks.pop(check.group, None)  # a resumed run compares again, in the order of its rows
             self.checks[check.group] = check
         elif kind == "end":
             self.status = _convert(record, _End, self.path, line).status
@@ -177,21 +177,21 @@ def _read(path: Path) -> list[_Draft]:
         elif run_id not in drafts:
             raise BenchError(f"{path}, line {line}: {kind} of run {run_id}, which has no run line before it")
         else:
-            drafts[run_id].take(kind, record, line)
+            drafts[run_id].read_line(kind, record, line)
     if not drafts:
         raise BenchError(f"{path} holds no run; give a file that card bench wrote")
     return list(drafts.values())
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each line with its number; a last one that was cut off while it was written is left out."""
+    """Yield each line with its number, without an incomplete last line."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise BenchError(f"{path} cannot be read: {error}") from error
     lines = text_of(data, str(path), BenchError).split("\n")
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is cut off, or nothing
+    for number, line in enumerate(lines[:-1], 1):  # text after the last line end is an incomplete line, or empty
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
@@ -226,7 +226,7 @@ def _check_resumed(draft: _Draft, facts: Run, line: int) -> None:
 
 
 def _wrong_counts(sample: Sample, max_tokens: int) -> str | None:
-    """Return what does not agree within one sample, if anything."""
+    """Return the contradiction within one sample, if any."""
     counts = [count for _, count in sample.token_times]
     times = [at_s for at_s, _ in sample.token_times]
     if not counts or not sample.new_tokens == len(sample.token_ids) == counts[-1]:
@@ -245,7 +245,7 @@ def _wrong_counts(sample: Sample, max_tokens: int) -> str | None:
 
 
 def _check_texts(draft: _Draft) -> None:
-    """Compare the texts of exact rows with the baseline's, whatever the check lines say. Raises: BenchError."""
+    """Compare the texts of exact rows with the baseline's, independently of the check lines. Raises: BenchError."""
     for group, found in compared_texts(draft.facts, draft.samples).items():
         check = draft.checks.get(group)
         known = {(d.prompt, d.turn, d.position) for d in check.near_ties} if check else set()
@@ -271,7 +271,7 @@ def _check_check(draft: _Draft, group: tuple[str, str, str], found: Compared) ->
 
 
 def _with_reasons_apart(sample: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a sample whose statistics say states and reasons apart; older files hold both in one text."""
+    """Return a sample with states and reasons in two fields; older files hold both in one text."""
     stats = sample.get("stats")
     if not isinstance(stats, dict) or "schedule" in stats:
         return sample

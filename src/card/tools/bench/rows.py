@@ -1,4 +1,4 @@
-"""The rows of a comparison: each decodes one prompt with one method on stated cores and notes when its tokens came.
+"""The rows of a comparison: each decodes one prompt with one method on stated cores and records the time of each token.
 
 Ours run through `card.LLM`, those of transformers through its own ``generate`` on the same model objects. All are timed
 by the same clock, from outside.
@@ -50,11 +50,11 @@ TokenTimes = tuple[tuple[float, int], ...]
 class Decoded:
     """One prompt decoded once. Times are seconds."""
 
-    token_ids: tuple[int, ...]  # up to and with the stop token
+    token_ids: tuple[int, ...]  # the stop token included
     token_times: TokenTimes  # since the start, tokens so far: one entry per target pass
     wall_s: float
     cpu_s: float  # processor time of this process, all its threads; a drafter's own process is not in it
-    stats: RequestStats | None  # only our own methods have it
+    stats: RequestStats | None  # of our own methods
 
     @property
     def prefill_s(self) -> float:
@@ -68,7 +68,7 @@ class Decoded:
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that decoding gave: those of the first pass, which reads the prompt, are left out."""
+        """Tokens of decoding: without those of the first pass, which reads the prompt."""
         return len(self.token_ids) - self.token_times[0][1]
 
 
@@ -80,10 +80,10 @@ class Row(ABC):
 
     @abstractmethod
     def decode(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Decoded:
-        """Decode one prompt. Raises: CardError, as the request failed."""
+        """Decode one prompt. Raises: CardError if the request fails."""
 
     def traced(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Trace | None:
-        """Decode one prompt once more and return what happened when; None where that cannot be recorded."""
+        """Decode one prompt once more and return its events; None where they cannot be recorded."""
         return None
 
 
@@ -91,10 +91,10 @@ class CardRow(Row):
     """One of our methods. Rows that differ in draft settings alone share an LLM, hence one drafter process."""
 
     def __init__(self, name: str, llm: LLM, cores: tuple[int, ...], draft: DraftSettings | None) -> None:
-        """Take ``draft`` as the user's settings, which the method shapes; None leaves them as the LLM made them.
+        """Use ``draft`` as the user's settings, which the method completes; None uses the LLM's own.
 
         Args:
-            cores: where this thread decodes; with the tuned policy, all that it may choose from.
+            cores: where this thread decodes; under the tuned policy, those that it may choose from.
         """
         self.name = name
         self._llm = llm
@@ -103,7 +103,7 @@ class CardRow(Row):
         self.settings = self._describe(cores)
 
     def _describe(self, cores: tuple[int, ...]) -> dict[str, Any]:
-        """Return what is set; what the tuned policy chooses while it runs is not."""
+        """Return the settings, without what the tuned policy chooses while it runs."""
         engine, method = self._llm.settings, self._llm.method
         settings: dict[str, Any] = {"method": method.name, "cores": list(cores), "threads": engine.threads}
         if writers := [*(engine.writers or ()), *self._llm.host.plan.writers]:
@@ -121,18 +121,18 @@ class CardRow(Row):
         if placement == "inline" or method.length_from_latencies:
             settings["num_speculative_tokens"] = draft.num_speculative_tokens
         if method.length_from_latencies and self._draft is None:
-            settings["length_from"] = "latencies"  # target pass / drafter pass, measured when the row was brought up
+            settings["length_from"] = "latencies"  # target pass / drafter pass, measured when the row was started
         return settings | {name: getattr(engine, name) for name in method.reads}
 
     def decode(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Decoded:
         """Decode one prompt."""
         if self._draft is not None:
             self._llm.draft_settings = self._draft
-        self._llm.reset_prefix_cache()  # each prompt comes back in every repeat
+        self._llm.reset_prefix_cache()  # each prompt returns in every repeat
         token_ids: list[int] = []
         times: list[tuple[float, int]] = []
         stats: RequestStats | None = None
-        with pinned(self._core_set):  # between rounds too, where the library leaves us free
+        with pinned(self._core_set):  # also between rounds, where the library pins nothing
             time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             for chunk in self._llm.stream(list(prompt_ids), params):
@@ -152,19 +152,19 @@ class CardRow(Row):
 
 @dataclass(slots=True)
 class _Clock(BaseStreamer):
-    """Notes when transformers hands out tokens: first the prompt, then the tokens of each pass."""
+    """Records when transformers hands out tokens: first the prompt, then the tokens of each pass."""
 
     passes: list[tuple[float, int]] = field(default_factory=list)  # when, and how many
 
     def put(self, value: Tensor) -> None:
-        """Take what a pass gave."""
+        """Record the tokens of a pass."""
         self.passes.append((time.perf_counter(), value.numel()))
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no token is held back."""
 
     def token_times(self, started: float) -> TokenTimes:
-        """Return seconds since the start and tokens so far, pass by pass; the prompt is none."""
+        """Return seconds since the start and tokens so far, pass by pass, without the prompt."""
         totals = accumulate(count for _, count in self.passes[1:])
         return tuple((at_s - started, total) for (at_s, _), total in zip(self.passes[1:], totals, strict=True))
 
@@ -230,14 +230,14 @@ class TransformersRow(Row):
 
 
 def assistant_title(num_tokens: int | None) -> str:
-    """Return in words how transformers' assisted generation drafts."""
+    """Return a description of how transformers' assisted generation drafts."""
     return "defaults" if num_tokens is None else f"constant {num_tokens}"
 
 
 def up_to_stop(
     token_ids: Sequence[int], token_times: TokenTimes, end_ids: Collection[int]
 ) -> tuple[tuple[int, ...], TokenTimes]:
-    """Return tokens and their times up to and with the first end token: what a pass made beyond it does not count."""
+    """Return tokens and their times to the first end token, included: later tokens of its pass do not count."""
     length = next((i + 1 for i, token_id in enumerate(token_ids) if token_id in end_ids), len(token_ids))
     times: list[tuple[float, int]] = []
     for at_s, count in token_times:

@@ -1,7 +1,7 @@
-"""One run: what it promises, its decodes in an order that lets drift hit all rows alike, and the comparison of texts.
+"""One run: its plan, its decodes in an order in which drift affects all rows alike, and the comparison of texts.
 
-Everything is appended to the file at once, so that a run that is cut off, by Ctrl-C or by force, can go on with exactly
-the decodes that are missing. No time is shown before all texts of a pair were compared.
+Everything is appended to the file at once. So a run that was interrupted or killed can be resumed with exactly the
+decodes that are missing. No time is shown before all texts of a pair were compared.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from card.tools.bench.records import Chosen, ModelPair, Run, Sample, SampleKey, 
 from card.tools.bench.results import PROMISED, VERSION, ResultsWriter, load, read_unchecked
 from card.tools.bench.rows import Row
 
-_DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode
-_SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
+_DECODED = (
+    "token_ids",
+    "token_times",
+    "prefill_s",
+    "decode_s",
+    "wall_s",
+    "cpu_s",
+    "stats",
+)  # fields of a decode that are kept
+_SPEED_PERIOD_S = 3600.0  # over which the time left is estimated: single rows differ, whole rounds over them do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class PairJob:
     judge: TextJudge
 
     def prompt_ids(self, key: SampleKey, done: Mapping[SampleKey, Sample]) -> list[int]:
-        """Return what a decode continues: a later turn stands behind the row's own answers to the earlier ones."""
+        """Return the text that a decode continues: a later turn follows the row's own answers to the earlier ones."""
         question = self.datasets[key.workload].questions[key.prompt]
         answers: list[str] = []
         for turn in range(key.turn):
@@ -55,7 +63,7 @@ class PairJob:
         return question.encode(self.tokenizer, answers)
 
     def outcome(self, key: SampleKey, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> dict[str, Any]:
-        """Return what a text says of its question, as fields of `Sample`; nothing where there is no answer."""
+        """Return the number that a text ends with and whether it solves its question, as fields of `Sample`."""
         question = self.datasets[key.workload].questions[key.prompt]
         if question.answer is None or key.turn < len(question.turns) - 1:
             return {}
@@ -75,20 +83,20 @@ def run_bench(
     resumed: Run | None = None,
     traces: dict[str, Trace] | None = None,
 ) -> Run:
-    """Measure everything and return the run as its file says, checked. Ctrl-C ends it early and keeps what is done.
+    """Measure everything, then read the run back from its file, checked. Ctrl-C ends it early and keeps what is done.
 
     Args:
         path: the file that lines are appended to.
-        resumed: the unfinished run in that file to go on with.
-        traces: gets one of each row that can tell, for each pair and workload that was decoded: its first prompt, once
-            more. These decodes are none of the samples.
-    Raises: SettingsError, PromptError, ModelError, WorkerError; BenchError if texts differ that must not, or if what is
-        asked for is not what the resumed run was.
+        resumed: the unfinished run in that file, to be continued.
+        traces: filled with one trace of each row that can record them, for each pair and workload: of its first prompt,
+            decoded once more. These decodes are no samples.
+    Raises: SettingsError, PromptError, ModelError, WorkerError; BenchError if texts differ that must not, or if the
+        resumed run was another one.
     """
     if resumed is not None:
         _refuse_elsewhere(resumed, environment)
     elif path.exists() and path.stat().st_size:
-        load(path)  # a file that cannot be read later is better refused now
+        load(path)  # refuse now a file that could not be read later
     run, datasets = _promise(plan, environment, console)
     if resumed is not None:
         refuse_changes(resumed, run)
@@ -100,12 +108,12 @@ def run_bench(
 
 
 def refuse_changes(old: Run, new: Run) -> None:
-    """Raise BenchError if going on with ``old`` would mix it with something else."""
+    """Raise BenchError if ``new`` does not measure the same as ``old``."""
     _refuse({name: (getattr(old, name), getattr(new, name)) for name in PROMISED})
 
 
 def _refuse_elsewhere(old: Run, environment: Environment) -> None:
-    """Raise BenchError if the code or the machine is another one."""
+    """Raise BenchError if the code or the machine has changed."""
     now = environment.versions
     same: dict[str, tuple[Any, Any]] = {
         f"versions.{name}": (old.versions.get(name), now.get(name)) for name in old.versions | now
@@ -131,7 +139,7 @@ def _short(value: Any, other: Any) -> str:
     return f"{value!s:.200}"
 
 
-# ---- what is promised ------------------------------------------------------------------------------------------------
+# ---- the plan of a run -----------------------------------------------------------------------------------------------
 
 
 def _promise(plan: BenchPlan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
@@ -211,7 +219,7 @@ def _cut(dataset: Dataset, limits: Sequence[tuple[Tokenizer, int]], plan: BenchP
     return replace(dataset, questions=tuple(taken))
 
 
-# ---- what is done ----------------------------------------------------------------------------------------------------
+# ---- decoding --------------------------------------------------------------------------------------------------------
 
 
 def _measure(
@@ -223,11 +231,11 @@ def _measure(
     console: Console,
     traces: dict[str, Trace] | None,
 ) -> Status:
-    """Decode and compare pair by pair what is missing; return how it ended."""
+    """Decode and compare what is missing, pair by pair; return how the run ended."""
     keys = list(planned(run))
     before = read_unchecked(path, run.run_id)
     by_name = {dataset.name: dataset for dataset in datasets}
-    with Step(console, len(keys), len(before.samples)) as step, step.told_in_pipes():
+    with BenchProgress(console, len(keys), len(before.samples)) as step, step.told_in_pipes():
         try:
             for name, open_pair in plan.pairs.items():
                 own = [key for key in keys if key.pair == name]
@@ -243,7 +251,7 @@ def _measure(
                             if traces is not None:
                                 step.say("tracing")
                                 _trace(rows, job, traces)
-                    finally:  # also what was done until Ctrl-C
+                    finally:  # also after Ctrl-C
                         step.say("comparing texts")
                         compare(job, path, writer, run.run_id)
         except KeyboardInterrupt:
@@ -259,14 +267,14 @@ def _is_compared(run: Run, pair: str) -> bool:
 
 
 def _bring_up(pair: Lineup, job: PairJob, before: Run, writer: ResultsWriter) -> dict[str, Sequence[Row]]:
-    """Return the rows of each workload, warmed up; what was chosen for them is written down."""
+    """Return the rows of each workload, warmed up; write the settings chosen for them."""
     rows: dict[str, Sequence[Row]] = {}
     for workload in job.datasets:
         known = {one.row: one.settings for one in before.chosen if (one.pair, one.workload) == (job.name, workload)}
         rows[workload] = pair.make_rows(job.first_prompts(workload), known)
         for row in rows[workload]:
             if row.name not in known:
-                writer.add(Chosen(pair=job.name, row=row.name, workload=workload, settings=dict(row.settings)))
+                writer.write(Chosen(pair=job.name, row=row.name, workload=workload, settings=dict(row.settings)))
     return rows
 
 
@@ -276,13 +284,13 @@ def decode_missing(
     job: PairJob,
     done: dict[SampleKey, Sample],
     writer: ResultsWriter,
-    step: Step,
+    step: BenchProgress,
 ) -> None:
     """Decode what is not done yet, in the order of ``keys``.
 
     Args:
         rows: by workload.
-        done: gets each sample as it is written.
+        done: filled with each sample as it is written.
     Raises: WorkerError or TargetError if a row fails.
     """
     by_name = {workload: {row.name: row for row in those} for workload, those in rows.items()}
@@ -295,7 +303,7 @@ def decode_missing(
         found = {name: getattr(decoded, name) for name in _DECODED}
         found |= job.outcome(key, prompt_ids, decoded.token_ids)
         done[key] = Sample(**asdict(key), new_tokens=len(decoded.token_ids), **found)
-        writer.add(done[key])
+        writer.write(done[key])
         step.count()
 
 
@@ -308,14 +316,14 @@ def _trace(rows: Mapping[str, Sequence[Row]], job: PairJob, traces: dict[str, Tr
 
 
 def compare(job: PairJob, path: Path, writer: ResultsWriter, run_id: str) -> None:
-    """Write how the texts of a pair compare, those of an earlier part of the run included."""
-    run = read_unchecked(path, run_id)  # the file, as an interrupted decode may be in it or not
+    """Write how the texts of a pair compare, including those of an earlier part of the run."""
+    run = read_unchecked(path, run_id)  # from the file, as an interrupted decode may be in it or not
     own = {sample.key: sample for sample in run.samples if sample.pair == job.name}
     for check in checks_of(run, own.values(), lambda sample: job.prompt_ids(sample.key, own), job.judge):
-        writer.add(check)
+        writer.write(check)
 
 
-# ---- what is shown meanwhile -----------------------------------------------------------------------------------------
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 
 def _told(console: Console, words: Callable[[], str]) -> AbstractContextManager[object]:
@@ -325,8 +333,8 @@ def _told(console: Console, words: Callable[[], str]) -> AbstractContextManager[
     return Pulse(words, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
 
 
-class Step(Progress):
-    """The progress bar, and what is being done. It is drawn between decodes only: no thread works beside them."""
+class BenchProgress(Progress):
+    """The progress bar and the current step. It is drawn between decodes only, so that no thread works beside them."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
         bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

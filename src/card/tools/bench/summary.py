@@ -1,7 +1,7 @@
-"""Figures of a run, all computed from its samples: speeds and their ranges, speed-ups, latencies, what candidates cost.
+"""Figures of a run, computed from its samples: speeds and their ranges, speed-ups, latencies, the cost of candidates.
 
-Medians and ranges are over repeats. A row's speed in a repeat is all its tokens over all its seconds. Of a run that was
-cut off, whole repeats count, or what all rows have answered of the first one.
+Medians and ranges are over repeats. A row's speed in a repeat is all its tokens over all its seconds. Of an incomplete
+run, whole repeats count; if there is none, the prompts of the first repeat that all rows have answered.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import pairwise, product, zip_longest
 from typing import TYPE_CHECKING
 
 from card.engine.metrics import RequestStats
-from card.tools.bench.names import DRAFTER
-from card.tools.bench.records import Group, GroupKey, Run, Sample
+from card.tools.bench.records import GroupKey, ResultGroup, Run, Sample
+from card.tools.bench.row_names import DRAFTER
 
 _Z95 = 1.959964  # standard deviations that hold 95 % of a normal law
 
-if TYPE_CHECKING:  # what decodes is not loaded to read files
+if TYPE_CHECKING:  # reading files must not load the engine
     from card.tools.bench.rows import Decoded
 
 
@@ -34,14 +34,14 @@ class Spread:
 
     @classmethod
     def of(cls, runs: Iterable[float]) -> Spread:
-        """Return the spread of these figures, of which there is one at least."""
+        """Return the spread of these figures, one or more."""
         values = tuple(runs)
         return cls(statistics.median(values), min(values), max(values), values)
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Seconds that half, nine tenths and 99 hundredths of the values stay within (nearest rank)."""
+    """The 50th, 90th and 99th percentile of some seconds (nearest rank)."""
 
     p50: float
     p90: float
@@ -49,7 +49,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Percentiles | None:
-        """Return the percentiles; None of no value at all."""
+        """Return the percentiles; None if there are no values."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -80,18 +80,18 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSummary:
-    """Parts that the speed was made of, over all samples; None for what a method does not have or say."""
+    """Figures behind a speed, over all samples; None for what a method does not have or report."""
 
     target_passes: int
     mean_acceptance_length: float | None
     cores_used: float | None  # processor time over wall time of the target's process, prefill included
     target_pass_ms: float | None = None
     between_passes_ms: float | None = None
-    waited_ms: float | None = None  # a drafter that takes turns drafts in it
+    waited_ms: float | None = None  # a drafter in turns drafts during it
     round_overhead_ms: float | None = None
-    schedules: Mapping[str, int] | None = None  # that texts ended with
+    schedules: Mapping[str, int] | None = None  # texts by the schedule at their end
     verified_per_emitted: float | None = None
-    rolled_back_per_emitted: float | None = None  # drafted on the likeliest path, and ruled out
+    rolled_back_per_emitted: float | None = None  # candidates of the likeliest path that were rejected
     dropped_per_emitted: float | None = None  # side branches included
     acceptance_rate: float | None = None
     acceptance_per_depth: tuple[float, ...] | None = None
@@ -107,7 +107,7 @@ class CostSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSummary(Group):
+class RowSummary(ResultGroup):
     """One row on one workload of one pair."""
 
     num_prompts: int
@@ -115,12 +115,12 @@ class RowSummary(Group):
     num_tokens: int  # of the first repeat
     tokens_per_s: Spread  # decoding alone: from the first token to the last
     wall_tokens_per_s: Spread  # reading the prompt included
-    speedup: Spread | None  # of tokens_per_s over the baseline's in the same repeat; None without one
+    speedup: Spread | None  # tokens_per_s over the baseline's in the same repeat; None without a baseline
     first_token: Percentiles | None  # seconds from a request's start to its first token
-    inter_token: Percentiles | None  # seconds from token to token; those of one pass have arrived at once
+    inter_token: Percentiles | None  # seconds from token to token; tokens of one pass arrive at once
     costs: CostSummary
     solved: Share | None = None  # questions with an answer whose text ends with it, in the first repeat
-    same_number: Share | None = None  # of them, those whose text ends with the baseline's number
+    same_number: Share | None = None  # of these, texts that end with the baseline's number
 
 
 def summarise(run: Run) -> list[RowSummary]:
@@ -136,9 +136,9 @@ def summarise(run: Run) -> list[RowSummary]:
 
 
 def complete_samples(run: Run) -> list[Sample]:
-    """Return the samples that figures are made of: of each pair and workload the repeats that every row has done.
+    """Return the samples that figures are made of: of each pair and workload, the repeats that all rows have completed.
 
-    Where there is no whole repeat, the prompts of the first one that every row has answered, all turns.
+    Without a whole repeat, these are the prompts of the first one that every row has answered in all turns.
     """
     turns = {workload.name: workload.turns for workload in run.workloads}
     answers: Counter[tuple[str, str, int, int]] = Counter(_cell(sample) for sample in run.samples)
@@ -155,13 +155,13 @@ def complete_samples(run: Run) -> list[Sample]:
 
 
 def ratio(run: Run, row: str, baseline: str, *, pair: str, workload: str) -> Spread | None:
-    """Return a row's tokens/s over another one's in the same repeat; None if one of them has no samples."""
+    """Return a row's tokens/s over another row's in the same repeat; None if one of them has no samples."""
     complete = _by_repeat(run)
     return _ratio(complete.get((pair, row, workload), []), complete.get((pair, baseline, workload), []))
 
 
 def decode_rate(samples: Iterable[Sample | Decoded]) -> float:
-    """Return the tokens of decoding per second of decoding, over all these samples together."""
+    """Return decoded tokens per second of decoding, over all these samples together."""
     counted = [(sample.decode_tokens, sample.decode_s) for sample in samples]
     seconds = sum(one for _, one in counted)
     return sum(tokens for tokens, _ in counted) / seconds if seconds > 0 else 0.0
@@ -186,7 +186,7 @@ def costs_of(samples: Sequence[Sample]) -> CostSummary:
         target_pass_ms=per_pass_ms * total.target_busy_s,
         between_passes_ms=per_pass_ms * (total.decode_s - total.target_busy_s),
         waited_ms=per_pass_ms * total.waited_s,
-        # A drafter that takes turns drafts between the passes, which is no overhead.
+        # A drafter in turns drafts between the passes, which is no overhead.
         round_overhead_ms=None if schedules["turns"] else total.round_overhead_ms,
         schedules=dict(schedules),
     )
@@ -237,7 +237,7 @@ def _share(cases: Sequence[bool]) -> Share | None:
 
 
 def _same_number(repeats: _Repeats, baseline: _Repeats) -> Share | None:
-    """Return how many texts of the first repeat end with the number that the baseline's ends with."""
+    """Return the share of texts of the first repeat that end with the same number as the baseline's."""
     plain = {(s.prompt, s.turn): s.final_number for s in baseline[0] if s.is_solved is not None} if baseline else {}
     own = {(s.prompt, s.turn): s.final_number for s in repeats[0]}
     return _share([own[key] == number for key, number in plain.items() if key in own])
@@ -250,7 +250,7 @@ def _ratio(repeats: _Repeats, baseline: _Repeats) -> Spread | None:
 
 
 def _gaps(sample: Sample) -> list[float]:
-    """Return the seconds before each token but those of the first pass."""
+    """Return the seconds before each token after those of the first pass."""
     gaps: list[float] = []
     for (before_s, before), (at_s, count) in pairwise(sample.token_times):
         gaps += [at_s - before_s, *[0.0] * (count - before - 1)] if count > before else []
@@ -258,12 +258,10 @@ def _gaps(sample: Sample) -> list[float]:
 
 
 def _with_candidates(costs: CostSummary, total: RequestStats, tokens: int) -> CostSummary:
-    """Add how the candidates fared, of all writers."""
+    """Add the figures of the candidates of all writers."""
     depths = zip_longest(total.accepted_per_depth, total.offered_per_depth, fillvalue=0)
     by_writer = Counter(total.accepted_by_writer)
-    if (
-        alone := total.accepted_tokens - by_writer.total()
-    ):  # no writer is named where the draft model alone could propose
+    if alone := total.accepted_tokens - by_writer.total():  # with the draft model alone, no writer is named
         by_writer[DRAFTER] += alone
     return replace(
         costs,
@@ -276,7 +274,7 @@ def _with_candidates(costs: CostSummary, total: RequestStats, tokens: int) -> Co
 
 
 def _with_drafter(costs: CostSummary, total: RequestStats, tokens: int, rate: float) -> CostSummary:
-    """Add what the draft model did; ``rate`` is the speed reached, in tokens/s."""
+    """Add the figures of the draft model; ``rate`` is the speed reached, in tokens/s."""
     layers_per_s = total.drafter_layers_per_s or None
     return replace(
         costs,

@@ -1,4 +1,4 @@
-"""The findings of a run as a table for the terminal: slowdowns are printed like gains."""
+"""The figures of a run as tables for the terminal; slowdowns are printed like gains."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from card.config import INT8
-from card.tools.bench.names import ONE_CORE, OTHER_NUMBERS
 from card.tools.bench.records import Run
+from card.tools.bench.row_names import ONE_CORE, OTHER_NUMBERS
 from card.tools.bench.summary import RowSummary, ratio, summarise
 
-_SHOWN_SHARE = 0.05  # of a writer
+_SHOWN_SHARE = 0.05  # least share of a writer that is shown
 SPARE = ("tokens a pass", "vs one core", "range", "first, ms")  # on a narrow terminal, the last one first
 _ON_TERMINAL = (  # unless all columns are asked for
     "method",
@@ -44,7 +44,7 @@ def row_title(run: Run, summary: RowSummary) -> str:
 
 
 def same_text(run: Run, summary: RowSummary) -> str:
-    """Return in a word or two how a row's texts compare with the baseline's."""
+    """Return how a row's texts compare with the baseline's, in a word or two."""
     facts = run.facts_of(summary.row)
     if not facts.is_exact:
         return "not exact"

@@ -1,1 +1,1 @@
-"""A measurement that says whether a draft model is worth its while for a target, and why not."""
+"""Measure whether a draft model makes a target faster, and if not, why."""

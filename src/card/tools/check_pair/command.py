@@ -1,4 +1,4 @@
-"""`card check-pair`: whether a draft model is worth its while beside a target on this machine, and if not, why."""
+"""`card check-pair`: whether a draft model makes a target faster on this machine, and if not, why."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
-    Agreement,
     Latency,
+    MeasuredAgreement,
     ModelMemory,
     PairReport,
     Speeds,
@@ -46,10 +46,10 @@ from card.tools.check_pair.measuring import TIMED_RUNS, TimeLimit, measure_agree
 if TYPE_CHECKING:
     pass
 
-MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
+MOST_MEASURING_S = 60.0  # since the target was loaded; starting the engines is not cut short
 _AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
 _NUM_SAMPLE_PROMPTS = 4
-CARRIED = (  # options that the next command is to have too
+CARRIED = (  # options that the suggested command repeats
     *("target_cost", "dtype", "device", "draft_device", "max_model_len", "threads", "draft_threads"),
     *("cores", "draft_cores"),
 )
@@ -57,7 +57,7 @@ _SCHEDULES: dict[Schedule, str] = {"beside": "drafter beside the target", "turns
 
 
 def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **options: Any) -> int:
-    """Do what `card check-pair` was asked for."""
+    """Run `card check-pair`."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
     sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else read_prompts(prompts)
@@ -72,9 +72,9 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
 
 
 def next_command(target: str, draft: str | None, options: Mapping[str, Any]) -> str:
-    """Return the command line that talks with a target, as it was measured; without a draft model if that is None."""
+    """Return the command line for a chat with the target as measured, without a draft model if ``draft`` is None."""
     words = ["card", "chat", "--target", target, *(() if draft is None else ("--draft", draft))]
-    if draft is None and target == DEMO_TARGET:  # which has a draft model unless told otherwise
+    if draft is None and target == DEMO_TARGET:  # it has a draft model unless told otherwise
         words += ["--method", ALONE]
     usual = {name: declared(EngineSettings)[name].default for name in CARRIED}
     carried = {name: options[name] for name in CARRIED if draft is not None or not name.startswith("draft")}
@@ -94,11 +94,11 @@ def examine(
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> PairReport:
-    """Take every measurement that there is time for; stop early where tokenizers differ.
+    """Measure as much as time allows; stop early if the tokenizers differ.
 
     Args:
-        options: of the command, as far as settings come of them.
-        tell: is told of each step.
+        options: of the command, from which settings are made.
+        tell: called with a line about each step.
         clock: seconds; rises steadily.
     Raises: CardError of any kind.
     """
@@ -152,8 +152,8 @@ def examine(
     )
 
 
-def _left_out(agreement: Agreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
-    """Return what there was no time for."""
+def _left_out(agreement: MeasuredAgreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
+    """Return the measurements that there was no time for."""
     told = []
     if agreement.is_cut:
         seen = f"{agreement.num_prompts} of {num_prompts} prompts"
@@ -166,7 +166,7 @@ def _left_out(agreement: Agreement, speeds: Speeds | None, num_prompts: int) -> 
     return tuple(told)
 
 
-# ---- how it reads ---------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None:
@@ -227,7 +227,7 @@ def _latency_table(measured: tuple[Latency, ...]) -> Table:
     return shown
 
 
-def _agreement_table(agreement: Agreement) -> tuple[str, Table]:
+def _agreement_table(agreement: MeasuredAgreement) -> tuple[str, Table]:
     share, length = f"{agreement.share:.0%}", f"{agreement.tokens_per_pass:.2f}"
     shown = table("drafted token", numbers=map(str, range(1, len(agreement.taken_by_depth) + 1)))
     shown.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))

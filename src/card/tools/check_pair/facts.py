@@ -1,4 +1,4 @@
-"""Measurements of a pair of models by `card check-pair`, and what follows from them."""
+"""Measurements of a pair of models by `card check-pair`, and the verdict that follows from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner
 
-LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
+LEAST_SPEED_UP = 1.05  # a smaller gain may be noise
 _SHOWN_TOKENS = (1, 2, 4, 8, 16)
-_GOOD_AGREEMENT, _GOOD_DRAFTER_SHARE = 0.9, 0.05  # what the reason for a no compares with
-_VERIFIED_TOKENS = 8  # of the pass whose price tells how dear verification is
+_GOOD_AGREEMENT, _GOOD_DRAFTER_SHARE = 0.9, 0.05  # that the reason for a no compares with
+_VERIFIED_TOKENS = 8  # of the pass whose price measures the cost of verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class ModelMemory:
 
     num_parameters: int
     weight_bytes: int
-    packed_bytes: int  # a second copy of the weights, in the order that the CPU computes fastest with
+    packed_bytes: int  # a second copy of the weights, in the layout that is fastest on the CPU
     kv_bytes_per_token: int
     max_model_len: int
     kv_bytes_per_request: int  # of max_model_len tokens
-    num_copies: int  # a drafter beside the target and one that takes turns with it hold a copy each
+    num_copies: int  # a drafter beside the target and one in turns hold a copy each
     total_bytes: int
 
 
@@ -40,20 +40,20 @@ class Latency:
 
     model: str  # target or draft
     schedule: Schedule
-    threads: int | None  # of the target; None: as torch has them
+    threads: int | None  # of the target; None: the default number
     pass_ms: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """Share of the draft model's own greedy tokens that the target follows; speed decides nothing here."""
+class MeasuredAgreement:
+    """Share of the draft model's greedy tokens that the target accepts, independent of speed."""
 
-    num_prompts: int  # that were answered, the last one perhaps in part
+    num_prompts: int  # answered, the last one perhaps in part
     num_tokens: int
     is_cut: bool  # time was up before all prompts were answered
-    share: float  # in [0, 1], of drafted tokens that the target takes where it took those before them
+    share: float  # in [0, 1]: accepted drafted tokens, of those whose predecessors were accepted
     tokens_per_pass: float
-    taken_by_depth: tuple[float, ...]  # [d] share of the chains offered whose token d + 1 was taken
+    taken_by_depth: tuple[float, ...]  # [d] share of the offered chains whose token d + 1 was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Speeds:
     card_tokens_per_s: float
     speed_up: float  # median over the pairs of runs
     speed_up_of_runs: tuple[float, ...]
-    num_prompts: int  # that each timed run answered, the last one perhaps in part
+    num_prompts: int  # answered by each timed run, the last one perhaps in part
     is_cut: bool  # time was up before everything was decoded and timed
     schedule: Schedule  # at the end
     schedule_reason: str
@@ -73,25 +73,25 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """All there is to say about a pair; no measurements where the tokenizers differ, no speeds where time was up."""
+    """The report on a pair; without measurements if the tokenizers differ, without speeds if time was up."""
 
     target: str
     draft: str
     is_worth_it: bool
-    reason: str  # the speed-up; for a no, what stands in the way
+    reason: str  # the speed-up; for a no, the obstacle
     target_cost: str | None = None  # for an inflated target
     how_run: tuple[str, str] | None = None  # path and limits of target and draft
     memory: tuple[ModelMemory, ModelMemory] | None = None  # target, draft
     latencies: tuple[Latency, ...] | None = None
-    agreement: Agreement | None = None
+    agreement: MeasuredAgreement | None = None
     predicted_tokens_per_s: dict[Schedule, float] | None = None  # from latencies and agreement
     speeds: Speeds | None = None
-    left_out: tuple[str, ...] = ()  # what there was no time for
-    command: str = ""  # for a shell: runs the target as it is best here
+    left_out: tuple[str, ...] = ()  # measurements that there was no time for
+    command: str = ""  # for a shell: runs the target in the way that is fastest here
 
 
 def memory_of(model: LoadedModel, runner: RowRunner, num_copies: int) -> ModelMemory:
-    """Return what a model takes under its runner."""
+    """Return the memory that a model takes under its runner."""
     weight_bytes, packed_bytes = num_bytes(model), 0
     if isinstance(model, DecoderModel):
         packed = [one.weight for one in model.linears if not one.has_blocks]
@@ -111,7 +111,7 @@ def memory_of(model: LoadedModel, runner: RowRunner, num_copies: int) -> ModelMe
 
 
 def latencies(costs: Mapping[Schedule, ScheduleCost]) -> tuple[Latency, ...]:
-    """Return what passes cost under each schedule: the target's first, by tokens, then the drafter's, by width.
+    """Return the cost of passes under each schedule: the target's by tokens, then the drafter's by width.
 
     A target that runs alike with and without a drafter in turns is listed once.
     """
@@ -129,14 +129,14 @@ def latencies(costs: Mapping[Schedule, ScheduleCost]) -> tuple[Latency, ...]:
 def verdict(
     costs: Mapping[Schedule, ScheduleCost], agreement: float, speed_up: float | None, draft: DraftSettings
 ) -> tuple[bool, str]:
-    """Return whether the pair is worth it, and the reason in words.
+    """Return whether the pair is faster than plain decoding, and the reason in words.
 
     Args:
         costs: the schedules as measured, "off" among them.
-        agreement: share in [0, 1] of `Agreement`.
-        speed_up: measured; None: there was no time, and what the passes promise decides.
+        agreement: share in [0, 1] of `MeasuredAgreement`.
+        speed_up: measured; None: there was no time, and the prediction decides.
     """
-    longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # tokens a pass that the pair can reach
+    longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # most tokens per pass of the pair
     if speed_up is None:
         predicted = _predicted_speed_up(costs, agreement, draft)
         words = f"{predicted:.2f}x the speed of plain decoding is predicted, and there was no time to measure it"
@@ -154,10 +154,11 @@ def verdict(
 
 
 def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: DraftSettings) -> str:
-    """Return what stands in the way: that without which the prediction would be best."""
+    """Return the obstacle: the factor whose improvement would raise the predicted speed most."""
     fastest = min((one for one in costs.values() if one.drafter is not None), key=_drafter_share)
     share, target = _drafter_share(fastest), fastest.target
-    dearness = target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
+    cost_ratio = target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
+    cause = "" if target.experts is None else ", as each token brings experts of its own"
     cheap_drafter = {schedule: _with_good_drafter(one) for schedule, one in costs.items()}
     cheap_tokens = {schedule: _with_flat_target(one) for schedule, one in costs.items()}
     rates = {
@@ -167,15 +168,15 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
         f"the drafter is too slow: its pass takes {share:.0%} of the target's; at {_GOOD_DRAFTER_SHARE:.0%}": (
             _predicted_speed_up(cheap_drafter, agreement, draft)
         ),
-        f"tokens of verification are too dear: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as long "
-        "as one of 1; at the same time": _predicted_speed_up(cheap_tokens, agreement, draft),
+        f"verification costs too much: a target pass of {_VERIFIED_TOKENS} takes {cost_ratio:.1f} times as long "
+        f"as one of 1{cause}; at the same time": _predicted_speed_up(cheap_tokens, agreement, draft),
     }
     words, best = max(rates.items(), key=lambda pair: pair[1])
     if best >= LEAST_SPEED_UP:
         return f"{words}, {best:.1f}x would be expected"
     return (
-        f"no single thing stands in the way: the target takes {agreement:.0%} of the drafted tokens, a drafter pass "
-        f"takes {share:.0%} of the target's, and a target pass of {_VERIFIED_TOKENS} tokens {dearness:.1f} times as "
+        f"there is no single obstacle: the target takes {agreement:.0%} of the drafted tokens, a drafter pass "
+        f"takes {share:.0%} of the target's, and a target pass of {_VERIFIED_TOKENS} tokens {cost_ratio:.1f} times as "
         "long as one of 1"
     )
 

@@ -13,24 +13,24 @@ from card.api.llm import LLM
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.errors import PromptError
-from card.tools.check_pair.facts import Agreement, Speeds
+from card.tools.check_pair.facts import MeasuredAgreement, Speeds
 
-TIMED_RUNS = 3  # of each kind, after one in which the policy finds its feet
-_WARMING_SHARE = 0.25  # of the time that is left, most that goes to the run that is not timed
-_LEAST_TIMED_TOKENS = 8  # of a run that was cut: fewer tell a speed too badly. Chosen, not measured
-_LEAST_CHUNKS = 2  # of an answer before it is cut: its first token, and what one verification gave
+TIMED_RUNS = 3  # of each kind, after a warm-up in which the policy learns
+_WARMING_SHARE = 0.25  # of the time left: the most for the warm-up
+_LEAST_TIMED_TOKENS = 8  # of a run that was cut: fewer measure a speed too badly. Chosen, not measured
+_LEAST_CHUNKS = 2  # of an answer before it is cut: its first token, and the tokens of one verification
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """A moment after which no further token is asked for."""
+    """A deadline after which no further token is requested."""
 
     until: float  # by the clock
     clock: Callable[[], float] = time.monotonic
 
     @classmethod
     def of(cls, seconds: float, clock: Callable[[], float] = time.monotonic) -> TimeLimit:
-        """Return the limit so many seconds from now."""
+        """Return the limit this many seconds from now."""
         return cls(clock() + seconds, clock)
 
     @property
@@ -46,17 +46,17 @@ class TimeLimit:
 @dataclass(frozen=True, slots=True)
 class _MeasuredAnswer:
     token_ids: tuple[int, ...]
-    chains: tuple[tuple[int, int], ...]  # of each pass, how many candidates were offered, and taken
+    chains: tuple[tuple[int, int], ...]  # of each pass: candidates offered, candidates accepted
     decode_s: float  # from the first token to the last
     is_cut: bool  # time was up
 
 
-def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: TimeLimit) -> Agreement:
-    """Decode the prompts with a chain drafted before each verification, so that time and tuning decide nothing.
+def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: TimeLimit) -> MeasuredAgreement:
+    """Decode the prompts with a chain drafted before each verification, so that timing and tuning have no influence.
 
     Args:
         llm: of the method sps.
-        limit: one pass is looked at in any case.
+        limit: one pass is measured in any case.
     Raises: PromptError if the answers are too short to compare anything.
     """
     answers: list[_MeasuredAnswer] = []
@@ -70,7 +70,7 @@ def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int, limit: 
         raise _too_short()
     depths = range(max(offered for offered, _ in chains))
     num_taken = sum(taken for _, taken in chains)
-    return Agreement(
+    return MeasuredAgreement(
         num_prompts=len(answers),
         num_tokens=sum(len(answer.token_ids) for answer in answers),
         is_cut=answers[-1].is_cut or len(answers) < len(prompts),
@@ -93,11 +93,11 @@ def measure_speeds(
 ) -> Speeds | None:
     """Decode the prompts plainly and with card in alternation; the first round of the two is not timed.
 
-    Where time is short, runs end early, and there are fewer of them. What plain decoding did not come to is not asked
-    of card either, so that both write the same text.
+    If time is short, runs end early, and there are fewer of them. Card decodes only as far as plain decoding came, so
+    that both write the same text.
 
     Args:
-        tell: is told of each run.
+        tell: called with a line about each run.
     Returns: None if time was up before a first pair of runs could be timed.
     Raises: PromptError if the answers are too short to time anything.
     """
@@ -161,7 +161,7 @@ def _num_timed(answers: Sequence[_MeasuredAnswer]) -> int:
 
 
 def _agree(one: _MeasuredAnswer, other: _MeasuredAnswer) -> bool:
-    """Return whether two texts are the same as far as both were decoded."""
+    """Return whether two texts agree over the length that both were decoded to."""
     shorter = min(len(one.token_ids), len(other.token_ids))
     has_end = len(one.token_ids) == len(other.token_ids) or one.is_cut or other.is_cut
     return has_end and one.token_ids[:shorter] == other.token_ids[:shorter]

@@ -1,4 +1,4 @@
-"""A command that measures whether a draft model is worth its while."""
+"""The command that measures whether a draft model makes a target faster."""
 
 from card.config.record import Command, Record
 

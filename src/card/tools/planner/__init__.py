@@ -1,1 +1,1 @@
-"""Runs of every method on hardware and pairs that were only profiled and recorded: the engine in virtual time."""
+"""Predict the speed of every method: the engine in virtual time, from profiles of hardware and recordings of pairs."""

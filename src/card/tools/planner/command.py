@@ -1,4 +1,4 @@
-"""`card profile` and `card record`, which measure, and `card plan`, which predicts from that without any model."""
+"""`card profile` and `card record` measure; `card plan` predicts from their files without a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, resolve_models, take_sampling_params
+from card.cli.options import given, pop_sampling_params, resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
 from card.labs.edge.command import plan_edge, print_edge
+from card.machine.expert_cost import ExpertCounts
 from card.models.loading import load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
 from card.tools.planner.measuring import measure_profile
-from card.tools.planner.plan import MethodPlan, PlanReport, make_plan
+from card.tools.planner.method_plans import MethodPlan, PlanReport, make_plan
 from card.tools.planner.pool import PoolStudy, make_pool_study
 from card.tools.planner.profile import Profile, load_profile, save_profile
 from card.tools.planner.recorder import RecordRequest
@@ -35,11 +36,13 @@ _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
 def profile(out: Path, model: str, threads: tuple[int, ...] | None, wide: bool, **options: Any) -> None:
-    """Do what `card profile` was asked for: what the passes of a model cost on this machine."""
+    """Run `card profile`: measure the cost of a model's passes on this machine."""
     with spinner(f"loading {model}") as say:
         measured = measure_profile(model, threads=threads or (), tell=say, **options)
     save_profile(measured, out)
     show(Console(), _profile_table(measured), is_wide=wide)
+    if (counts := measured.setups[0].cost.experts) is not None:
+        click.echo(_experts_line(counts))
     click.echo(f"written to {out}")
 
 
@@ -53,8 +56,8 @@ def record(
     methods: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
-    """Do what `card record` was asked for: what a pair of models writes and thinks likely on some prompts."""
-    params = take_sampling_params(options).resolved()
+    """Run `card record`: record the texts and likely tokens of a pair of models on some prompts."""
+    params = pop_sampling_params(options).resolved()
     target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
     assert draft_name is not None
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)
@@ -89,7 +92,7 @@ def plan(
     wide: bool,
     **options: Any,
 ) -> None:
-    """Do what `card plan` was asked for."""
+    """Run `card plan`."""
     if edge is not None or edge_devices is not None:
         if pool:
             raise PlanError("give either --pool, or --edge and --edge-devices")
@@ -144,7 +147,7 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
     return make_synthetic(agreement)
 
 
-# ---- how it reads ---------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _profile_table(measured: Profile) -> Table:
@@ -156,6 +159,11 @@ def _profile_table(measured: Profile) -> Table:
     shown.add_row("each further sequence", *(f"{1e3 * cost.per_sequence_s:.2f}" for cost in costs.values()))
     shown.add_row("1,000 rows of context", *(f"{1e6 * cost.per_context_row_s:.2f}" for cost in costs.values()))
     return shown
+
+
+def _experts_line(counts: ExpertCounts) -> str:
+    read = ", ".join(f"{num_read:,} by {num_rows}" for num_rows, num_read in counts.counted)
+    return f"experts read, of {counts.num_experts:,} in all layers, by tokens of a pass: {read or 'not counted'}"
 
 
 def _print_plan(console: Console, report: PlanReport, *, is_wide: bool) -> None:
@@ -208,7 +216,7 @@ def _time_table(report: PlanReport) -> Table:
 
 
 def _drafter(plan: MethodPlan) -> str:
-    """Return where the drafter is, and for one that can be switched the schedule that most texts ended with."""
+    """Return where the drafter runs; of one that can be switched, the most frequent schedule at the end of texts."""
     if plan.where != "switch":
         return plan.where
     return max(plan.schedules, key=lambda name: plan.schedules[name])

@@ -1,4 +1,4 @@
-"""Profiles and recordings as files: one line of error for what is broken, of another version, or something else."""
+"""Profiles and recordings as files; a broken file, or one of another kind or version, raises an error of one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Head(msgspec.Struct):
 def read_file(
     path: Path, type_: type[T], kind: str, version: int, decode: Callable[..., Any], check: Callable[[T], None]
 ) -> T:
-    """Return what a file holds that `decode` of msgspec can read and `check` lets pass. Raises: PlanError."""
+    """Return the content of a file, decoded and checked. Raises: PlanError."""
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # editors put it before a file for --edge
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measure a profile: passes as the engine does at start, and what `card.tools.planner.overheads` finds around them."""
+"""Measure a profile: passes as the engine measures them at start, and the overheads around them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from card.tools.planner.profile import PassTable, Profile, Setup
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
-MEASURING_LIMIT_S = 10.0  # for the passes on one number of threads: no request waits meanwhile
+MEASURING_LIMIT_S = 10.0  # for the passes with one number of threads; no request waits meanwhile
 
 
 def measure_profile(
@@ -37,16 +37,16 @@ def measure_profile(
     """Load a model and measure it.
 
     Args:
-        target_cost: inflate it to the price of so many parameters.
-        threads: numbers of CPU threads to measure, rising; if empty the usual one, and one fewer, as beside a drafter.
-        ctc: file of a head that drafts for the model, to be timed too.
-        tell: is told what is being done.
-    Raises: ModelError if it cannot be loaded, or the head is of another one; PlanError for threads that do not rise
-        from 1 on.
+        target_cost: inflate it to the price of a model of this size.
+        threads: numbers of CPU threads to measure, rising; empty: the usual number and one fewer, as beside a drafter.
+        ctc: file of a head that drafts for the model; it is timed, too.
+        tell: called with a line about each step.
+    Raises: ModelError if it cannot be loaded, or the head is of another model; PlanError unless threads are
+        rising numbers of 1 or more.
     """
     if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
-    environment = describe_run()  # a busy machine makes poor figures
+    environment = describe_run()  # figures of a busy machine are unreliable
     tell(f"loading {name}")
     model = load_decoder(name, dtype=dtype, device=device)
     own_parameters = parameter_count(model)
@@ -62,7 +62,7 @@ def measure_profile(
             runner.warm_up(16)
             cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=MEASURING_LIMIT_S)
             setups.append(Setup(threads=count if is_cpu else None, cost=PassTable.of(cost)))
-    tell("measuring what goes on around the passes")
+    tell("measuring the overheads")
     with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
         tokenizer = load_tokenizer(name)
         overheads = measure_overheads(runner, tokenizer, ctc=ctc)
@@ -92,6 +92,6 @@ def _device_name(device: str) -> str:
 
 
 def _usual_threads(is_cpu: bool) -> tuple[int, ...]:
-    """Return the threads that passes have by themselves, one fewer too: a drafter in a process takes one."""
+    """Return the default number of threads, preceded by one fewer: a drafter in a process takes one."""
     most = default_threads()
     return (most - 1, most) if is_cpu and most > 1 else (most,)

@@ -42,7 +42,7 @@ from card.tools.planner.requests import PoolRequest
 @own_option("ctc")
 @wide_option
 def profile(**options: Any) -> int:
-    """Measure what passes of MODEL cost, and what goes on around them.
+    """Measure what passes of MODEL cost, and the overheads around them.
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
@@ -52,13 +52,7 @@ def profile(**options: Any) -> int:
 @command(short_help="Record how a pair of models behaves, for plans.")
 @click.option("--out", type=OutputPath(), required=True, help="File to write.")
 @pair_options
-@click.option(
-    "--data",
-    multiple=True,
-    default=("questions",),
-    show_default=True,
-    help="Prompts, as for card bench.",
-)
+@click.option("--data", multiple=True, default=("questions",), show_default=True, help="Prompts, as for card bench.")
 @counted("--limit", words="Prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @option_of(EngineSettings, "dtype", is_filled=True)
@@ -74,7 +68,7 @@ def profile(**options: Any) -> int:
 @option_of(SamplingParams, "stop", multiple=True)
 @option_of(SamplingParams, "ignore_eos", is_filled=True)
 def record(**options: Any) -> int:
-    """Let the target answer prompts, and write down what target and draft model held likely at each position."""
+    """Let the target answer prompts, and record the likely tokens of target and draft model at each position."""
     return run("card.tools.planner.command.record", **options)
 
 
@@ -97,7 +91,7 @@ def record(**options: Any) -> int:
 @option_of(PoolRequest, "loads", callback=parse_fractions)
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
 @file_option("--edge", words="Plan this edge.")
-@counted("--edge-devices", words="Or draw so many devices.")
+@counted("--edge-devices", words="Or draw this many devices.")
 @click.option("--edge-place", help="Drawn: even or narrow.  [default: even]")
 @file_option("--edge-bench", words="Edge: lines of card bench.")
 @json_option

@@ -1,6 +1,7 @@
-"""Measure the time that the workers take around the passes of a model, which drive all else from the caches.
+"""Measure the time that the workers take around the passes of a model.
 
-The workers run for a moment; what is not in their passes is theirs.
+The workers run for a moment; their time outside of passes is the overhead. Passes evict everything else from the
+caches, so it is measured between real passes.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from card.tools.planner.profile import Overheads
 
 _WIDTHS = (1, 8)  # of the beams whose steps are timed
 _NUM_STEPS = 60  # layers of a beam
-_NUM_TOKENS = 24  # of the texts in which rounds are timed; twice as many where several come at once
-_NUM_DRAFTED = 6  # candidates in a round that verifies some
+_NUM_TOKENS = 24  # of the texts in which rounds are timed; twice as many for several requests at once
+_NUM_DRAFTED = 6  # candidates in a round with drafts
 _COMMITTED = 3  # tokens of a correction
 _EVICTING_BYTES = 1 << 27  # more than the caches of a core hold
 _RANKED_ROWS, _NUM_RANKED = 1024, 9
@@ -52,7 +53,7 @@ _NOT_MEASURED = ("request_s", "writer_s", "message_s", "latency_s")
 
 
 class _Timed:
-    """A model or link of which the seconds inside some methods are counted."""
+    """A model or link that counts the seconds inside some of its methods."""
 
     def __init__(self, inner: LanguageModel | InlineLink, *methods: str) -> None:
         self._inner = inner
@@ -66,28 +67,28 @@ class _Timed:
     def _timed(self, method: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()
         result = method(*args)
-        if method.__name__ == "forward":  # logits, of which a GPU tells when they are there
+        if method.__name__ == "forward":  # reading the logits waits for a GPU
             result[-1][-1:, :1].tolist()
         self.spent_s += time.perf_counter() - started
         return result
 
 
 def measure_overheads(model: LanguageModel, tokenizer: Tokenizer | None = None, *, ctc: str | None = None) -> Overheads:
-    """Measure what the model takes around its passes, as a target and as a drafter.
+    """Measure the overheads around the model's passes, as a target and as a drafter.
 
-    What takes several processes or requests is not measured: it takes as many times the default of `Overheads` as a
-    round does.
+    Overheads of several processes or requests are not measured: they are the defaults of `Overheads`, scaled like the
+    measured round.
 
     Args:
-        tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
-        ctc: file of a head that drafts for the model, to be timed too.
+        tokenizer: turns the tokens of a round into text; None leaves that time out.
+        ctc: file of a head that drafts for the model; it is timed, too.
     Raises: ModelError if the head is of another model.
     """
     defaults = Overheads()
     round_s, tuned_s = _round_s(model, tokenizer), _round_s(model, tokenizer, is_tuned=True)
     by_writer: dict[str, float] = {}
     for name in writer_names():
-        with suppress(SettingsError):  # one that wants settings of its own
+        with suppress(SettingsError):  # a writer that needs settings of its own
             by_writer[name] = max(0.0, _round_s(model, tokenizer, is_tuned=True, writers=(name,)) - tuned_s)
     if ctc is not None:
         by_writer[HEAD] = max(0.0, _round_s(model, tokenizer, writers=(HEAD,), ctc=ctc) - round_s)
@@ -128,13 +129,13 @@ def _round_s(
 
     Args:
         is_tuned: the policy tunes itself.
-        is_drafted: a chain of candidates is verified in each; what their drafter does is left out.
+        is_drafted: a chain of candidates is verified in each; the drafter's time is left out.
         writers: names of local ones that propose candidates.
         ctc: file of a head, for the writer of that name.
     """
     asked: dict[str, Any] = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None, "ctc": ctc}
     if ctc is not None:
-        asked["min_verify_prob"] = 0.0  # a head that finds nothing likely in this text has its candidates verified too
+        asked["min_verify_prob"] = 0.0  # verify a head's candidates, however unlikely in this text
     facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
     plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
     timed = _Timed(model, "forward")
@@ -171,7 +172,7 @@ def _round_s(
 
 
 def _watchers(model: LanguageModel, writers: Mapping[str, LocalWriter]) -> Watchers | None:
-    """Let writers that read hidden states read those of the model. Raises: ModelError if theirs is another one."""
+    """Give the model's hidden states to writers that read them. Raises: ModelError if they are of another model."""
     readers = [writer for writer in writers.values() if writer.wanted_features]
     if not readers:
         return None
@@ -197,7 +198,7 @@ def _step_overhead_s(model: LanguageModel, width: int) -> float:
 
 
 def _commit_s(model: LanguageModel) -> tuple[float, float]:
-    """Return the seconds in which a drafter takes in a correction that hits, and those for each row of its tree."""
+    """Return a drafter's seconds for a correction that hits, and those for each row of its tree."""
     (few, narrow_s), (many, wide_s) = (_commit_of_width(model, width) for width in _WIDTHS)
     row_s = max(0.0, wide_s - narrow_s) / (many - few) if many > few else 0.0
     return max(0.0, narrow_s - few * row_s), row_s
@@ -216,7 +217,7 @@ def _commit_of_width(model: LanguageModel, width: int) -> tuple[float, float]:
         if not path:
             break
         token_ids = [beam.cache.token(node) for node in path]
-        num_rows, started = beam.cache.num_nodes, time.perf_counter()  # all but its leaves have rows
+        num_rows, started = beam.cache.num_nodes, time.perf_counter()  # leaves have no rows
         beam.commit(token_ids)
         found.append((num_rows, time.perf_counter() - started))
     beam.close()
@@ -226,9 +227,9 @@ def _commit_of_width(model: LanguageModel, width: int) -> tuple[float, float]:
 
 
 def _cold_s(model: LanguageModel) -> tuple[float, float]:
-    """Return what the first passes take longer after the caches of a CPU were filled with something else.
+    """Return the extra seconds of the first passes after other data has filled the caches of the CPU.
 
-    Returns: seconds of all of them together, and of those behind the very first.
+    Returns: seconds of all these passes, and of those after the very first.
     """
     text = _text(model)
     slot = model.open(len(text) + 1)
@@ -258,10 +259,10 @@ def _cold_s(model: LanguageModel) -> tuple[float, float]:
 
 
 def _selection_s(model: Selective) -> tuple[float, float]:
-    """Return what it takes to read a chosen row and to rank a row, beyond reading it, in seconds a row.
+    """Return the seconds per row of choosing a row and of ranking a row, beyond reading it.
 
-    Passes over a text, plain and ranking its rows, are compared; and one over half of the rows, chosen, with one over a
-    text half as long.
+    A pass that ranks its rows is compared with a plain one; a pass over half of the rows, chosen, is compared with one
+    over a text half as long.
     """
     num_rows = min(_RANKED_ROWS, model.max_model_len - 1)
     long, short = _read(model, num_rows), _read(model, num_rows // 2)
@@ -294,7 +295,7 @@ def _selection_s(model: Selective) -> tuple[float, float]:
 
 
 def _read(model: LanguageModel, num_rows: int) -> int:
-    """Return a sequence that has read a text of so many tokens, with room for one more."""
+    """Return a sequence that has read a text of ``num_rows`` tokens, with room for one more."""
     slot = model.open(num_rows + 1)
     text = [i % model.vocab_size for i in range(num_rows)]
     model.forward([Extension(slot, text, range(-1, num_rows - 1), num_rows - 1)])

@@ -1,8 +1,7 @@
-"""Record what drafters do that belong to one method: a trained head, an adapted model, the target itself.
+"""Record the drafts of methods with a drafter of their own: a trained head, an adapted model, the target itself.
 
-What a target proposes that reads few KV rows depends on the rounds before. So the method decodes the recorded texts,
-and each token is told apart that its drafter had drafted. A head proposes by the text alone: it is asked behind each
-token.
+The drafts of a target that reads few KV rows depend on the rounds before. So the method decodes the recorded texts, and
+each drafted token is marked. The drafts of a head depend on the text alone: the head is asked after each token.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from card.tools.planner.recording import HeadRows, pack_head
 if TYPE_CHECKING:
     from card.tools.planner.recorder import TargetText
 
-HEAD = "ctc"  # the writer whose candidates a recording keeps
+HEAD = "ctc"  # the writer whose candidates are recorded
 _HEAD_WISH = FeatureWish((FINAL,), "logits")
-_HEAD_CANDIDATES = 64  # behind each token
+_HEAD_CANDIDATES = 64  # after each token
 
 
 def has_own_drafter(method: Method) -> bool:
-    """Return whether a method drafts otherwise than a draft model of one token a pass does."""
+    """Return whether a method drafts differently from a draft model of one token a pass."""
     return method.needs_training or method.selection is not None
 
 
 def check_recordable(names: Sequence[str], head: str | None) -> None:
-    """Check the names of methods to be recorded.
+    """Check the names of methods to record.
 
     Raises: SettingsError for an unknown method; PlanError for one that every recording covers, or that lacks its head.
     """
@@ -59,10 +58,10 @@ def check_recordable(names: Sequence[str], head: str | None) -> None:
 
 
 def drafted_tokens(origins: Sequence[str], length: int) -> bytes:
-    """Return which tokens of a text were drafted, as `RecordedText.drafted` has them.
+    """Return which tokens of a text were drafted, in the format of `RecordedText.drafted`.
 
-    Behind a draft that was accepted whole comes a token of the target's own. It counts as drafted: a longer draft would
-    probably have had it.
+    A draft that was accepted whole is followed by a token of the target's own. It counts as drafted: a longer draft
+    would probably have had it.
 
     Args:
         origins: of the tokens, see `TokenDetails`.
@@ -87,12 +86,12 @@ def record_method(
     tell: Callable[[str], None] = lambda _: None,
     **settings: Any,
 ) -> list[bytes]:
-    """Let a method decode what was recorded; return for each text which tokens were drafted.
+    """Let a method decode the recorded prompts; return for each text which tokens were drafted.
 
     Args:
-        target: loaded; so is ``draft``, which only methods with a draft model read.
+        target: loaded; so is ``draft``, which only methods with a draft model use.
         settings: further ones of `LLM`.
-    Raises: PlanError if a text comes out otherwise than plain decoding's; ModelError, SettingsError as of `LLM`.
+    Raises: PlanError if a text differs from plain decoding's; ModelError, SettingsError as of `LLM`.
     """
     method = find_method(name)
     if method.needs_draft:
@@ -113,7 +112,7 @@ def record_method(
 
 
 def record_head(path: str, target: RowRunner, answers: Sequence[TargetText]) -> list[HeadRows]:
-    """Ask a head what it proposes behind each token of the answers. Raises: ModelError if it is of another target."""
+    """Return a head's candidates after each token of the answers. Raises: ModelError if it is of another target."""
     head = SlotHead.load(path)
     head.attach(target, path)
     target.features.wish([_HEAD_WISH])

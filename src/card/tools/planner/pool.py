@@ -1,9 +1,9 @@
-"""Number of targets that one drafter can serve: a light model of a pool, with figures from virtual runs of the workers.
+"""Number of targets that one drafter can serve: a simple model of a pool, with figures from virtual runs of workers.
 
 A drafter makes one pass for the beams of all targets that have something to expand. So with more targets each pass
-takes longer, and each target sees a slower drafter. How fast a target is beside a drafter that is so many times slower
-is found by running the real workers (`measure_service`). How much slower the drafter is for so many targets under a
-load follows from the cost of its passes (`PoolModel`).
+takes longer, and each target sees a slower drafter. `measure_service` runs the real workers to find a target's speed
+beside a drafter that is slower by a factor. `PoolModel` derives that factor for a number of targets and a load from the
+cost of the drafter's passes.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _SHOWN_TARGETS = tuple(2**power for power in range(13))
 
 @dataclass(frozen=True, slots=True)
 class ServiceCurve:
-    """One target beside a drafter that is slower by a factor: a value for each factor."""
+    """One target beside a slower drafter: a value for each factor by which it is slower."""
 
     method: str
     slowdowns: tuple[float, ...]  # rising, from 1 on
     tokens_per_s: tuple[float, ...]
-    busy_share: tuple[float, ...]  # of the time, that the drafter has something to expand for it
+    busy_share: tuple[float, ...]  # share of the time in which the drafter has something to expand for the target
     rounds_per_s: tuple[float, ...]
     nodes_per_pass: float
     context_rows: float
     plain_tokens_per_s: float
 
     def at(self, values: Sequence[float], slowdown: float) -> float:
-        """Return one of the above between the measured factors, on a logarithmic scale."""
+        """Interpolate one of the above between the measured factors, on a logarithmic scale."""
         return float(np.interp(np.log(max(slowdown, 1.0)), np.log(self.slowdowns), values))
 
 
@@ -100,14 +100,14 @@ class _BeamsCost:
     overheads: Overheads
 
     def seconds(self, num_beams: float, nodes: float, rows: float) -> float:
-        """Return the seconds of a pass for so many beams of so many nodes, each behind so many rows."""
+        """Return the seconds of a pass for ``num_beams`` beams of ``nodes`` nodes, each after ``rows`` rows."""
         num_tokens = max(num_beams, num_beams * nodes)
         pass_s = self.cost.seconds(num_tokens, num_beams, num_beams * rows)
         return pass_s + self.overheads.step_s + self.overheads.node_s * num_tokens
 
 
 def _nodes_per_pass(run: VirtualRun, cost: _BeamsCost, rows: float) -> float:
-    """Return the size of the passes that take as long on average as those of a run did."""
+    """Return the pass size whose cost is the average cost of a pass in a run."""
     mean_s = run.total.drafter_busy_s / max(run.total.drafter_passes, 1)
     sizes = np.arange(1, 65)
     seconds = np.maximum.accumulate([cost.seconds(1, int(size), rows) for size in sizes])
@@ -115,17 +115,17 @@ def _nodes_per_pass(run: VirtualRun, cost: _BeamsCost, rows: float) -> float:
 
 
 class PoolModel:
-    """The speed of each of so many targets that share a drafter."""
+    """The speed of targets that share a drafter, by their number."""
 
     def __init__(self, scene: Scene, service: ServiceCurve) -> None:
         self.service = service
         self._pass = _pass_cost(scene, service.method)
 
     def run(self, num_targets: int, load: float = 1.0) -> PoolRun:
-        """Return what a pool does under a load: 1 or more keeps all targets busy.
+        """Return the figures of a pool under a load; 1 or more keeps all targets busy.
 
-        A drafter that is slower keeps targets busy for longer, which makes it slower still; the answer agrees with
-        both. Raises: PlanError for numbers out of range.
+        A slower drafter keeps targets busy for longer, which makes it slower still; the result is the fixed point.
+        Raises: PlanError for numbers out of range.
         """
         if num_targets < 1 or not load > 0:
             raise PlanError(f"a pool needs targets and a load above 0, got {num_targets} and {load}")
@@ -134,17 +134,17 @@ class PoolModel:
             speed = self.service.at(self.service.tokens_per_s, slowdown)
             busy_share = min(1.0, load * alone / speed)
             wanted = self._slowdown(1.0 + (num_targets - 1) * busy_share, slowdown)
-            step = slowdown**0.7 * wanted**0.3  # halfway, so that it settles
+            step = slowdown**0.7 * wanted**0.3  # damped, so that it converges
             if abs(step / slowdown - 1.0) < _SETTLED:
                 break
             slowdown = step
         return PoolRun(num_targets, speed, speed / self.service.plain_tokens_per_s, num_targets * busy_share)
 
     def _slowdown(self, num_busy: float, slowdown: float) -> float:
-        """Return how many times slower the drafter is for each busy target than for one alone, if it is so now.
+        """Return the factor by which the drafter is slower for each busy target than for one alone, given the last.
 
-        The others have something to expand in a share of their time, which grows as the drafter gets slower.
-        Corrections take of the drafter's time, too.
+        The other targets have something to expand in a share of their time, which grows as the drafter gets slower.
+        Corrections also take some of the drafter's time.
         """
         service = self.service
         nodes, rows = service.nodes_per_pass, service.context_rows
@@ -158,11 +158,11 @@ class PoolModel:
 
 
 def most_targets(model: PoolModel, *, load: float, least_tokens_per_s: float, limit: int) -> int:
-    """Return the most targets, ``limit`` at most, that are decoded for at this speed; 0 if not even one."""
+    """Return the most targets, ``limit`` at most, that all reach this speed; 0 if not even one does."""
     return bisect_left(range(limit), True, key=lambda num: model.run(num + 1, load).tokens_per_s < least_tokens_per_s)
 
 
-# ---- a whole study --------------------------------------------------------------------------------------------------
+# ---- a whole study ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class PoolStudy:
 
 
 def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], None] = lambda _: None) -> PoolStudy:
-    """Measure in virtual time what a target is worth at each delay, then foresee pools of all sizes.
+    """Measure one target in virtual time at each delay, then predict pools of all sizes.
 
     Raises: PlanError, SettingsError as `measure_service`.
     """

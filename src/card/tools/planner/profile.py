@@ -1,4 +1,4 @@
-"""Costs of a model's passes on some hardware, and of what goes on around them: the planner's only idea of time."""
+"""Costs of a model's passes on some hardware, and overheads around them: all times that the planner knows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from card.errors import PlanError
+from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
 from card.tools.planner.files import read_file, write_bytes
 
@@ -21,36 +22,38 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
     per_sequence_s: float = 0.0
     per_context_row_s: float = 0.0
+    experts: ExpertCounts | None = None  # that the passes read; None: the model has none
 
     @classmethod
     def of(cls, cost: PassCost) -> PassTable:
         """Return what the engine measured."""
-        return cls(points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s)
+        shared = {"per_sequence_s": cost.per_sequence_s, "per_context_row_s": cost.per_context_row_s}
+        return cls(points=cost.points, experts=cost.experts, **shared)
 
     def pass_cost(self) -> PassCost:
-        """Return what the engine knows of passes. Raises: SettingsError for seconds that cannot be."""
-        return PassCost(self.points, self.per_sequence_s, self.per_context_row_s)
+        """Return what the engine knows of passes. Raises: SettingsError for seconds or counts that cannot be."""
+        return PassCost(self.points, self.per_sequence_s, self.per_context_row_s, self.experts)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run the model: on so many threads, or on the device as it is."""
+    """One way to run the model: with a number of threads, or on a device."""
 
-    threads: int | None  # None: a device that has no threads to share out
-    cost: PassTable  # what the engine itself would measure at start
-    taken: PassTable | None = None  # what virtual passes take; None: the same
+    threads: int | None  # None: a device without threads
+    cost: PassTable  # as the engine would measure it at start
+    taken: PassTable | None = None  # of virtual passes; None: the same
 
     def pass_cost(self) -> PassCost:
-        """Return what the engine would measure at start. Raises: SettingsError for seconds that cannot be."""
+        """Return the cost that the engine would measure at start. Raises: SettingsError for impossible seconds."""
         return self.cost.pass_cost()
 
     def true_cost(self, factor: float = 1.0) -> PassCost:
-        """Return what virtual passes take, times a factor. Raises: SettingsError for seconds that cannot be."""
+        """Return the cost of virtual passes, times a factor. Raises: SettingsError for impossible seconds."""
         return (self.taken or self.cost).pass_cost().scaled(factor)
 
 
-# A writer that proposes 16 candidates, as many as are verified by default, takes 85 us, one that proposes a single one
-# 18 us, of which 14 are the asking (suffix, AMD EPYC).
-_FULL, _ASKING = 16, 3  # candidates; those that take as long as the asking
+# Proposing 16 candidates, the most that are verified by default, takes 85 us; proposing one takes 18 us, of which 14
+# are the call itself (suffix, AMD EPYC).
+_FULL, _ASKING = 16, 3  # candidates; as many as take as long as the call itself
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,24 +61,24 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
     round_s: float = 1.7e-4  # a round of plain decoding: choice of tokens, rows kept, text
     request_s: float = 2.6e-5  # each further request in a round
-    drafted_s: float = 0.0  # a round that drafts, besides messages: the order, and the candidates looked at
+    drafted_s: float = 0.0  # a round that drafts, besides messages: the order, and the choice of candidates
     drafted_request_s: float = 0.0  # each request whose candidates are verified
     tuned_s: float = 1.7e-4  # a round whose policy tunes itself, and tuned_drafted_s more if it drafts
     tuned_request_s: float = 0.0  # each further request in it, and tuned_drafted_request_s more
     tuned_drafted_s: float = 0.0
     tuned_drafted_request_s: float = 0.0
-    tuned_step_s: float = 0.0  # a drafter pass that such a policy is asked for, beyond step_s; tuned_node_s: a node
+    tuned_step_s: float = 0.0  # a drafter pass under such a policy, beyond step_s; tuned_node_s: a node
     tuned_node_s: float = 0.0
-    by_writer: dict[str, float] = {}  # seconds of a request in a round with all that this local writer may propose
-    writer_s: float = 8.5e-5  # the same of a local writer of which nothing is known
+    by_writer: dict[str, float] = {}  # seconds of a request in a round with the most candidates of this local writer
+    writer_s: float = 8.5e-5  # the same of an unknown local writer
     step_s: float = 1e-4  # a drafter pass: top-k, growth of the tree
     node_s: float = 1.2e-5  # each node that it expands
     commit_s: float = 2e-4  # a correction in the drafter: re-root, prune, KV rows moved
     commit_row_s: float = 0.0  # each KV row that the tree has then
-    chosen_row_s: float = 0.0  # each KV row that a drafting pass reads because it was chosen, beyond reading it
+    chosen_row_s: float = 0.0  # each chosen KV row of a drafting pass, beyond reading it
     scored_row_s: float = 0.0  # each KV row that a verification ranks for the next drafts, beyond reading it
-    cold_s: float = 0.0  # the first passes behind another model's on the same cores, whose weights took the caches
-    cold_later_s: float = 0.0  # of it, what falls to passes behind the very first: a single pass does not take it
+    cold_s: float = 0.0  # the first passes after another model on the same cores has filled the caches
+    cold_later_s: float = 0.0  # the part of it that falls to passes after the very first
     message_s: float = 2.5e-5  # of the target's time, for each message to or from a drafter elsewhere
     latency_s: float = 1e-4  # of a message on its way, each way, before any network
     beside_factor: float = 1.0  # by which passes, and a drafter's steps, take longer beside the other model
@@ -84,7 +87,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     def of_round(
         self, *, is_tuned: bool = False, has_drafted: bool = False, num_requests: int = 1, num_verifying: int = 0
     ) -> float:
-        """Return the seconds of a round beyond its passes; messages, further orders and proposals left out.
+        """Return the seconds of a round beyond its passes, without messages, further orders and proposals.
 
         Args:
             has_drafted: the drafter made a pass in it, or runs beside it.
@@ -101,7 +104,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         return seconds
 
     def of_proposal(self, writer: str, num_candidates: int) -> float:
-        """Return the seconds of asking a local writer that proposes so many candidates for a request."""
+        """Return the seconds in which a local writer proposes ``num_candidates`` candidates for a request."""
         return self.by_writer.get(writer, self.writer_s) * (num_candidates + _ASKING) / (_FULL + _ASKING)
 
     def __post_init__(self) -> None:
@@ -123,7 +126,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     name: str
     measured: bool  # False: typed in
-    source: str  # command, or where typed-in figures come from
+    source: str  # command, or the origin of typed-in figures
     machine: str = ""
     device: str = ""
     dtype: str = ""
@@ -138,9 +141,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     overheads: Overheads = Overheads()
 
     def setup(self, max_threads: int | None = None) -> Setup:
-        """Return the fastest way to verify a few tokens on so many threads at most; None allows all.
+        """Return the fastest setup to verify a few tokens with at most ``max_threads`` threads; None allows all.
 
-        Raises: PlanError if every measured way takes more.
+        Raises: PlanError if every measured setup has more.
         """
         possible = [s for s in self.setups if max_threads is None or s.threads is None or s.threads <= max_threads]
         if not possible:
@@ -152,9 +155,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return min(possible, key=lambda s: s.pass_cost().seconds(4))
 
     def setup_of(self, threads: int | None) -> Setup:
-        """Return the way to run on just so many threads, as where another model on the same cores wants that many.
+        """Return the setup with exactly these threads, or the closest one below.
 
-        Where that was not measured, the most threads below count. Raises: PlanError if every measured way takes more.
+        Raises: PlanError if every measured setup has more.
         """
         counts = [s.threads for s in self.setups if s.threads is not None and threads is not None]
         most = max((count for count in counts if count <= (threads or 0)), default=None)
@@ -162,7 +165,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_threads(self) -> int | None:
-        """The most threads of any setup; None if it has none to share out."""
+        """The most threads of any setup; None for a device without threads."""
         threads = [s.threads for s in self.setups if s.threads is not None]
         return max(threads, default=None)
 
@@ -170,7 +173,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile: a file, or the name of one that ships with the package.
 
-    Raises: PlanError if it cannot be read, is no profile, of another version, or holds what cannot be.
+    Raises: PlanError if it cannot be read, is no profile, of another version, or has impossible values.
     """
     path = Path(name_or_path)
     if not path.is_file() and str(name_or_path) in shipped_profiles():
@@ -184,7 +187,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def check_profile(profile: Profile) -> None:
-    """Raise PlanError or SettingsError if the profile says what cannot be."""
+    """Raise PlanError or SettingsError if the profile has impossible values."""
     if not profile.setups:
         raise PlanError("it has no setups")
     if not profile.source:

@@ -1,4 +1,4 @@
-"""Predictions of every method."""
+"""Commands that predict the speed of every method."""
 
 from card.config.record import Command, Record
 

@@ -1,4 +1,4 @@
-"""Make a recording of a pair: the target writes, then both models are asked at each position of what it wrote."""
+"""Make a recording of a pair: the target writes, then both models score each position of its texts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from card.tree.logits import Logits, as_array, top
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
 _RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
-_CHUNK = 64  # positions whose logits are held at once
+_CHUNK = 64  # positions whose logits are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """Text of the target behind a prompt."""
+    """Text of the target after a prompt."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -51,13 +51,13 @@ class RecordRequest:
     dtype: str = "auto"
     device: str = "cpu"
     coupled_noise: bool = True
-    methods: Sequence[str] = ()  # that have drafters of their own, to be recorded too
+    methods: Sequence[str] = ()  # with drafters of their own, to be recorded, too
     ctc: str | None = None  # file of the head of method ctc
     kv_selection: str | None = None  # for methods whose target drafts for itself
 
 
 def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None) -> Recording:
-    """Let the target answer all prompts and record the pair; a prompt that comes again is left out.
+    """Let the target answer all prompts and record the pair; repeated prompts are left out.
 
     Raises: ModelError if a model cannot be loaded; VocabularyError if they do not share a tokenizer; PromptError.
     """
@@ -95,7 +95,7 @@ def _with_own_drafts(
     tell: Callable[[str], None],
     **settings: Any,
 ) -> Recording:
-    """Return the recording with what the drafters of the wanted methods do."""
+    """Return the recording with the drafts of the wanted methods."""
     target, draft, runner = models
     settings["device"] = request.device
     drafted: list[dict[str, bytes]] = [{} for _ in answers]
@@ -122,7 +122,7 @@ def make_recording(
     """Return the recording of a pair on texts that its target has written.
 
     Args:
-        request: what was asked for; its prompts are not looked at.
+        request: as of `record`; its prompts are ignored.
         tokenizer: fingerprint of the one that both models share.
     Raises: as `record_texts`.
     """
@@ -154,7 +154,7 @@ def record_texts(
     *,
     coupled_noise: bool = True,
 ) -> tuple[RecordedText, ...]:
-    """Return what both models say at each position of the answers.
+    """Return the likely tokens of both models at each position of the answers.
 
     Args:
         params: those that the answers were written with, the seed fixed.

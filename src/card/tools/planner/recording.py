@@ -1,7 +1,7 @@
-"""Recording of a pair on some prompts: the target's texts, and at each position what both models held likely.
+"""Recording of a pair on some prompts: the target's texts, and the likely tokens of both models at each position.
 
-With a recording the engine runs without any model (`card.tools.planner.replay`). Scores of the draft model are as its
-drafter reports them: under the sampling rule, with coupled noise where it was on, sharpened. So it replays one seed.
+With a recording the engine runs without a model (`card.tools.planner.replay`). Scores of the draft model are those that
+its drafter reports: under the sampling rule, with coupled noise if it was on, sharpened. So it replays one seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KIND, VERSION = "recording", 1
 
 
 class HeadRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidates of a trained head behind each token of a text, C at most. Arrays as of `RecordedText`."""
+    """Candidates of a trained head after each token of a text, C at most. Arrays as of `RecordedText`."""
 
     token_ids: bytes  # int32 [n, C]; -1 where there are no more
     parents: bytes  # int32 [n, C] index of each candidate's parent; -1 for the text's token
@@ -40,8 +40,8 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
     draft_ids: bytes  # int32 [n, K]: the drafter's candidates for each position, best first
     draft_logprobs: bytes  # float32 [n, K]
     target_ids: bytes  # int32 [n, T]: the target's likeliest tokens, best first
-    drafted: dict[str, bytes] = {}  # by method whose drafter is its own, bool [n]: it has drafted that token
-    head: HeadRows | None = None  # None: no head was asked
+    drafted: dict[str, bytes] = {}  # by method with a drafter of its own, bool [n]: the token was drafted
+    head: HeadRows | None = None  # None: no head was recorded
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +52,14 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     draft: str
     source: str  # command, or how it was made up
-    tokenizer: str = ""  # fingerprint that target and draft share; empty if made up
+    tokenizer: str = ""  # fingerprint of the one that target and draft share; empty if made up
     vocab_size: int
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int
-    coupled_noise: bool = True  # the draft's scores hold the target's noise; without temperature it makes no odds
+    coupled_noise: bool = True  # the draft's scores include the target's noise; irrelevant without temperature
     max_tokens: int
     num_candidates: int  # K
     num_target_ids: int  # T
@@ -102,13 +102,13 @@ def rows_of(recording: Recording, text: RecordedText) -> Rows:
 
 
 def drafted_by(text: RecordedText, method: str) -> npt.NDArray[np.bool_] | None:
-    """Return which tokens the drafter of a method has drafted, bool [n]; None if it was not recorded."""
+    """Return which tokens were drafted by a method's own drafter, bool [n]; None if that was not recorded."""
     told = text.drafted.get(method)
     return None if told is None else np.frombuffer(told, np.bool_)
 
 
 def head_nodes(text: RecordedText) -> list[Nodes]:
-    """Return the candidates of a head behind each token of a text. Raises: PlanError if none was asked."""
+    """Return the candidates of a head after each token of a text. Raises: PlanError if no head was recorded."""
     if text.head is None:
         raise PlanError("the recording has no candidates of a head; make it with card record --methods ctc --ctc FILE")
     dtypes = (("token_ids", "<i4"), ("parents", "<i4"), ("logprobs", "<f4"))
@@ -122,7 +122,7 @@ def head_nodes(text: RecordedText) -> list[Nodes]:
 
 
 def pack_head(behind: Sequence[Nodes]) -> HeadRows:
-    """Return the candidates behind each token of a text for a recording."""
+    """Return the candidates after each token of a text in the recording's format."""
     width = max([1, *map(len, behind)])
     ids, parents = (np.full((len(behind), width), -1, "<i4") for _ in range(2))
     logprobs = np.zeros((len(behind), width), "<f4")
@@ -135,7 +135,7 @@ def pack_head(behind: Sequence[Nodes]) -> HeadRows:
 def pack_text(
     prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: Literal["stop", "length"], rows: Rows
 ) -> RecordedText:
-    """Return one text for a recording; arguments as of the fields."""
+    """Return one text in the recording's format; arguments as of the fields."""
     return RecordedText(
         prompt_ids=tuple(prompt_ids),
         token_ids=tuple(token_ids),
@@ -147,7 +147,7 @@ def pack_text(
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a recording. Raises: PlanError if it cannot be read, is none, of another version, or contradicts itself."""
+    """Read a recording. Raises: PlanError if it is unreadable, no recording, of another version, or contradictory."""
     return read_file(path, Recording, KIND, VERSION, msgspec.msgpack.decode, check_recording)
 
 
@@ -180,9 +180,9 @@ def check_recording(recording: Recording) -> None:
 
 
 def _check_own_drafts(idx: int, text: RecordedText, vocab_size: int) -> None:
-    """Raise PlanError if what drafters of single methods did has other sizes than the text, or tokens of another."""
+    """Raise PlanError if the drafts of single methods do not fit the text."""
     if any(len(told) != len(text.token_ids) for told in text.drafted.values()):
-        raise PlanError(f"text {idx} says of another number of tokens than its own who drafted them")
+        raise PlanError(f"text {idx} marks drafted tokens for another number of tokens than it has")
     if text.head is not None:
         try:
             behind = head_nodes(text)

@@ -1,10 +1,10 @@
-"""Models that say what a recording holds: the engine's own workers run on them, in virtual time.
+"""Models that replay a recording: the engine's own workers run on them, in virtual time.
 
-On the way of a recorded text the target chooses the recorded token, and the draft model gives the recorded candidates
-their scores; `ReplayedTexts` says which position speaks for what is off it.
+Along a recorded text the target chooses the recorded token, and the draft model gives the recorded candidates their
+scores; off the text, `ReplayedTexts` chooses a recorded position instead.
 
-A method with a drafter of its own drafts a token where it did when the text was recorded, and a wrong one elsewhere: a
-target that reads few KV rows, or a draft model behind masks. A head proposes what it proposed there.
+A drafter of one method's own (a target that reads few KV rows, a draft model behind masks) drafts the right token where
+it did when the text was recorded, and a wrong one elsewhere. A head proposes the recorded candidates.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import CapacityError, ModelError
 from card.kernels.number_types import Floats
+from card.machine.expert_cost import ExpertCounts, ExpertUse
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.selection import AttentionScores, ChosenRows
 from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
@@ -28,25 +29,25 @@ from card.tree.nodes import NO_NODES, Nodes
 from card.tree.sampling import CHOICE_SHARPNESS
 
 Role = Literal["target", "draft"]
-_UNLIKELY = -50.0  # logit of a token that the target is not known to have considered
+_UNLIKELY = -50.0  # logit of a token that was not recorded
 _MOST_ROWS_KEPT = 4096  # of logits
 
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """Everything that the time of a pass depends on."""
+    """The sizes that the time of a pass depends on."""
 
     num_tokens: int
     num_sequences: int
     num_context_rows: int
-    num_logits: int  # rows that logits were asked for
-    num_chosen_rows: int = 0  # of the context rows: those that were read because they were chosen
-    num_scored_rows: int = 0  # of the context rows: those whose scores were kept
+    num_logits: int  # rows whose logits are needed
+    num_chosen_rows: int = 0  # context rows that were chosen to be read
+    num_scored_rows: int = 0  # context rows whose scores were kept
     num_verifying: int = 0  # sequences with candidates
 
 
 class ReplayedModel:
-    """A `LanguageModel` of a recording. Each pass tells ``on_pass`` what it would have cost, each keep ``on_keep``."""
+    """A `LanguageModel` of a recording. It reports each pass to ``on_pass``, and each keep to ``on_keep``."""
 
     def __init__(
         self,
@@ -58,28 +59,32 @@ class ReplayedModel:
         on_pass: Callable[[PassSize], None],
         on_keep: Callable[[int], None],
         row_bytes: int = 1,
+        experts: ExpertCounts | None = None,
     ) -> None:
         """Make the model.
 
         Args:
             max_model_len: most positions of a sequence; num_tree_rows: rows beyond them.
             row_bytes: memory of a KV row.
+            experts: that its passes read.
             on_pass: called in each pass, before its rows are there.
             on_keep: called when rows are kept or dropped, but for masks, with the number of those behind the prefix.
         """
         self._texts = texts
         self._role = role
-        self.vocab_size = texts.vocab_size  # token ids that occur
+        self.vocab_size = texts.vocab_size  # of token ids that occur
         self.max_model_len, self.max_rows = max_model_len, max_model_len + num_tree_rows  # of one sequence
         self.row_bytes = row_bytes
         self.mask_id = texts.mask_id
         self.attention_scores = AttentionScores()
+        self.experts, self.experts_read = None, 0  # nobody measures it; distinct experts that the last pass read
+        self._use = None if experts is None else ExpertUse(experts)
         self._on_pass, self._on_keep = on_pass, on_keep
-        self._states: dict[int, list[int]] = {}  # of each row of each sequence
+        self._states: dict[int, list[int]] = {}  # by slot, of each row
         self._capacity: dict[int, int] = {}
         self._num_opened = 0
         self._known: dict[tuple[int, bool], Floats] = {}  # logits by row, and by whether it drafts
-        self._with_masks: set[int] = set()  # slots whose masks are still there
+        self._with_masks: set[int] = set()  # slots that still hold masks
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence. Raises: CapacityError for more rows than there are."""
@@ -121,9 +126,10 @@ class ReplayedModel:
             if held + new > self._capacity[extension.slot]:
                 raise CapacityError(f"{held} rows and {new} new ones are more than {self._capacity[extension.slot]}")
         self._on_pass(_size(extensions, num_held))
+        self.experts_read = 0 if self._use is None else round(self._use.expected(sum(num_new)))
         self.attention_scores.leave(
             {
-                extension.slot: np.zeros((1, 1, held), np.float32)  # how many rows are chosen counts, not which
+                extension.slot: np.zeros((1, 1, held), np.float32)  # only the number of chosen rows matters
                 for extension, held in zip(extensions, num_held, strict=True)
                 if extension.scores is not None
             }
@@ -131,7 +137,7 @@ class ReplayedModel:
         return [self._append(extension) for extension in extensions]
 
     def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
-        """Return the bytes of KV that a pass reads of a sequence with so many rows, the new ones included."""
+        """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
         return (num_rows if reads is None else reads.num_read(num_rows)) * self.row_bytes
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
@@ -140,7 +146,7 @@ class ReplayedModel:
         num_behind = len(states) - num_prefix_rows
         self._states[slot] = states[:num_prefix_rows] + [states[row] for row in rows]
         if slot in self._with_masks:
-            self._with_masks.remove(slot)  # to drop masks is a part of their pass, and no correction
+            self._with_masks.remove(slot)  # dropping masks is part of their pass, and no correction
         else:
             self._on_keep(num_behind)
 
@@ -156,7 +162,7 @@ class ReplayedModel:
         return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
     def _logits(self, row: int, *, drafts: bool) -> Floats:
-        """Return [V] behind a recorded position: those of a drafter of one method's own, if it drafts."""
+        """Return [V] after a recorded position; while drafting, those of a method's own drafter if it has one."""
         found = self._known.get((row, drafts))
         if found is None:
             if len(self._known) >= _MOST_ROWS_KEPT:
@@ -186,7 +192,7 @@ class ReplayedModel:
     def _draft_logits(self, row: int) -> np.ndarray:
         """Return [V] whose sharpened softmax gives the candidates their recorded log-probabilities.
 
-        What is left of the probability is shared out over all other tokens, each below the last candidate.
+        The remaining probability is spread over all other tokens, each below the last candidate.
         """
         ids, logprobs = self._texts.draft_ids[row], self._texts.draft_logprobs[row].astype(np.float64)
         left = max(1.0 - float(np.exp(logprobs).sum()), 1e-12)
@@ -194,7 +200,7 @@ class ReplayedModel:
         others = min(math.log(left / num_others), float(logprobs.min()) - 0.1)
         logits = np.full(self.vocab_size, others)
         logits[ids] = logprobs
-        return logits / CHOICE_SHARPNESS  # requests are replayed as greedy ones, whose scores are sharpened
+        return logits / CHOICE_SHARPNESS  # requests are replayed greedily, and greedy scores are sharpened
 
 
 def _size(extensions: Sequence[Extension], num_held: Sequence[int]) -> PassSize:
@@ -217,12 +223,12 @@ class _ReplayedHeadSequence(WriterSequence):
         self._has_begun = False
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
-        """Return what the head proposed behind the text so far."""
-        row = self._texts.row_of(self._state) - 1  # of the last token: this one says what follows
+        """Return the head's recorded candidates after the text so far."""
+        row = self._texts.row_of(self._state) - 1  # of the last token: its candidates follow it
         return self._texts.head_nodes[row].leading(budget) if self._has_begun else NO_NODES
 
     def observe(self, seen: Observation) -> None:
-        """Go on by the new tokens."""
+        """Advance by the new tokens."""
         self._state, self._has_begun = self._texts.follow(self._state, seen.new_ids), True
 
     def close(self) -> None:
@@ -230,7 +236,7 @@ class _ReplayedHeadSequence(WriterSequence):
 
 
 class ReplayedHead(LocalWriter):
-    """The writer of a trained head, which proposes what was recorded."""
+    """The writer of a trained head, which proposes the recorded candidates."""
 
     def __init__(self, texts: ReplayedTexts) -> None:
         super().__init__(EngineSettings(), texts.vocab_size)

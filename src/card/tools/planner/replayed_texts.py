@@ -1,9 +1,8 @@
-"""The texts of a recording, and which recorded position speaks for any path of tokens.
+"""The texts of a recording, and the recorded position that stands for any path of tokens.
 
-On the way of a recorded text that is the position itself. Off it, below a candidate that was wrong, it is unknown what
-the models would have said. There both say what they said elsewhere in the same text: behind the same token if it came
-before, else at a place drawn by a hash. Such candidates are never accepted, but compete for their place in a beam with
-scores of the right kind.
+Along a recorded text that is the position itself. Off it, below a wrong candidate, the models' answers are unknown.
+There both models repeat an answer from elsewhere in the same text: after the same token if it came before, else at a
+place chosen by a hash. Such candidates are never accepted, but compete for a place in a beam with realistic scores.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _MASK = (1 << 64) - 1
 
 
 class ReplayedTexts:
-    """The texts of a recording with their tokens renumbered, and where each path of tokens stands in them.
+    """The texts of a recording with their tokens renumbered, and the position of each path of tokens in them.
 
-    Tokens that occur in no prompt, text or list of candidates are left out: passes are cheap then. A *state* is a path
-    of tokens from the beginning of a prompt on; a *row* is a recorded position.
+    Tokens that occur in no prompt, text or list of candidates are left out, which makes passes cheap. A *state* is a
+    path of tokens from the beginning of a prompt; a *row* is a recorded position.
     """
 
     def __init__(
@@ -42,9 +41,9 @@ class ReplayedTexts:
 
         Args:
             drafted_by_method: the method whose own drafter is replayed.
-            has_head: take the candidates of a head.
-        Raises: PlanError if more candidates are wanted than were recorded, what a drafter did was not recorded, or two
-            texts go on differently behind the same tokens.
+            has_head: replay the candidates of a head.
+        Raises: PlanError if more candidates are wanted than were recorded, if the drafts of a drafter are missing, or
+            if two texts continue differently after the same tokens.
         """
         if not 1 <= num_candidates <= recording.num_candidates:
             raise PlanError(
@@ -65,24 +64,24 @@ class ReplayedTexts:
         self.draft_logprobs = np.concatenate([one.draft_logprobs[:, :num_candidates] for one in arrays])
         self.target_ids = np.searchsorted(used, np.concatenate([one.target_ids for one in arrays]))
         self.truths = np.concatenate([np.array(answer) for answer in self.answers])
-        self.mask_id = self.vocab_size  # a drafter of several tokens a pass puts it in the place of an unknown one
+        self.mask_id = self.vocab_size  # stands for an unknown token in a drafter of several tokens a pass
         self.is_drafted = None if drafted_by_method is None else _drafted(recording, drafted_by_method)
         self.head_nodes = [
             Nodes(tuple(np.searchsorted(used, nodes.tokens).tolist()), nodes.parents, nodes.path_logprobs)
             for nodes in behind
-        ]  # behind each recorded token
+        ]  # after each recorded token
         self._next: dict[tuple[int, int], int] = {}
-        self._row: list[int] = [0]  # of each state: the row that says what follows it
-        self._cursor: list[int] = [0]  # the row where the true path would stand
+        self._row: list[int] = [0]  # of each state: the row that predicts its next token
+        self._cursor: list[int] = [0]  # of each state: the row where the true path would be
         self._answered: set[int] = set()  # states that a recorded token follows
-        self._ranges: list[tuple[int, int]] = []  # per text: its first row, and the one behind its last
+        self._ranges: list[tuple[int, int]] = []  # per text: its first row, and the one after its last
         self._range_of = np.zeros(len(self.truths), np.int64)
-        self._places: list[dict[int, list[int]]] = []  # per text: rows behind each token
+        self._places: list[dict[int, list[int]]] = []  # per text: rows after each token
         for text_idx, (prompt, answer) in enumerate(zip(self.prompts, self.answers, strict=True)):
             self._add(text_idx, prompt, answer)
 
     def child(self, state: int, token: int) -> int:
-        """Return the state behind one more token."""
+        """Return the state after one more token."""
         found = self._next.get((state, token))
         if found is None:
             cursor = self._cursor[state] + 1
@@ -91,13 +90,13 @@ class ReplayedTexts:
         return found
 
     def follow(self, state: int, token_ids: Sequence[int]) -> int:
-        """Return the state behind more tokens."""
+        """Return the state after more tokens."""
         for token in token_ids:
             state = self.child(state, token)
         return state
 
     def row_of(self, state: int) -> int:
-        """Return the row that says what follows the state."""
+        """Return the row that predicts the next token of the state."""
         return self._row[state]
 
     def _add(self, text_idx: int, prompt: Sequence[int], answer: Sequence[int]) -> None:
@@ -110,7 +109,7 @@ class ReplayedTexts:
             state = self._next.get((state, token)) or self._make(state, token, first_row, first_row)
         for row, token in enumerate(answer, first_row):
             if state in self._answered and self.truths[self._row[state]] != token:
-                raise PlanError(f"text {text_idx} goes on differently behind the same tokens as another one; drop it")
+                raise PlanError(f"text {text_idx} continues differently after the same tokens as another one; drop it")
             self._answered.add(state)
             self._row[state] = self._cursor[state] = row
             last = answer[row - first_row - 1] if row > first_row else prompt[-1]
@@ -125,7 +124,7 @@ class ReplayedTexts:
         return made
 
     def _stray_row(self, state: int, token: int, cursor: int) -> int:
-        """Return which recorded position speaks for a path that left the text."""
+        """Return the recorded position that stands for a path off the text."""
         text_idx = int(self._range_of[min(self._cursor[state], len(self.truths) - 1)])
         first, end = self._ranges[text_idx]
         behind = self._places[text_idx].get(token, [])

@@ -1,4 +1,4 @@
-"""Requests of `card plan --pool`. Quick to import, as its help needs it."""
+"""The request of `card plan --pool`. Quick to import, as its help needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from card.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """Questions about a pool of targets."""
+    """Settings of a study of a pool of targets."""
 
     method: str = setting("card", "Pool: the method of all targets.")
     delays_s: tuple[float, ...] = setting((0.0,), "Delays of the network, one way.", least=0)

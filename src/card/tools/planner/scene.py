@@ -1,4 +1,4 @@
-"""A pair on some hardware, and the engine that a host would build for it, on replayed models in virtual time."""
+"""A pair on some hardware, and its engine on replayed models in virtual time."""
 
 from __future__ import annotations
 
@@ -42,23 +42,25 @@ _LEAST_CANDIDATES = 8
 _FEW_TOKENS = 4  # of a verification, as of `Profile.setup`
 _GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
-_SERVER = "tcp://planned:1"  # stands for the draft server of a scene with a network
+_SERVER = "tcp://planned:1"  # the draft server of a scene with a network
 _ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none
 _ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time no thread is pinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A pair, what it did, and the hardware to plan for."""
+    """A pair, its recording, and the hardware to plan for."""
 
     target: Profile
     recording: Recording
     draft: Profile | None = None
-    cores: int | None = setting(None, least=1)  # CPU threads of both models; None: the most that the target has
+    cores: int | None = setting(None, least=1)  # of both models; None: the most of the target's profile
     draft_threads: int = setting(1, least=1)  # of a drafter in its own process
-    network_s: float | None = setting(None, least=0, below=math.inf)  # one way to a draft server; None: it is here
+    network_s: float | None = setting(
+        None, least=0, below=math.inf
+    )  # one-way delay of a draft server; None: the drafter is local
     concurrency: int = setting(1, least=1)  # requests at once
-    draft_factor: float = setting(1.0, least=0, below=math.inf)  # drafter passes take so many times what is known
+    draft_factor: float = setting(1.0, least=0, below=math.inf)  # by which drafter passes take longer than profiled
 
     def __post_init__(self) -> None:
         check(self, error=PlanError)
@@ -75,7 +77,7 @@ class Scene:
 
     @property
     def num_threads(self) -> int | None:
-        """CPU threads of the machine; None where there are none to share out."""
+        """CPU threads of the machine; None for a device without threads."""
         return self.target.max_threads if self.cores is None else self.cores
 
 
@@ -85,37 +87,37 @@ class Setups:
 
     alone: Setup  # of the target with all cores
     beside: Setup  # beside a drafter
-    own_draft: Setup | None  # of a drafter that takes turns
-    far_draft: Setup | None  # of one that runs by itself
+    own_draft: Setup | None  # of a drafter in turns
+    far_draft: Setup | None  # of a drafter in its own process, or of a draft server
 
 
 @dataclass(frozen=True, slots=True)
 class _ProfiledLatencies:
-    """Costs of passes by the profiles."""
+    """Costs of passes from the profiles."""
 
     scene: Scene
 
     def with_useful_threads(self, cores: CorePlan) -> CorePlan:
-        """Return the cores as they are: `setups_of` looks for the fastest number of threads."""
+        """Return the cores unchanged: `setups_of` finds the fastest number of threads."""
         return cores
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:
-        """Return what the target's passes cost under a schedule."""
+        """Return the cost of the target's passes under a schedule."""
         setups = setups_of(self.scene, plan)
         return (setups.beside if schedule == "beside" else setups.alone).pass_cost()
 
     def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
-        """Return what the drafter's passes cost under a schedule."""
+        """Return the cost of the drafter's passes under a schedule."""
         setups = setups_of(self.scene, plan)
         setup = setups.far_draft if schedule == "beside" else setups.own_draft
         return setup.pass_cost() if setup is not None else None
 
 
 def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
-    """Return how a method would be set up with these settings.
+    """Return the engine's plan of a method with these settings.
 
-    Raises: SettingsError for settings that do not go together; PlanError for those that a plan knows nothing of, or a
-        method without the profile that it needs.
+    Raises: SettingsError for settings that contradict each other; PlanError for settings that a plan cannot follow, or
+        for a method without the profile that it needs.
     """
     method = find_method(name)
     _check_recorded(scene.recording, method)
@@ -143,7 +145,7 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
 
 
 def _spare_cores(scene: Scene) -> int:
-    """Return how many cores the target does not miss: those of a drafter's process if it is as fast without them."""
+    """Return the cores that a drafter's process may take because the target is as fast without them."""
     threads = scene.num_threads
     least = min((setup.threads for setup in scene.target.setups if setup.threads is not None), default=0)
     if threads is None or threads - scene.draft_threads < least:
@@ -154,12 +156,12 @@ def _spare_cores(scene: Scene) -> int:
 
 
 def _check_recorded(recording: Recording, method: Method) -> None:
-    """Raise PlanError unless the recording says what the drafter of a method does, if it has one of its own."""
+    """Raise PlanError if a method has a drafter of its own whose drafts were not recorded."""
     is_known = all(
         text.head is not None if method.needs_head else method.name in text.drafted for text in recording.texts
     )
     if method.needs_head and HEAD not in method.writers:
-        raise PlanError(f"a recording says nothing of what the head of {method.name} would propose; leave it out")
+        raise PlanError(f"a recording cannot hold the candidates of the head of {method.name}; leave it out")
     if has_own_drafter(method) and not is_known:
         head = " --ctc FILE" if method.needs_head else ""
         raise PlanError(
@@ -169,7 +171,7 @@ def _check_recorded(recording: Recording, method: Method) -> None:
 
 
 def setups_of(scene: Scene, plan: Plan) -> Setups:
-    """Return how the models of a plan run. Raises: PlanError if a profile is missing, or has too many threads."""
+    """Return the setups of a plan's models. Raises: PlanError if a profile is missing, or has too many threads."""
     threads = scene.num_threads
     alone = beside = _target_setup(scene, threads, plan)
     if not plan.placements:
@@ -180,13 +182,13 @@ def setups_of(scene: Scene, plan: Plan) -> Setups:
         if threads <= scene.draft_threads:
             raise PlanError(f"{threads} cores leave none for the target beside a drafter; set schedule turns")
         beside = _target_setup(scene, threads - scene.draft_threads, plan)
-    own = scene.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # wanted or not, they are there
+    own = scene.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # as many as the target
     far = scene.draft.setup_of(scene.draft_threads) if "beside" in plan.placements else None
     return Setups(alone, beside, own, far)
 
 
 def _target_setup(scene: Scene, most_threads: int | None, plan: Plan) -> Setup:
-    """Return how the target runs on so many cores: with as many threads as are useful, unless it was told how many."""
+    """Return the target's setup: the fastest with at most ``most_threads``, unless the settings fix the number."""
     if plan.settings.threads is None or most_threads is None:
         return scene.target.setup(most_threads)
     return scene.target.setup_of(min(plan.settings.threads, most_threads))
@@ -196,7 +198,7 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
     """Return an engine with its drafter, in virtual time.
 
     Args:
-        drafter: one that runs by itself, where the plan has any; None makes it.
+        drafter: the one outside the target's thread, if the plan has one; None makes it.
     """
     clock, shown = VirtualClock(), _Shown()
     far: DrafterLink | None = None
@@ -217,7 +219,7 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
 
 
 def _timed_writer(scene: Scene, plan: Plan, texts: ReplayedTexts, name: str, clock: VirtualClock) -> LocalWriter:
-    """Return a local writer whose proposals take time: a head's all the same, another's the longer the more there are.
+    """Return a local writer whose proposals take time: a constant for a head, else in proportion to their number.
 
     Raises: SettingsError for settings that it cannot follow.
     """
@@ -229,7 +231,7 @@ def _timed_writer(scene: Scene, plan: Plan, texts: ReplayedTexts, name: str, clo
 
 
 def _draft_writer(plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
-    """Return the writer that suits the draft model of a plan."""
+    """Return the writer for the draft model of a plan."""
     parallel, length = None, plan.draft.num_speculative_tokens
     if plan.method.needs_parallel_draft:
         parallel = ParallelDraft(
@@ -239,7 +241,7 @@ def _draft_writer(plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> Dra
 
 
 def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
-    """Return a drafter that runs by itself, on a time line of its own."""
+    """Return a drafter outside the target's thread, with a clock of its own."""
     clock = VirtualClock()
     is_thread = plan.placements["beside"] == "thread"
     delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
@@ -248,7 +250,7 @@ def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
 
 
 def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
-    """Return the texts of the recording with as many candidates as the plan looks at. Raises: PlanError."""
+    """Return the texts of the recording with as many candidates as the plan reads. Raises: PlanError."""
     wanted = max(plan.draft.branch, min(_LEAST_CANDIDATES, scene.recording.num_candidates))
     method = plan.method
     by_method = method.name if has_own_drafter(method) and not method.needs_head else None
@@ -256,7 +258,7 @@ def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
 
 
 class TextEnd:
-    """Ends a text where the recorded one did."""
+    """Ends a text where the recorded one ended."""
 
     def __init__(self, num_tokens: int) -> None:
         self._left = num_tokens
@@ -268,7 +270,7 @@ class TextEnd:
 
 
 def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
-    """Return a request for one recorded text; it is decoded greedily, whatever it was recorded with."""
+    """Return a request for one recorded text; it is decoded greedily, independent of the recording's sampling."""
     text = scene.recording.texts[text_idx]
     num_tokens = len(text.token_ids)
     is_stopped = text.finish_reason == "stop"
@@ -283,25 +285,25 @@ def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int
     )
 
 
-# ---- models that take time ------------------------------------------------------------------------------------------
+# ---- models that take time -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Shown:
-    """State of a stage as its models see it while it runs."""
+    """State that the two models of a scene share while it runs."""
 
     parts: Parts | None = None
-    are_targets: bool = False  # the caches of a CPU: its weights have driven those of a drafter on the same cores out
-    are_cool: bool = False  # a drafter's first pass has fetched most of its own, and no more
+    are_targets: bool = False  # the CPU's caches hold the target's weights, and none of the drafter's
+    are_cool: bool = False  # a drafter's first pass has fetched most of its weights, but not all
 
 
 def _is_tuned(plan: Plan) -> bool:
-    """Return whether the policy of a plan does more than to obey."""
+    """Return whether the policy of a plan tunes itself."""
     return plan.method.is_tuned and bool(plan.placements or plan.writers) and plan.settings.policy != "fixed"
 
 
 def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown) -> ReplayedModel:
-    """Return the target; its passes take the time of where the policy lets it run, its rounds what goes beyond."""
+    """Return the target; its passes take the time of the policy's schedule, and its rounds their overhead."""
     overheads, setups = scene.target.overheads, setups_of(scene, plan)
     factor = overheads.beside_factor if plan.has_drafter_process else 1.0
     costs = {False: setups.alone.true_cost(), True: setups.beside.true_cost(factor)}
@@ -325,7 +327,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
 
     def on_keep(_: int) -> None:
         nonlocal unpaid_s
-        clock.advance(unpaid_s)  # after the pass was timed, where the real ones take their time, too
+        clock.advance(unpaid_s)  # after the pass was timed, as the real overhead
         unpaid_s = 0.0
 
     return ReplayedModel(
@@ -336,16 +338,17 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         on_pass=on_pass,
         on_keep=on_keep,
         row_bytes=scene.target.kv_row_bytes or 1,
+        experts=costs[False].experts,
     )
 
 
 def draft_model(
     scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown | None = None
 ) -> ReplayedModel:
-    """Return a draft model; its passes take their time and that of the step around them.
+    """Return a draft model; its passes take their own time and that of the step around them.
 
     Args:
-        shown: of the target that it takes turns with; None if they run at the same time.
+        shown: shared with the target that it takes turns with; None if they run at the same time.
     """
     setups = setups_of(scene, plan)
     setup = setups.far_draft if shown is None else setups.own_draft
@@ -358,7 +361,7 @@ def draft_model(
     def on_pass(size: PassSize) -> None:
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
         clock.advance(pass_s + factor * (overheads.step_s + overheads.node_s * size.num_logits))
-        if shown is not None and _is_tuned(plan):  # a drafter that runs freely is never asked
+        if shown is not None and _is_tuned(plan):  # a drafter beside the target gets no such requests
             clock.advance(overheads.tuned_step_s + overheads.tuned_node_s * size.num_logits)
         if shown is not None and shown.are_targets:
             shown.are_targets, shown.are_cool = False, True

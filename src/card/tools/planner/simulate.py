@@ -1,4 +1,4 @@
-"""Run a method in virtual time over the texts of a recording, and say how fast it was and where its time went."""
+"""Run a method in virtual time over the texts of a recording; measure its speed and use of time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
 
 _SAMPLE_TOKENS = 600
-_NUM_WARM_UPS = 1  # texts decoded before, so that what a policy learns at first does not count
+_NUM_WARM_UPS = 1  # texts decoded first, while a policy learns; they do not count
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualRun:
-    """Figures of one method. Times are virtual seconds of decoding, the reading of prompts left out."""
+    """Figures of one method. Times are virtual seconds of decoding, without reading prompts."""
 
     method: str
     where: str  # of the drafter; none
@@ -40,7 +40,7 @@ class VirtualRun:
 
 
 class Simulator:
-    """Runs methods in one scene; what was computed of the recording serves all of them."""
+    """Runs methods in one scene; they share what was computed from the recording."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -52,10 +52,10 @@ class Simulator:
         """Run one method over the texts, ``concurrency`` of them at once.
 
         Args:
-            settings: as of `card.LLM`, as far as a plan knows of them.
-            text_idxs: which texts; all if empty.
-        Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text came out otherwise
-            than it was recorded.
+            settings: as of `card.LLM`, if a plan can follow them.
+            text_idxs: which texts; empty: all.
+        Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text differs from
+            the recorded one.
         """
         scene = self.scene
         plan = plan_method(scene, method, settings or {})
@@ -71,7 +71,7 @@ class Simulator:
         return summary_of(plan, stats, parts.clock() - started if scene.concurrency > 1 else None)
 
     def texts(self, plan: Plan) -> ReplayedTexts:
-        """Return the texts with as many candidates as the plan looks at."""
+        """Return the texts with as many candidates as the plan reads."""
         key = plan.draft.branch, plan.method.name if has_own_drafter(plan.method) else ""
         made = self._texts.get(key)
         if made is None:
@@ -94,7 +94,7 @@ def sample_texts(scene: Scene) -> tuple[int, ...]:
 def decode(
     parts: Parts, scene: Scene, texts: ReplayedTexts, text_idxs: Sequence[int], *, first_id: int
 ) -> list[RequestStats]:
-    """Decode these texts and return their counters. Raises: PlanError if one came out otherwise than recorded."""
+    """Decode these texts and return their counters. Raises: PlanError if one differs from the recorded text."""
     waiting = list(enumerate(text_idxs, first_id))[::-1]
     answers: dict[int, list[int]] = {}
     wanted: dict[int, tuple[int, ...]] = {}
@@ -115,12 +115,12 @@ def decode(
                 num_open -= 1
                 stats[update.request_id] = update.stats
                 if tuple(answers[update.request_id]) != wanted[update.request_id]:
-                    raise PlanError(f"text {update.request_id} came out otherwise than it was recorded: a bug in card")
+                    raise PlanError(f"text {update.request_id} differs from the recorded one: a bug in card")
     return [stats[request_id] for request_id in sorted(stats)]
 
 
 def summary_of(plan: Plan, stats: Sequence[RequestStats], elapsed_s: float | None = None) -> VirtualRun:
-    """Return what a run did; ``elapsed_s`` is how long it took where texts were decoded at once."""
+    """Return the figures of a run; ``elapsed_s`` is its duration if texts were decoded at once."""
     total = RequestStats.joined(stats)
     num_tokens = total.num_new_tokens - len(stats)
     decode_s = total.decode_s if elapsed_s is None else elapsed_s

@@ -1,4 +1,4 @@
-"""A recording made up from one number, for plans without a pair: how often the drafter's first choice is right."""
+"""A synthetic recording, for plans without a pair, from one number: how often the drafter's first choice is right."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ _OWN_DRAFTERS = tuple(name for name, one in methods().items() if has_own_drafter
 _VOCAB_SIZE = 2048
 _NUM_CANDIDATES, _NUM_TARGET_IDS = 16, 8
 _PROMPT_TOKENS = 64
-_SPREAD = 1.5  # of how sure the drafter is, from place to place: parameters of the beta distribution sum to this
-_NEXT_SHARE = 0.55  # of what is left of the probability, that each further candidate takes
+_SPREAD = 1.5  # of the drafter's confidence over places: the sum of the parameters of a beta distribution
+_NEXT_SHARE = 0.55  # of the remaining probability, taken by each further candidate
 _LEAST_FIRST, _SUREST = 0.08, 1.0 - 1e-6  # probability of a first choice
 
 
 def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 128, seed: int = 0) -> Recording:
     """Return a recording whose drafter is right with its first choice in a share ``agreement`` of all places.
 
-    The drafter is sure at some places and not at others, and its probabilities are what they say: a candidate of
-    probability p is right in a share p of its places. A drafter that belongs to one method is right as often; what a
-    head proposes is not made up. Tokens are drawn evenly and hardly repeat: writers without a
-    model find nothing in such texts.
+    The drafter's confidence varies from place to place, and is calibrated: a candidate of probability p is right in a
+    share p of its places. A drafter of one method's own is right as often; candidates of a head are not made up.
+    Tokens are drawn uniformly and hardly repeat, so that writers without a model find nothing in such texts.
 
     Raises: PlanError for an agreement outside [0, 1], or for no texts or tokens.
     """
@@ -82,7 +81,7 @@ def make_text(
         ids: [n, K + T] different tokens of each place: the drafter's candidates, then others that the target likes.
         ranks: [n] which of the candidates is the text's own token.
         firsts: [n] probability of each first candidate.
-        weights: [K - 1] shares of what it leaves, for the candidates behind it.
+        weights: [K - 1] shares of the remaining probability, for the other candidates.
     """
     num_candidates = len(weights) + 1
     truths = ids[np.arange(len(ids)), ranks]

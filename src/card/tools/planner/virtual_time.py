@@ -1,8 +1,8 @@
-"""Virtual time: a drafter with a time line of its own beside a target, and the link between them.
+"""Virtual time: a drafter with a clock of its own beside a target, and the link between them.
 
-Each part that acts advances its own clock; messages carry the time at which they arrive. Nothing acts before everything
-that could still reach it is known: the drafter is run up to the time of the target that looks. So the order of events
-does not depend on how they are computed.
+Each worker advances its own clock; messages carry the time at which they arrive. A worker acts only when all earlier
+messages to it are known: the drafter is run up to the target's present time whenever the target reads the link. So the
+order of events does not depend on the order of computation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds
 
 @dataclass(slots=True)
 class VirtualClock:
-    """Seconds since the beginning; they pass when someone says so."""
+    """Seconds since the beginning, advanced by hand."""
 
     now: float = 0.0
 
@@ -45,7 +45,7 @@ class VirtualWriter(LocalWriter):
         """Ask this writer.
 
         Args:
-            seconds: in which it proposes so many candidates.
+            seconds: the time of a proposal, by its number of candidates.
         """
         self.top_k = writer.top_k  # type: ignore[misc]
         self._writer, self._clock, self._seconds = writer, clock, seconds
@@ -78,14 +78,14 @@ class _VirtualProposals(WriterSequence):
 
 
 class VirtualDrafter:
-    """A drafter that runs by itself: reads what has come, makes one pass, sends the layer."""
+    """A drafter outside the target's thread: reads its messages, makes one pass, sends the layer."""
 
     def __init__(self, writer: DraftWriter, clock: VirtualClock, *, delay_s: float) -> None:
-        """Make a drafter that knows of no request.
+        """Make a drafter without requests.
 
         Args:
             clock: the drafter's own, which the passes of its model advance.
-            delay_s: of a message on its way, each way.
+            delay_s: of a message, each way.
         """
         self.worker = make_worker(writer, clock=clock)
         self._clock = clock
@@ -97,8 +97,8 @@ class VirtualDrafter:
         """Put the target's message on its way; they are sent in the order of their times."""
         self._inbox.append((at + self._delay_s, message))
 
-    def take(self, now: float) -> list[DrafterMessage]:
-        """Let everything happen that comes before the target's present, and return what has arrived by then."""
+    def run_until(self, now: float) -> list[DrafterMessage]:
+        """Run up to the target's present time; return the messages that have arrived by then."""
         while self._next_at() <= now:
             self._act()
         taken = []
@@ -107,19 +107,19 @@ class VirtualDrafter:
         return taken
 
     def wait(self, now: float, deadline: float) -> float:
-        """Return when the next message arrives at a target that waits for it: the deadline at the latest."""
+        """Return when the next message arrives at the waiting target, the deadline at the latest."""
         while not (self._outbox and self._outbox[0][0] <= deadline) and self._next_at() <= deadline:
             self._act()
         return max(now, min(self._outbox[0][0], deadline)) if self._outbox else deadline
 
     def _next_at(self) -> float:
-        """Return when the next pass or message of the drafter is due; never if it waits for one not sent yet."""
+        """Return when the drafter's next pass or message is due; infinity if it waits for a message not yet sent."""
         if not self.worker.is_idle:
             return self._clock.now
         return max(self._clock.now, self._inbox[0][0]) if self._inbox else math.inf
 
     def _act(self) -> None:
-        """Do what is due next: take all messages that have arrived by then, and make a pass."""
+        """Process all messages that are due next, and make a pass."""
         self._clock.now = self._next_at()
         while self._inbox and self._inbox[0][0] <= self._clock.now:
             self._answer(self.worker.receive(self._inbox.popleft()[1]))
@@ -130,7 +130,7 @@ class VirtualDrafter:
 
 
 class VirtualLink(DrafterLink):
-    """The way from a target to a drafter that runs by itself; it is always up."""
+    """The link from a target to a virtual drafter; it is always up."""
 
     def __init__(self, drafter: VirtualDrafter, clock: VirtualClock, *, message_s: float = 0.0) -> None:
         """Make the link of the target with this clock; each message takes ``message_s`` of its time."""
@@ -145,8 +145,8 @@ class VirtualLink(DrafterLink):
         self._drafter.send(self._clock.now, message)
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what has arrived."""
-        received = self._drafter.take(self._clock.now)
+        """Return the messages that have arrived."""
+        received = self._drafter.run_until(self._clock.now)
         self._clock.advance(self._message_s * len(received))
         return received
 

@@ -16,7 +16,7 @@ class Score:
     """A token with its log-probability, and the likeliest tokens at its place."""
 
     text: str
-    raw: bytes  # of the text, or of the part of a character that the token is
+    raw: bytes  # of the token, which may be a part of a character
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
 
@@ -27,17 +27,17 @@ class ServerAnswer:
 
     text: str = ""
     finish_reason: str | None = None
-    token_ids: tuple[int, ...] | None = None  # None: the server does not tell
+    token_ids: tuple[int, ...] | None = None  # None: the server does not report them
     scores: tuple[Score, ...] | None = None
-    num_drafted: int | None = None  # draft tokens of the whole request, where an answer tells
+    num_drafted: int | None = None  # draft tokens of the whole request, if the answer has them
 
 
-# ---- the shapes of the API; fields that are not here are not looked at -----------------------------------------------
+# ---- the shapes of the API; other fields are ignored -----------------------------------------------------------------
 
 
 class _Said(msgspec.Struct):
     content: str | None = None
-    reasoning_content: str | None = None  # a model that reasons aloud has its reasoning beside the content
+    reasoning_content: str | None = None  # of a reasoning model, beside the content
     reasoning: str | None = None
 
     @property
@@ -84,7 +84,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def add_to(self, answer: ServerAnswer) -> None:
-        """Put what has come of a choice behind what came before."""
+        """Append this part of a choice to the answer."""
         said = self.message or self.delta
         answer.text += said.text if said is not None else self.text or ""
         ids = self.token_ids

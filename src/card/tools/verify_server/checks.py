@@ -1,4 +1,4 @@
-"""The checks. Each asks something twice, in a way that must not matter, and returns the answers in pairs."""
+"""The checks. Each asks the same question in two ways that must give the same answer, and returns pairs of answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from card.tools.verify_server.settings import VerifySettings
 from card.tools.verify_server.sides import ServerQuestion, Side
 
 T = TypeVar("T")
-NUM_TOP = 5  # likeliest tokens asked for; what APIs allow
+NUM_TOP = 5  # likeliest tokens requested; the most that APIs allow
 _NUM_CHOICES = 2
 _STOP_CHARS = 3
 _LEAST_STOPPED_CHARS = 12  # a shorter answer is not cut
@@ -35,7 +35,7 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
 
 
 class NotSupportedError(Exception):
-    """Absence of what a check is about; the text says why."""
+    """The server lacks the feature of a check; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,24 @@ class AnswerPair:
     expected: ServerAnswer
     got: ServerAnswer
     by_text: bool = False  # token ids may differ
-    found: Difference | None = None  # what the check itself has found
+    found: Difference | None = None  # found by the check itself
 
 
 @dataclass(slots=True)
 class Material:
-    """Servers and prompts of the checks; the answers that they compare with are asked for once."""
+    """Servers and prompts of the checks, and the answers to compare with, which are requested once."""
 
     fast: Side  # the server as it is
     plain: Side | None  # without speculation
     prompts: Sequence[str]
     settings: VerifySettings
-    remarks: list[str] = field(default_factory=list)  # of the check that runs
+    remarks: list[str] = field(default_factory=list)  # of the running check
     _greedy: list[ServerAnswer] | None = None
     _seeded: list[ServerAnswer] | None = None
 
     @property
     def base(self) -> Side:
-        """The side whose answers count: the one without speculation, or else the server itself."""
+        """The side whose answers are the reference: without speculation, or else the server itself."""
         return self.plain or self.fast
 
     def question(self, *turns: str) -> ServerQuestion:
@@ -118,7 +118,7 @@ def _pairs(
     return [AnswerPair(idx, question, one, other) for idx, (question, one, other) in enumerate(rows)]
 
 
-# ---- alone, in batches, streamed ------------------------------------------------------------------------------------
+# ---- alone, in batches, streamed -------------------------------------------------------------------------------------
 
 
 def _asked_again(
@@ -135,10 +135,10 @@ def _asked_again(
     Args:
         seeded: draw the answers with a seed each; otherwise they are greedy.
         plainly: ask without speculation.
-        needs_switch: only a server that can be asked without speculation is asked.
+        needs_switch: skip a server that cannot be asked without speculation.
         batch: ask several at once; otherwise one after the other.
-        streams: let the answers come as streams.
-        is_known: the server has been asked before, also if this check is the only one.
+        streams: request streams.
+        is_known: make sure that the server has been asked before.
     """
 
     async def run(about: Material) -> list[AnswerPair]:
@@ -155,7 +155,7 @@ def _asked_again(
     return run
 
 
-# ---- reuse of prefixes ----------------------------------------------------------------------------------------------
+# ---- reuse of prefixes -----------------------------------------------------------------------------------------------
 
 
 async def _extended(about: Material) -> list[AnswerPair]:
@@ -171,7 +171,7 @@ async def _extended(about: Material) -> list[AnswerPair]:
     return pairs
 
 
-# ---- forms of answers -----------------------------------------------------------------------------------------------
+# ---- forms of answers ------------------------------------------------------------------------------------------------
 
 
 async def _schema(about: Material, *, beside_others: bool = False) -> list[AnswerPair]:
@@ -190,7 +190,7 @@ def _interleaved(ones: Sequence[T], others: Sequence[T]) -> list[T]:
 
 
 def _check_forms(answers: Sequence[ServerAnswer]) -> None:
-    """Raise NotSupportedError unless every answer that came to its end has the form."""
+    """Raise NotSupportedError unless every complete answer has the form."""
     wanted = set(SCHEMA["properties"])
     for answer in answers:
         if answer.finish_reason != "stop":
@@ -224,13 +224,13 @@ async def _stop(about: Material, **options: Any) -> list[AnswerPair]:
 
 
 def _stop_string(text: str) -> str | None:
-    """Return a piece from the middle of a text, where a text is stopped amid what was accepted at once."""
+    """Return a piece from the middle of a text, so that it ends within tokens that were accepted at once."""
     middle = text[len(text) // 2 :].lstrip()[:_STOP_CHARS].rstrip()
     return middle if len(text) >= _LEAST_STOPPED_CHARS and middle and text.index(middle) > 0 else None
 
 
 async def _logprobs(about: Material) -> list[AnswerPair]:
-    """The text of answers without log-probabilities, tokens that spell it, and the plain answer's figures."""
+    """Log-probabilities do not change the text, their tokens spell it, and their values are the plain answer's."""
     questions = about.greedy_questions
     expected = await about.base.ask_one_by_one(questions, num_top=NUM_TOP)
     got = expected if about.plain is None else await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
@@ -252,7 +252,7 @@ async def _logprobs(about: Material) -> list[AnswerPair]:
 
 
 async def _likeliest(about: Material) -> list[AnswerPair]:
-    """Each token of a greedy answer is the likeliest one by the answer's own figures."""
+    """Each token of a greedy answer is the likeliest one by the answer's own log-probabilities."""
     questions = about.greedy_questions
     got = await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
     if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
@@ -295,11 +295,11 @@ async def _several(side: Side, question: ServerQuestion) -> list[ServerAnswer]:
     return answers
 
 
-# ---- all of them ----------------------------------------------------------------------------------------------------
+# ---- all of them -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ServerCheck:
     """A check by its name."""
 
     name: str
@@ -307,29 +307,29 @@ class Check:
     run: Run
 
 
-CHECKS: Mapping[str, Check] = MappingProxyType(
+CHECKS: Mapping[str, ServerCheck] = MappingProxyType(
     {
         check.name: check
         for check in (
-            Check("plain-again", "plain, asked again", _asked_again(plainly=True)),
-            Check("plain-batch", "plain, several at once", _asked_again(plainly=True, batch=True)),
-            Check("greedy", "greedy, alone", _asked_again(needs_switch=True)),
-            Check("greedy-batch", "greedy, several at once", _asked_again(batch=True)),
-            Check("seeded", "seeded, alone", _asked_again(seeded=True, needs_switch=True)),
-            Check("seeded-batch", "seeded, several at once", _asked_again(seeded=True, batch=True)),
-            Check("again", "the same prompt again", _asked_again(is_known=True)),
-            Check("extended", "a conversation that goes on", _extended),
-            Check("schema", "JSON schema, alone", _schema),
-            Check("schema-batch", "JSON schema beside others", partial(_schema, beside_others=True)),
-            Check("stop", "stop strings", _stop),
-            Check("stop-stream", "stop strings, streamed", partial(_stop, streams=True)),
-            Check("logprobs", "log-probabilities", _logprobs),
-            Check("likeliest", "greedy tokens are the likeliest", _likeliest),
-            Check("stream", "streamed, alone", _asked_again(streams=True)),
-            Check("stream-batch", "streamed, several at once", _asked_again(batch=True, streams=True)),
-            Check("seeded-stream", "seeded, streamed", _asked_again(seeded=True, streams=True)),
-            Check("choices", "n = 2, greedy", _choices),
-            Check("seeded-choices", "n = 2, seeded", _seeded_choices),
+            ServerCheck("plain-again", "plain, asked again", _asked_again(plainly=True)),
+            ServerCheck("plain-batch", "plain, several at once", _asked_again(plainly=True, batch=True)),
+            ServerCheck("greedy", "greedy, alone", _asked_again(needs_switch=True)),
+            ServerCheck("greedy-batch", "greedy, several at once", _asked_again(batch=True)),
+            ServerCheck("seeded", "seeded, alone", _asked_again(seeded=True, needs_switch=True)),
+            ServerCheck("seeded-batch", "seeded, several at once", _asked_again(seeded=True, batch=True)),
+            ServerCheck("again", "the same prompt again", _asked_again(is_known=True)),
+            ServerCheck("extended", "a conversation that goes on", _extended),
+            ServerCheck("schema", "JSON schema, alone", _schema),
+            ServerCheck("schema-batch", "JSON schema beside others", partial(_schema, beside_others=True)),
+            ServerCheck("stop", "stop strings", _stop),
+            ServerCheck("stop-stream", "stop strings, streamed", partial(_stop, streams=True)),
+            ServerCheck("logprobs", "log-probabilities", _logprobs),
+            ServerCheck("likeliest", "greedy tokens are the likeliest", _likeliest),
+            ServerCheck("stream", "streamed, alone", _asked_again(streams=True)),
+            ServerCheck("stream-batch", "streamed, several at once", _asked_again(batch=True, streams=True)),
+            ServerCheck("seeded-stream", "seeded, streamed", _asked_again(seeded=True, streams=True)),
+            ServerCheck("choices", "n = 2, greedy", _choices),
+            ServerCheck("seeded-choices", "n = 2, seeded", _seeded_choices),
         )
     }
 )

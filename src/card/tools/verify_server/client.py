@@ -1,4 +1,4 @@
-"""One server over HTTP. Every fault is a `ServerError` of one line, raised within the time limit."""
+"""HTTP client of one server. Every fault is a `ServerError` of one line, raised within the time limit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DONE = "[DONE]"
 
 
 class ServerError(CardError):
-    """A server cannot be used, or an answer of it."""
+    """A server or its answer cannot be used."""
 
 
 class LostServerError(ServerError):
-    """No connection, or no answer in time: asking further would only wait again."""
+    """No connection, or no answer in time: further requests would only wait again."""
 
 
 class BrokenAnswerError(ServerError):
@@ -34,10 +34,10 @@ class BrokenAnswerError(ServerError):
 
 
 class RefusedError(ServerError):
-    """The server will not do what this request asks for."""
+    """The server refuses this request."""
 
     def __init__(self, message: str, status: int, said: str) -> None:
-        """Keep what was said beside the whole line; status 200 where a field was accepted and not heeded."""
+        """Keep the server's words beside the whole line; status 200 if a field was accepted and ignored."""
         super().__init__(message)
         self.status = status
         self.said = said
@@ -56,7 +56,7 @@ class Client:
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(None, connect=min(_CONNECT_S, timeout_s)),  # the rest is bounded as a whole
-            # No connection is used twice: a server may close an idle one just when the next question comes.
+            # No connection is used twice: a server may close an idle one just when the next request comes.
             limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=0),
         )
 
@@ -67,12 +67,12 @@ class Client:
         await self._http.aclose()
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the JSON object at a path, or the one that answers a request. Raises: ServerError."""
+        """GET a JSON object, or POST ``body`` and return the answer. Raises: ServerError."""
         async with self._answered(path, body) as response:
             return self._object(await self._read(response), path)
 
     async def counters(self) -> dict[str, float]:
-        """Return the server's figures for Prometheus, summed over their labels; none if it shows none."""
+        """Return the server's Prometheus metrics, summed over their labels; empty if it has none."""
         url = re.sub(r"/v1$", "", self.url) + "/metrics"
         try:
             async with asyncio.timeout(self._timeout_s), self._http.stream("GET", url) as response:
@@ -114,7 +114,7 @@ class Client:
 
     @asynccontextmanager
     async def _answered(self, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx2.Response]:
-        """Yield an answer that is no error; reading it counts towards the time limit."""
+        """Yield a successful response; reading it counts towards the time limit."""
         url, method = self.url + path, "GET" if body is None else "POST"
         try:
             async with asyncio.timeout(self._timeout_s), self._http.stream(method, url, json=body) as response:
@@ -181,7 +181,7 @@ class Client:
         return self._clean(content if isinstance(content, str) else json.dumps(content)) or "nothing more"
 
     def _clean(self, text: str) -> str:
-        """Return a server's words fit for a terminal: one short line, without our key."""
+        """Return a server's words as one short line for a terminal, without our key."""
         if self._key is not None:
             text = text.replace(self._key, "***")
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -17,7 +17,7 @@ from card.cli.files import read_prompts
 from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
-from card.tools.bench.names import shipped_folder
+from card.tools.bench.row_names import shipped_folder
 from card.tools.verify_server.comparing import Difference
 from card.tools.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields
 from card.tools.verify_server.suite import Outcome, Report, Result, chosen, verify
@@ -40,7 +40,7 @@ def run(
     json_path: Path | None,
     **options: Any,
 ) -> int:
-    """Do what `card verify-server` was asked for; return the exit status."""
+    """Run `card verify-server`; return the exit status."""
     if reference is None and reference_model is not None:
         raise SettingsError("--reference-model is for --reference; give both, or neither")
     if reference is not None and plain_fields is not None:
@@ -54,7 +54,7 @@ def run(
         other = Address(url=base_url(reference), model=reference_model, api_key=reference_api_key or None)
     path = prompts or shipped_folder() / "questions.jsonl"
     questions = read_prompts(path)[:limit]
-    if len(set(questions)) < 2:  # what is asked at once must differ, or a server may answer it from one row
+    if len(set(questions)) < 2:  # questions at once must differ, or a server may answer all from one row
         raise PromptError(
             f"{path} with a limit of {limit} gives {len(set(questions))} prompts; 2 different ones or more are needed "
             "to ask several at once"
@@ -80,7 +80,7 @@ def _write(report: Report, path: Path) -> None:
         raise SettingsError(f"{path} cannot be written: {error.strerror}; choose another place") from error
 
 
-# ---- how it reads ---------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _print(console: Console, report: Report) -> None:
@@ -106,9 +106,9 @@ def _print(console: Console, report: Report) -> None:
 
 
 def _what_is_compared(report: Report) -> str:
-    what = "token ids and texts" if report.compares_ids else "texts; the servers do not both tell token ids"
+    what = "token ids and texts" if report.compares_ids else "texts; not both servers report token ids"
     if report.num_drafted is None:
-        drafted = "the server does not tell how much was drafted"
+        drafted = "the server does not report how much was drafted"
     else:
         drafted = f"{report.num_drafted} tokens were drafted"
         if report.num_drafted == 0:

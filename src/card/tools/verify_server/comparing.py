@@ -1,4 +1,4 @@
-"""Finding where two answers part, and how nearly the two tokens there tied."""
+"""Find where two answers differ first, and how close the two tokens there were."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NEAR_TIE = 0.05  # log-probabilities no further apart may swap when a 16-bit pas
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which an answer is not what it should be."""
+    """The first place at which an answer differs from the expected one."""
 
     what: str  # text, token ids, finish reason, log-probabilities
     expected: str
     got: str
-    before: str = ""  # what both have just before
+    before: str = ""  # the common text just before
     char_idx: int | None = None
     token_idx: int | None = None
     gap: float | None = None  # between the log-probabilities of the two tokens; None: not known
@@ -28,7 +28,7 @@ class Difference:
 
     @property
     def tie(self) -> str:
-        """The distance of the two tokens, in words; empty if it is not known."""
+        """The distance of the two tokens, in words; empty if unknown."""
         if self.gap is None:
             return ""
         name = "a near tie" if abs(self.gap) <= NEAR_TIE else "no near tie"
@@ -36,7 +36,7 @@ class Difference:
 
 
 def compare(expected: ServerAnswer, got: ServerAnswer, *, by_text: bool = False) -> Difference | None:
-    """Return where the answers part; token ids count where both have them, unless texts alone are to be compared."""
+    """Return the first difference of two answers: in token ids if both have them and not ``by_text``, else in text."""
     token_idx = None
     if not by_text and expected.token_ids is not None and got.token_ids is not None:
         token_idx = _first(expected.token_ids, got.token_ids)
@@ -51,7 +51,7 @@ def compare(expected: ServerAnswer, got: ServerAnswer, *, by_text: bool = False)
 
 
 def gap_at(difference: Difference, plain: ServerAnswer, got: ServerAnswer) -> float | None:
-    """Return how much likelier the plain answer's token is than the other one, at the place where they part.
+    """Return how much likelier the plain answer's token is than the other one, at the first difference.
 
     Args:
         plain: the plain answer, asked again with log-probabilities.
@@ -75,7 +75,7 @@ def gap_at(difference: Difference, plain: ServerAnswer, got: ServerAnswer) -> fl
 
 
 def compare_scores(expected: ServerAnswer, got: ServerAnswer, tolerance: float) -> Difference | None:
-    """Return where tokens or log-probabilities of two answers with one text part."""
+    """Return the first difference in tokens or log-probabilities of two answers with one text."""
     pairs = zip(expected.scores or (), got.scores or (), strict=False)
     for idx, (one, other) in enumerate(pairs):
         if one.text != other.text or abs(one.logprob - other.logprob) > tolerance:
@@ -89,18 +89,18 @@ def compare_scores(expected: ServerAnswer, got: ServerAnswer, tolerance: float) 
 
 
 def largest_gap(expected: ServerAnswer, got: ServerAnswer) -> float:
-    """Return how far the log-probabilities of two answers are apart at most."""
+    """Return the largest difference between the log-probabilities of two answers."""
     pairs = zip(expected.scores or (), got.scores or (), strict=False)
     return max((abs(one.logprob - other.logprob) for one, other in pairs), default=0.0)
 
 
 def misspelt(answer: ServerAnswer) -> Difference | None:
-    """Return where the tokens of the log-probabilities do not spell the text; a special token may follow at its end."""
+    """Return where the tokens of the log-probabilities do not spell the text; a special token may follow at the end."""
     scores = answer.scores or ()
     whole, last = b"".join(score.raw for score in scores), scores[-1].raw if scores else b""
     text = answer.text.encode()
     spelt = [whole, whole.removesuffix(last)]
-    spelt += [one.lstrip() for one in spelt]  # a tokenizer's leading blank that the text leaves out
+    spelt += [one.lstrip() for one in spelt]  # a tokenizer's leading blank, which the text omits
     if text in spelt or text.lstrip() in spelt or "\N{REPLACEMENT CHARACTER}" in answer.text:
         return None
     found, note = whole.decode("utf-8", "replace"), "the tokens do not spell the text"
@@ -122,7 +122,7 @@ def _scored(text: str, logprob: float) -> str:
 
 
 def _first_difference_of(what: str, expected: str, got: str, **told: Any) -> Difference:
-    """Return where two texts part."""
+    """Return the first difference of two texts."""
     place = _first(expected, got) or 0
     before, behind = slice(max(0, place - _BEFORE), place), slice(place, place + _AFTER)
     return Difference(what, expected[behind], got[behind], before=expected[before], char_idx=place, **told)

@@ -8,14 +8,7 @@ import click
 
 from card.cli.files import OutputPath
 from card.cli.help import command
-from card.cli.options import (
-    counted,
-    file_option,
-    option_of,
-    options_of,
-    parse_names,
-    with_options,
-)
+from card.cli.options import counted, file_option, option_of, options_of, parse_names, with_options
 from card.cli.starting import run
 from card.tools.verify_server.settings import VerifySettings
 

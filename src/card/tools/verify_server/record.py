@@ -1,4 +1,4 @@
-"""A command that compares a server with and without speculation."""
+"""The command that compares a server with and without speculation."""
 
 from card.config.record import Command, Record
 

@@ -1,4 +1,4 @@
-"""Settings of `card verify-server`: where the servers are, how they are asked, and what."""
+"""Settings of `card verify-server`: addresses of the servers, and the questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Api = Literal["auto", "chat", "completions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A server and how it lets us in."""
+    """Address of a server, with its key."""
 
     url: str  # as of `base_url`
     model: str | None = None  # None: the first one that it lists
@@ -33,7 +33,7 @@ class VerifySettings:
     """Settings of the questions to the servers."""
 
     api: Api = setting("auto", "Ask by chat, completions, or what works (auto).")
-    plain_fields: dict[str, Any] | None = None  # of a request, to switch speculation off; None: as the server has it
+    plain_fields: dict[str, Any] | None = None  # of a request, to switch speculation off; None: the server's own switch
     max_tokens: int = setting(64, "Most new tokens of an answer.", least=1)
     concurrency: int = setting(4, "Questions at once.", least=2)
     temperature: float = setting(1.0, "Of the seeded questions.", above=0, below=math.inf)
@@ -46,9 +46,9 @@ class VerifySettings:
 
 
 def base_url(text: str) -> str:
-    """Return the address that paths such as /chat/completions are put behind; /v1 is added to a bare host.
+    """Return the address to which paths such as /chat/completions are appended; /v1 is added to a bare host.
 
-    Raises: SettingsError for what is no address of a server.
+    Raises: SettingsError if the text is no address of a server.
     """
     try:
         parts = urlsplit(text.strip())

@@ -1,4 +1,4 @@
-"""A way to ask: a server, the model, the path, and the fields that say whether it speculates."""
+"""A way to ask: server, model, path, and the fields that switch speculation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN_MODELS = 8
 
 @dataclass(frozen=True, slots=True)
 class ServerQuestion:
-    """A question, for any server."""
+    """A question for any server."""
 
     turns: tuple[str, ...]  # of user and assistant in turn, the user's first and last
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def replace(self, **fields: Any) -> ServerQuestion:
-        """Return the question with other fields besides."""
+        """Return the question with further fields."""
         return ServerQuestion(self.turns, {**self.fields, **fields})
 
 
@@ -37,10 +37,10 @@ class Side:
     client: Client
     model: str
     path: Path
-    owner: str = ""  # who made the server, as its list of models says
+    owner: str = ""  # maker of the server, from its list of models
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of every request
     tells_ids: bool = False
-    num_drafted: int | None = None  # as answers tell
+    num_drafted: int | None = None  # from the answers
 
     async def ask(
         self, question: ServerQuestion, *, streams: bool = False, num_top: int | None = None
@@ -48,7 +48,7 @@ class Side:
         """Return the choices of the answer. Raises: ServerError.
 
         Args:
-            num_top: ask for log-probabilities, with so many of the likeliest tokens beside each.
+            num_top: ask for log-probabilities, with this many of the likeliest tokens at each place.
         """
         body: dict[str, Any] = {"model": self.model, **question.fields, **self.extra}
         if self.path == "chat":
@@ -74,7 +74,7 @@ class Side:
         return answers
 
     async def ask_one_by_one(self, questions: Sequence[ServerQuestion], **options: Any) -> list[ServerAnswer]:
-        """Return the first choice of each answer; one question is asked after the other. Raises: ServerError."""
+        """Return the first choice of each answer, with one question in flight. Raises: ServerError."""
         return [(await self.ask(question, **options))[0] for question in questions]
 
     async def ask_at_once(self, questions: Sequence[ServerQuestion], most: int, **options: Any) -> list[ServerAnswer]:
@@ -88,13 +88,13 @@ class Side:
         tasks = [asyncio.create_task(ask(question)) for question in questions]
         try:
             return list(await asyncio.gather(*tasks))
-        finally:  # after a first error the others would only be waited for
+        finally:  # after a first error, do not wait for the others
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def num_drafted_so_far(self) -> int | None:
-        """Return how many tokens the server has drafted, as its figures or its answers tell; None if they do not."""
+        """Return how many tokens the server has drafted, by its metrics or its answers; None if they do not say."""
         count = (await self.client.counters()).get(_DRAFTED)
         return self.num_drafted if count is None else int(count)
 
@@ -118,9 +118,9 @@ async def open_side(client: Client, address: Address, settings: VerifySettings, 
 
 
 async def switched_off(side: Side, settings: VerifySettings, probe: ServerQuestion) -> Side | None:
-    """Return the same server asked to speculate not, if it has a switch. Raises: ServerError if it refuses the user's.
+    """Return the same server without speculation, if it has a switch. Raises: ServerError if it refuses the user's.
 
-    A server that does not know a field may ignore it, so only switches of servers that are known are tried unasked.
+    A server may ignore fields that it does not know, so without a switch of the user's only known servers are tried.
     """
     switch: Mapping[str, Any] | None = settings.plain_fields
     if switch is None:
@@ -152,7 +152,7 @@ async def _model(client: Client, wanted: str | None) -> tuple[str, str]:
 
 
 async def _ask_for_ids(side: Side, probe: ServerQuestion) -> None:
-    """Let every answer tell its token ids, if the server can."""
+    """Request token ids with every answer, if the server has them."""
     before = side.extra
     for fields in _ID_FIELDS:
         side.extra = {**before, **fields}

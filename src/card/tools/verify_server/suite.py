@@ -1,4 +1,4 @@
-"""All checks in their order, and what came out."""
+"""Run the checks in their order, and report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from card.errors import SettingsError
 from card.tools.verify_server.answers import ServerAnswer
-from card.tools.verify_server.checks import CHECKS, NUM_TOP, AnswerPair, Check, Material, NotSupportedError
+from card.tools.verify_server.checks import CHECKS, NUM_TOP, AnswerPair, Material, NotSupportedError, ServerCheck
 from card.tools.verify_server.client import Client, LostServerError, RefusedError, ServerError
 from card.tools.verify_server.comparing import Difference, compare, gap_at
 from card.tools.verify_server.settings import Address, VerifySettings
@@ -30,7 +30,7 @@ class Result:
     outcome: Outcome
     num_equal: int = 0
     num_asked: int = 0
-    reason: str = ""  # why it is not supported or failed; or a remark
+    reason: str = ""  # why the check is not supported or failed; or a remark
     differences: tuple[Difference, ...] = ()
 
 
@@ -45,14 +45,14 @@ class Report:
     reference_model: str | None
     compared_with: str  # in words
     compares_ids: bool
-    num_drafted: int | None  # tokens, during the run; None: the server does not tell
+    num_drafted: int | None  # tokens, during the run; None: the server does not say
     num_plain_drafted: int | None  # while plain greedy answers were written
     num_prompts: int
     settings: VerifySettings
     results: tuple[Result, ...] = ()
 
     def count(self, outcome: Outcome) -> int:
-        """Return how many checks ended so."""
+        """Return how many checks have this outcome."""
         return sum(result.outcome == outcome for result in self.results)
 
     @property
@@ -63,8 +63,8 @@ class Report:
         return 2 if self.count("failed") or not self.count("equal") else 0
 
 
-def chosen(only: Collection[str], skip: Collection[str]) -> list[Check]:
-    """Return the checks to run. Raises: SettingsError for a name that is not known, or if none is left."""
+def chosen(only: Collection[str], skip: Collection[str]) -> list[ServerCheck]:
+    """Return the checks to run. Raises: SettingsError for an unknown name, or if no check is left."""
     for name in (*only, *skip):
         if name not in CHECKS:
             raise SettingsError(f"unknown check {name!r}; known: {', '.join(CHECKS)}")
@@ -79,15 +79,15 @@ async def verify(
     reference: Address | None,
     prompts: Sequence[str],
     settings: VerifySettings,
-    checks: Sequence[Check],
+    checks: Sequence[ServerCheck],
     tell: Tell,
 ) -> Report:
-    """Ask everything and compare.
+    """Ask all questions and compare the answers.
 
     Args:
         reference: the server without speculation; None asks the same one with speculation switched off, if it can.
-        tell: takes what is being done now.
-    Raises: ServerError if a server cannot be used at all. Once checks run, what goes wrong is in the report.
+        tell: called with a line about each step.
+    Raises: ServerError if a server cannot be used at all. Once checks run, faults are in the report.
     """
     probe = ServerQuestion((prompts[0],), {"max_tokens": _PROBE_TOKENS, "temperature": 0})
     connections = 2 * settings.concurrency
@@ -126,7 +126,7 @@ async def verify(
 
 
 async def _ask_plainly(about: Material) -> int | None:
-    """Ask for the answers that all others are compared with; return how many tokens were drafted for them."""
+    """Ask for the reference answers; return how many tokens were drafted for them."""
     before = await about.base.num_drafted_so_far()
     await about.greedy()
     after = await about.base.num_drafted_so_far()
@@ -142,7 +142,7 @@ def _compared_with(about: Material, reference: Address | None) -> str:
     return f"its plain answers, asked with {json.dumps(switch)}, one question at a time"
 
 
-async def _run(about: Material, checks: Sequence[Check], tell: Tell) -> list[Result]:
+async def _run(about: Material, checks: Sequence[ServerCheck], tell: Tell) -> list[Result]:
     results: list[Result] = []
     is_lost = False
     for check in checks:
@@ -163,7 +163,7 @@ async def _run(about: Material, checks: Sequence[Check], tell: Tell) -> list[Res
     return results
 
 
-async def _judged(about: Material, check: Check, pairs: Sequence[AnswerPair]) -> Result:
+async def _judged(about: Material, check: ServerCheck, pairs: Sequence[AnswerPair]) -> Result:
     differences: list[Difference] = []
     for pair in pairs:
         found = pair.found or compare(pair.expected, pair.got, by_text=pair.by_text)
@@ -181,7 +181,7 @@ async def _judged(about: Material, check: Check, pairs: Sequence[AnswerPair]) ->
 
 
 async def _with_gap(about: Material, pair: AnswerPair, found: Difference) -> Difference:
-    """Return the difference with how nearly the tokens tied, if the plain side tells; only greedy answers can tie."""
+    """Return the difference with the gap between the tokens, if the plain side reports it; only greedy answers tie."""
     if found.gap is not None or found.char_idx is None or pair.question.fields.get("temperature") != 0:
         return found
     try:

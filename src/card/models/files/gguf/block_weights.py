@@ -23,6 +23,7 @@ from card.models.files.gguf.model import GgufModel
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import tensors_written
+from card.models.own.layer_inputs import LAYER_TABLE
 from card.models.own.layers import BlockWeight
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
@@ -94,17 +95,17 @@ def _parts(model: GgufModel) -> Sequence[_Part]:
     parts = []
     for weight in model.weights:
         shape, type_id = weight.place.shape, weight.place.type_id
-        form = BLOCK_FORMATS.get(type_id)
-        if form is None or len(shape) == 1:
-            dtype = FLOAT32 if len(shape) == 1 else PLAIN_DTYPES[type_id]
+        form, stays_float = BLOCK_FORMATS.get(type_id), len(shape) == 1 or weight.stays_float
+        if form is None or stays_float:
+            dtype = FLOAT32 if stays_float else PLAIN_DTYPES[type_id]
             parts.append(_Part(weight.name, weight, "plain", shape, dtype))
             continue
         num_out, num_in = shape
         panels = -(-num_out // PANEL), form.panel_bytes(num_in)
-        if weight.name == _EMBEDDINGS:
+        if weight.name in (_EMBEDDINGS, LAYER_TABLE):
             rows = num_out, num_in // form.inputs * form.num_bytes
             parts.append(_Part(weight.name, weight, "rows", rows, np.dtype(np.uint8)))
-            if not model.config["tie_word_embeddings"]:
+            if weight.name == LAYER_TABLE or not model.config["tie_word_embeddings"]:
                 continue
         name = _HEAD if weight.name == _EMBEDDINGS else weight.name
         parts.append(_Part(name, weight, "panels", panels, np.dtype(np.uint8)))
@@ -137,17 +138,18 @@ def _read_chunk(model: GgufModel, put: _Put, part: _Part, first: int, count: int
     """Read some rows of a part, which begin with a panel."""
     if part.form == "plain":
         place = 0
-        for rows in model.read(part.weight, part.dtype):
+        for rows in model.read_tiled(part.weight, part.dtype):
             data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
             put(part, place, data)
             place += len(data)
         return
-    raw = model.read_raw(part.weight, first, count)
-    if part.form == "rows":
-        put(part, first * raw.shape[1], raw.reshape(-1))
-        return
+    raw, form = model.read_raw(part.weight, first, count), BLOCK_FORMATS[part.weight.place.type_id]
     try:
-        panels = pack_blocks(raw, BLOCK_FORMATS[part.weight.place.type_id])
+        if part.form == "rows":
+            form.check(raw)
+            put(part, first * raw.shape[1], raw.reshape(-1))
+            return
+        panels = pack_blocks(raw, form)
     except ValueError as error:
         raise GgufError(f"cannot run as it is: {part.weight.place.name}: {error}") from None
     put(part, first // PANEL * panels.shape[1], panels.reshape(-1))

@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,6 +66,7 @@ class TensorPlace:
     shape: tuple[int, ...]  # as torch has it: the fastest index last
     type_id: int  # of ggml
     offset: int  # from the beginning of the file
+    file: Path
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +80,7 @@ class Header:
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]  # by name
-    num_bytes: int  # of the whole file
+    num_bytes: int  # of the file, or of all parts
 
     @property
     def architecture(self) -> str:
@@ -93,7 +94,7 @@ def read_header(path: Path) -> Header:
     Raises: GgufError if it is no GGUF file, cut off or damaged; OSError if it cannot be read.
     """
     with path.open("rb") as stream:
-        reader = _Reader(stream, path.stat().st_size)
+        reader = _Reader(path, stream)
         if reader.taken(4) != MAGIC:
             raise GgufError("is no GGUF file: it does not begin with GGUF")
         (version,) = reader.numbers("I")
@@ -118,7 +119,7 @@ def read_header(path: Path) -> Header:
         if not isinstance(alignment, int) or alignment < 1:
             raise DamagedError(f"damaged: its tensors are aligned to {alignment} bytes")
         start = -(-stream.tell() // alignment) * alignment
-    moved = {one.name: TensorPlace(one.name, one.shape, one.type_id, start + one.offset) for one in tensors.values()}
+    moved = {name: replace(place, offset=start + place.offset) for name, place in tensors.items()}
     return Header(metadata, moved, reader.num_bytes)
 
 
@@ -130,10 +131,10 @@ def _check_most(number: int, most: int, what: str) -> None:
 class _Reader:
     """Takes one thing after the other from a file of known size."""
 
-    def __init__(self, stream: BinaryIO, num_bytes: int) -> None:
-        self._stream = stream
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
         self._num_listed = self._num_text_bytes = 0  # so far
-        self.num_bytes = num_bytes
+        self.num_bytes = path.stat().st_size
 
     def taken(self, length: int) -> bytes:
         taken = self._stream.read(length) if length <= self.num_bytes else b""
@@ -179,7 +180,7 @@ class _Reader:
         type_id, offset = self.numbers("IQ")
         if not all(shape):
             raise DamagedError(f"damaged: its tensor {name[:100]} has the shape {list(shape)}")
-        return TensorPlace(name, shape, type_id, offset)
+        return TensorPlace(name, shape, type_id, offset, self._path)
 
     def _text_bytes(self, most: int) -> bytes:
         """Return the bytes of a text: a vocabulary and its merges are some hundred thousand."""

@@ -20,7 +20,7 @@ from card.machine.memory import is_shortage
 from card.models.files.gguf.sealed import is_whole, seal
 from card.models.warn_once import warn_once
 
-MOST_BYTES = 20 << 30  # of all entries; those that were not used for longest go first
+MOST_BYTES = 20 << 30  # of all entries but a single one that is larger; those not used for longest go first
 _SPARE_BYTES = 1 << 30  # left free on the disk
 
 
@@ -89,20 +89,28 @@ class KeptWeights:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the entries not used for longest. Raises: OSError if that does not make room enough."""
-        if num_bytes > self._most_bytes:
-            raise OSError(f"they take {num_bytes / 1e9:.1f} GB, at most {self._most_bytes / 1e9:.1f} GB are kept")
-        entries = sorted((one for one in self._folder.iterdir() if one.is_dir()), key=_used_at)
-        sizes = {one: _num_bytes(one) for one in entries}
+        """Remove the entries not used for longest. Raises: OSError if that does not make room enough.
+
+        One entry may be larger than all may be together: the new one, or the one of that size that was used last.
+        """
+        most, sizes = self._most_bytes, {one: _num_bytes(one) for one in self._folder.iterdir() if one.is_dir()}
         free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
         total = sum(sizes.values())
         if num_bytes > total + free:  # nothing is removed in vain
             raise OSError(f"the disk has no room for them and {_SPARE_BYTES / 1e9:.1f} GB besides")
-        for one in entries:
-            if total + num_bytes <= self._most_bytes and num_bytes <= free:
-                return
+        large = sorted((one for one in sizes if sizes[one] > most), key=_used_at)
+        spared = [] if num_bytes > most else large[-1:]
+        room = most + sum(sizes[one] for one in spared) + (num_bytes if num_bytes > most else 0)
+        for one in sorted(sizes, key=lambda one: (one in spared, one not in large, _used_at(one))):
+            if total + num_bytes <= room and num_bytes <= free:
+                break
             shutil.rmtree(one)
             total, free = total - sizes[one], free + sizes[one]
+        if num_bytes > most:
+            warn_once(
+                f"the converted weights take {num_bytes / 1e9:.1f} GB below {self._folder}, where those of all models "
+                f"are to take {most / 1e9:.1f} GB: they are kept as a single model that is larger"
+            )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,49 @@ import numpy as np
 
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
+from card.models.architectures.architecture import Part, head_dim
+from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
-from card.models.files.gguf.config import ROPE_FACTORS, read_config
+from card.models.files.gguf.config import ROTATION_TENSORS, read_config
+from card.models.files.gguf.delta_inputs import joined_inputs
+from card.models.files.gguf.experts import expert_weights
+from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
-from card.models.files.gguf.weights import Weight, are_equal, check_tensors, read_raw, read_rows
+from card.models.files.gguf.keys import GgufFacts
+from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
+from card.models.files.gguf.relatives import RELATIVES
+from card.models.files.gguf.weights import (
+    Untiled,
+    Weight,
+    are_equal,
+    check_tensors,
+    read_raw,
+    read_rows,
+    read_untiled,
+)
 from card.models.own.decoder_model import DecoderModel, config_of
 from card.models.rows.row_tree import IntArray
 
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+_LAYER_INPUTS = {  # of tokens' numbers for each layer
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A file whose header has been found to be that of a model that can be run."""
+    """A model whose header has been found to be that of one that can be run."""
 
-    path: Path
-    header: Header
+    header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
-    weights: Sequence[Weight]
+    weights: Sequence[Weight]  # in terms of files, see `Architecture.in_files`
+
+    @property
+    def folder_weights(self) -> Sequence[Weight]:
+        """The weights, or parts of them, that make up those of a folder, under its names."""
+        return joined_inputs(self.weights, self.config)
 
     @property
     def num_elements(self) -> int:
@@ -41,62 +66,147 @@ class GgufModel:
 
     def read(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
-        yield from read_rows(self.path, weight, dtype)
+        yield from read_untiled(weight, dtype)
+
+    def read_tiled(self, weight: Weight, dtype: Dtype) -> Iterator[Array]:
+        """Yield a weight as `read` does, with its heads in the file's order."""
+        yield from read_rows(weight, dtype)
 
     def read_raw(self, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
         Raises: GgufError if the file has become shorter.
         """
-        return read_raw(self.path, weight, first, count)
+        return read_raw(weight, first, count)
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Read the header of a file, and check that the model can be run.
+    """Read the header of a file, or of all parts of a model by the first one, and check that the model can be run.
 
-    Raises: GgufError if it cannot; OSError if the file cannot be read.
+    Raises: GgufError if it cannot; OSError if a file cannot be read.
     """
-    header = read_header(path)
-    check_tensors(header)
-    architecture = _architecture(header)
+    first = read_header(path)
+    check_is_first(path, first)
+    architecture = _architecture(first).in_files
+    facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
+    headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
+    for file, one in headers.items():
+        with named(file, path):
+            check_tensors(one)
+    header = joined(headers)
     config = read_config(path, header, architecture)
-    places = [place for place in header.tensors.values() if place.name != ROPE_FACTORS]
-    weights = [_weight(place, architecture, config["head_dim"]) for place in places]
-    _check_weights(weights, architecture, config)
+    plain = config_of(config)
+    if plain is None:
+        raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
+    places = [place for place in header.tensors.values() if place.name not in ROTATION_TENSORS]
+    places = cut_fused(places, architecture, plain)
+    weights = [
+        weight
+        for place in places
+        for weight in expert_weights(place, architecture, config) or [_weight(place, architecture, plain)]
+    ]
+    unread = _unread(architecture, plain)
+    weights = [weight for weight in weights if weight.name not in unread]
+    _check_weights(weights, architecture, plain)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
-    if head is not None and are_equal(path, head, by_name["model.embed_tokens.weight"]):
+    if head is not None and are_equal(head, by_name["model.embed_tokens.weight"]):
         weights.remove(head)
         config["tie_word_embeddings"] = True
-    return GgufModel(path, header, config, weights)
+    return GgufModel(header, config, weights)
 
 
 def _architecture(header: Header) -> Architecture:
-    """Return what the model is made of. Raises: GgufError if that is not known here."""
-    known = {one.gguf_name: one for one in all_architectures() if one.gguf_name}
-    if header.architecture not in known:
+    """Return what the model is made of. Raises: GgufError if it is no model, or of an architecture not known here."""
+    if (kind := header.metadata.get("general.type", "model")) != "model":
+        raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
+    known = [one for one in all_architectures() if one.gguf_name]
+    found = [one for one in known if one.gguf_name == header.architecture]
+    if not found:
+        names, relative = dict.fromkeys(str(one.gguf_name) for one in known), RELATIVES.get(header.architecture)
+        instead = f"use a folder saved by transformers (its {relative} runs)" if relative else "try its folder"
         raise GgufError(
-            f"holds a model of the architecture {header.architecture[:40] or 'unknown'}; of GGUF files those of "
-            f"{', '.join(known)} can be read, others from a folder saved by transformers"
+            f"holds a model of the architecture {header.architecture[:40] or 'unknown'}, which is not read from GGUF "
+            f"files: {instead}; those of {', '.join(names)} are read"
         )
-    return known[header.architecture]
+    has_experts = bool(header.metadata.get(f"{header.architecture}.expert_count"))
+    return next((one for one in found if bool(one.gguf_experts) == has_experts), found[0])
 
 
-def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:
+def _without_drafter(header: Header, facts: GgufFacts) -> Header:
+    """Return a header without the layers that draft, which no pass here runs."""
+    kept = {name: place for name, place in header.tensors.items() if not facts.is_behind(name)}
+    return replace(header, tensors=kept)
+
+
+def _weight(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight:
     """Return what a tensor of the file becomes."""
     stem, _, kind = place.name.rpartition(".")
-    outside = _OUTSIDE.get(stem)
+    own_norm, gguf_norm = architecture.last_norm
+    of_inputs = {} if architecture.layer_inputs is None else _LAYER_INPUTS
+    outside = {**_OUTSIDE, **of_inputs, gguf_norm: f"model.{own_norm}"}.get(stem)
     is_norm = len(place.shape) == 1 and kind == "weight"
     offset = architecture.norm_offset if is_norm else 0.0
     if outside is not None:
         return Weight(f"{outside}.{kind}", place, None, offset)
+    if (vector := _vector(place, architecture, config)) is not None:
+        return vector
     prefix, _, name = stem.partition(".")[2].partition(".")
-    part = next((one for one in architecture.parts if one.gguf_name == name), None)
+    parts = {one.gguf_name: one for one in reversed(architecture.parts)}
+    part = parts.get(f"{name}.{kind}") or parts.get(name)
     if not stem.startswith("blk.") or part is None:
         raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
+    if part in architecture.filters:
+        place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
-    order = _row_order(place.shape[0], head_dim) if is_paired else None
-    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset)
+    order = _row_order(place.shape[0], head_dim(config)) if is_paired else None
+    if part is architecture.norms.get("delta_out"):
+        offset = 0.0
+    untiled = _untiled(part, architecture, config)
+    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset, untiled=untiled)
+
+
+def _untiled(part: Part, architecture: Architecture, config: DecoderConfig) -> Untiled | None:
+    """Return how the model has a part whose value heads files have in another order; None for as they are."""
+    shapes = (architecture.layer_shape(config, idx).delta for idx in range(config.num_hidden_layers))
+    delta = next((one for one in shapes if one is not None), None)
+    if not architecture.gguf_is_tiled or delta is None or delta.num_values == delta.num_keys:
+        return None
+    heads = np.arange(delta.num_values).reshape(-1, delta.num_keys).T.reshape(-1, 1)
+    channels = (heads * delta.value_size + np.arange(delta.value_size)).ravel()
+    before = 2 * delta.num_keys * delta.key_size
+    orders = {
+        "delta_heads": heads.ravel(),
+        "delta_values": channels,
+        "delta_in": np.concatenate([np.arange(before), before + channels]),
+    }
+    found = [Untiled(axis, orders[size]) for axis, size in enumerate(part.shape) if size in orders]
+    return found[0] if found else None
+
+
+def _vector(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight | None:
+    """Return what a tensor becomes that is a vector; None if it is none."""
+    layer, _, name = place.name.removeprefix("blk.").partition(".")
+    found = next(((role, one) for role, one in architecture.vectors.items() if one.gguf_name == name), None)
+    if found is None:
+        return None
+    role, part = found
+    return Weight(
+        f"model.layers.{layer}.{part.name}",
+        place,
+        None,
+        stays_float=True,
+        is_vector=True,
+        is_rates=role == "rates",
+        untiled=_untiled(part, architecture, config),
+    )
+
+
+def _unread(architecture: Architecture, config: DecoderConfig) -> set[str]:
+    """Return the names of weights that no layer reads, though files may have them."""
+    shapes = {idx: architecture.layer_shape(config, idx) for idx in range(config.num_hidden_layers)}
+    parts = [(idx, part) for idx, shape in shapes.items() for part in architecture.unread(shape)]
+    return {f"model.layers.{idx}.{part.name}.{kind}" for idx, part in parts for kind in ("weight", "bias")}
 
 
 def _row_order(num_rows: int, head_dim: int) -> IntArray | None:
@@ -106,14 +216,12 @@ def _row_order(num_rows: int, head_dim: int) -> IntArray | None:
     return np.arange(num_rows).reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1)
 
 
-def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: Mapping[str, Any]) -> None:
+def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: DecoderConfig) -> None:
     """Check that there are all weights that the config asks for, in its shapes."""
     empty = {weight.name: np.broadcast_to(np.float32(0), weight.place.shape) for weight in weights}  # without memory
-    plain = config_of(config)
-    assert plain is not None
     try:
-        DecoderModel(architecture, plain, GenerationConfig(), empty)
+        DecoderModel(architecture, config, GenerationConfig(), empty)
     except KeyError as error:
-        raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
+        raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing; copy or download it again") from None
     except ValueError as error:
         raise DamagedError(f"damaged: {error}") from None

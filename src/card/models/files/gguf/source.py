@@ -11,17 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType
+
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
-from card.kernels.packed_linear import LANES
+from card.kernels.packed_linear import GROUP, LANES
 from card.machine.memory import is_shortage
-from card.models.architectures import find_architecture
+from card.models.architectures import Architecture, find_architecture
+from card.models.architectures.architecture import TILED
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_weights import KeptWeights
 from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
     check_tokenizer,
     load_tokenizer,
@@ -29,10 +33,11 @@ from card.models.files.gguf.tokenizer import (
     tokenizer_digest,
     write_tokenizer,
 )
-from card.models.files.gguf.weights import PLAIN_DTYPES
+from card.models.files.gguf.weights import PLAIN_DTYPES, Weight
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.expert_weights import grouped, joined_pieces, joined_shape, split_experts
 from card.models.own.layers import BlockWeight
 from card.text.tokenizer import Tokenizer
 
@@ -47,10 +52,10 @@ _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 
 
 class GgufSource:
-    """One file. All methods raise GgufError if it cannot be used, and OSError if it cannot be read."""
+    """One file, or one model in several. Methods raise GgufError if it cannot be used, OSError if it cannot be read."""
 
     def __init__(self, path: Path, cache: Path | None) -> None:
-        """Take a file.
+        """Take a file, the first one of a model in several parts.
 
         Args:
             cache: the folder for what is kept between starts; None keeps nothing.
@@ -100,17 +105,26 @@ class GgufSource:
         kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
         pages = None if kept is None else self._mapped(kept)
         arrays = self.weights(dtype) if pages is None else pages.arrays
-        return self._decoder({name: array.astype(wanted, copy=False) for name, array in arrays.items()}, pages, wanted)
+        return self._decoder(split_experts(arrays, self._architecture), pages, wanted)
 
     @property
-    def can_run_blocks(self) -> bool:
-        """True if the file's own blocks can run as they are on a CPU that runs integer passes."""
+    def why_not_blocks(self) -> str | None:
+        """The reason that the file's blocks cannot run as they are where passes of integers do; None: they can."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
-        are_blocks = not types.isdisjoint(BLOCK_FORMATS) and types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
-        return are_blocks and self.config["head_dim"] % LANES == 0
+        if unknown := sorted(types - BLOCK_FORMATS.keys() - PLAIN_DTYPES.keys()):
+            names = ", ".join(GGMLQuantizationType(one).name for one in unknown)
+            return f"some of its tensors are {names}, which have no products of integers here"
+        if types.isdisjoint(BLOCK_FORMATS):
+            return "it has none"
+        heads = [one["head_dim"] for one in (self.config, *self.config.get("per_layer_config", {}).values())]
+        if odd := [size for size in heads if size % LANES]:
+            return f"heads of {odd[0]} channels are no multiple of {LANES}"
+        if (own := self.config.get("hidden_size_per_layer_input", 0)) % GROUP:
+            return f"{own} numbers of a token for each layer are no multiple of {GROUP}"
+        return None
 
     def block_decoder(self) -> DecoderModel:
-        """Return the model with the file's own blocks, packed for integer passes; `can_run_blocks` must be true."""
+        """Return the model with the file's own blocks, packed for integer passes; `why_not_blocks` must be None."""
         kept = None if self._store is None else self._kept_blocks(self._store)
         if kept is None:
             weights, pages = read_blocks(self._model), None
@@ -118,7 +132,7 @@ class GgufSource:
         else:
             with self._explained(kept):
                 weights, pages = map_blocks(kept)
-        return self._decoder(weights, pages, FLOAT32)
+        return self._decoder(weights, pages, FLOAT32, as_stored=True)
 
     def _kept_blocks(self, store: KeptWeights) -> Path | None:
         name = self._name(f"blocks{_BLOCKS_FORMAT}")
@@ -133,16 +147,30 @@ class GgufSource:
         self._check_unchanged()
 
     def _decoder(
-        self, weights: Mapping[str, Array | BlockWeight], pages: MappedWeights | None, dtype: Dtype
+        self,
+        weights: Mapping[str, Array | BlockWeight],
+        pages: MappedWeights | None,
+        dtype: Dtype,
+        *,
+        as_stored: bool = False,
     ) -> DecoderModel:
-        config = config_of(self.config)
+        """Return the model with these weights; ``as_stored`` if their heads have the file's order."""
+        architecture = find_architecture(self.config["model_type"])
+        assert architecture is not None
+        marks = {TILED: True} if as_stored and architecture.gguf_is_tiled else {}
+        config = config_of({**self.config, **marks})
         assert config is not None
         config.dtype = dtype.name
-        architecture = find_architecture(config.model_type)
-        assert architecture is not None
-        model = DecoderModel(architecture, config, GenerationConfig.of(generation_config(self.config)), weights)
+        generation = GenerationConfig.of(generation_config(self.config))
+        model = DecoderModel(architecture.in_files if as_stored else architecture, config, generation, weights)
         model.pages = () if pages is None else (pages,)
         return model
+
+    @property
+    def _architecture(self) -> Architecture:
+        found = find_architecture(self.config["model_type"])
+        assert found is not None
+        return found
 
     def _mapped(self, kept: Path) -> MappedWeights:
         with self._explained(kept):
@@ -159,15 +187,15 @@ class GgufSource:
             raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 
     def weights(self, dtype: str) -> dict[str, Array]:
-        """Return all weights by transformers' names, read into memory."""
+        """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for weight in self._model.weights:
-            array = empty(tuple(weight.place.shape), stored)
-            first = 0
-            for part in self._model.read(weight, stored):
-                array[first : first + len(part)] = part
-                first += len(part)
-            weights[weight.name] = array
+        for name, of, shape, pieces in _joined(self._model, stored):
+            array, first = empty(shape, of), 0
+            room = array.reshape(-1)
+            for piece in pieces:
+                room[first : first + piece.size] = piece.reshape(-1)
+                first += piece.size
+            weights[name] = array
         self._check_unchanged()
         return weights
 
@@ -232,9 +260,9 @@ def _tokenizer_explained() -> Iterator[None]:
 
 
 def _state_of(path: Path) -> str:
-    """Return what tells a file from another one, and from what it was before. Raises: OSError."""
-    stat = path.stat()
-    return f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    """Return what tells a file and its parts from others, and from what they were before. Raises: OSError."""
+    stats = {part: part.stat() for part in part_files(path)}
+    return "\n".join(f"{part.resolve()}|{stat.st_size}|{stat.st_mtime_ns}" for part, stat in stats.items())
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
@@ -243,8 +271,21 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    kinds = {weight.name: (dtype, weight.place.shape) for weight in model.weights}
+    kinds = {name: (of, shape) for name, of, shape, _ in _joined(model, dtype)}
     with tensors_written(file, kinds) as (stream, _):
-        for weight in model.weights:
-            for part in model.read(weight, dtype):
-                stream.write(bytes_of(part))
+        for piece in (one for *_, pieces in _joined(model, dtype) for one in pieces):
+            stream.write(bytes_of(piece))
+
+
+def _joined(model: GgufModel, dtype: Dtype) -> Iterator[tuple[str, Dtype, tuple[int, ...], Iterator[Array]]]:
+    """Yield the weights by the names of transformers' modules: each with its dtype and shape, and piece after piece."""
+    architecture = find_architecture(model.config["model_type"])
+    assert architecture is not None
+    for name, parts in grouped((weight.name, weight) for weight in model.folder_weights).items():
+        of = FLOAT32 if parts[0].is_vector else dtype
+        shape = joined_shape(name, [one.place.shape for one in parts], architecture)
+        yield name, of, shape, joined_pieces(name, parts, functools.partial(_pieces, model, of), architecture)
+
+
+def _pieces(model: GgufModel, dtype: Dtype, weight: Weight) -> Iterator[Array]:
+    return model.read(weight, dtype)

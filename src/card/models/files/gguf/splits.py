@@ -43,17 +43,32 @@ _CASED = r"[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{10D0}-\x{10FF}\x{1D400}-\x{1D7FF}]]"
 _UP_TO_SIGNS = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})]+"
 
 
-def _words(digits: str, *, contractions: str = f"{_CONTRACTIONS}|") -> str:
-    """Return the pattern of Llama 3 and its relatives, which differ in how many digits make a piece."""
-    signs = r" ?[^\s\p{L}\p{N}]+"
-    return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}[\r\n]*|{_LINES_AND_BLANKS}"
+def _words(digits: str, *, contractions: str = f"{_CONTRACTIONS}|", marks: str = "") -> str:
+    """Return the pattern of Llama 3 and its relatives, which differ in how many digits make a piece.
+
+    Args:
+        marks: the class of accents that stand alone, if they belong to words.
+    """
+    letters, signs = rf"[\p{{L}}{marks}]+", rf" ?[^\s\p{{L}}{marks}\p{{N}}]+"
+    return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}|{signs}[\r\n]*|{_LINES_AND_BLANKS}"
 
 
-def _cased_words(digits: str, *, contractions: str = "") -> str:
+def _cased_words(
+    digits: str, *, contractions: str = "", upper: str = _UPPER, lower: str = _LOWER, behind_signs: str = r"\r\n/"
+) -> str:
     """Return the pattern of Tekken and GPT-4o: a word ends where small letters are followed by a capital."""
     before = r"[^\r\n\p{L}\p{N}]?"
-    small, capital = f"{before}{_UPPER}*{_LOWER}+{contractions}", f"{before}{_UPPER}+{_LOWER}*{contractions}"
-    return rf"{small}|{capital}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_BLANKS}"
+    small, capital = f"{before}{upper}*{lower}+{contractions}", f"{before}{upper}+{lower}*{contractions}"
+    return rf"{small}|{capital}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[{behind_signs}]*|{_LINES_AND_BLANKS}"
+
+
+def _kimi_words() -> str:
+    """Return the pattern of Kimi: as GPT-4o's, but Chinese characters are words of their own."""
+    upper, lower = (f"[{letters}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+    words = _cased_words(
+        r"\p{N}{1,3}", contractions=f"{_CONTRACTIONS}?", upper=upper, lower=lower, behind_signs=r"\r\n"
+    )
+    return rf"\p{{Han}}+|{words}"
 
 
 _LLAMA3 = (_words(r"\p{N}{1,3}"),)
@@ -72,6 +87,7 @@ _BY_NAMES = {
     "dbrx smaug-bpe chatglm-bpe glm4": SplitRule(_LLAMA3),
     "minicpm5": SplitRule((r"\p{N}{1,3}", _words(r"\p{N}+")), looks_up_words=True),
     "qwen2": SplitRule(_QWEN2, composes=True),
+    "qwen35": SplitRule((_words(r"\p{N}", marks=r"\p{M}"),), composes=True),
     "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": SplitRule(_QWEN2),
     "ufakzeka": SplitRule((_words(r"\p{N}", contractions=""),)),
     "seed-coder": SplitRule(
@@ -81,6 +97,7 @@ _BY_NAMES = {
     "gpt-4o llama4 kanana2 talkie minimax-m2": SplitRule(
         (_cased_words(r"\p{N}{1,3}", contractions=f"{_CONTRACTIONS}?"),)
     ),
+    "kimi-k2": SplitRule((_kimi_words(),), looks_up_words=True),  # Moonshot's own, not llama.cpp's simpler one
     "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling exaone4": SplitRule((_GPT2,)),
     "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": SplitRule((r"\p{N}", _GPT2)),
     "falcon": SplitRule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),

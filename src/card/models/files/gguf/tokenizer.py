@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _CORE_NAME, _FRAME_NAME = "tokenizer.json", "frame.json"  # files of a tokenizer that is kept
 _BYTES, _SENTENCEPIECE = "gpt2", "llama"  # kinds of tokenizers: pairs of bytes, and SentencePiece
+_GEMMA4 = "gemma4"  # a third kind: pairs of characters, the rest as SentencePiece
 _BLANK = "▁"  # how SentencePiece writes one
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens; unused ones pad the vocabulary
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -52,7 +53,7 @@ def check_tokenizer(header: Header) -> None:
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if kind is None or not isinstance(tokens, list):
         raise GgufError("has no tokenizer; use a file that was made of a whole model folder")
-    if kind not in (_BYTES, _SENTENCEPIECE):
+    if kind not in (_BYTES, _SENTENCEPIECE, _GEMMA4):
         raise GgufError(
             f"has a tokenizer of the kind {str(kind)[:40]}, which is not known here; use the model's folder"
         )
@@ -65,7 +66,7 @@ def check_tokenizer(header: Header) -> None:
     named = [token for token in tokens if token]
     if len(set(named)) < len(named):
         raise DamagedError("damaged: its tokenizer has a token twice")
-    if kind == _BYTES and "tokenizer.ggml.merges" not in metadata:
+    if kind != _SENTENCEPIECE and "tokenizer.ggml.merges" not in metadata:
         raise GgufError("has a tokenizer without merges; use a file that was made of a whole model folder")
 
 
@@ -159,6 +160,7 @@ def _parts(header: Header) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     else:
         core = _sentencepiece(tokens, metadata, special.get("unk_token"))
         begins = True
+    is_gemma4 = metadata["tokenizer.ggml.model"] == _GEMMA4  # whose first files say that texts begin with nothing
     ends = {token_id for token_id in end_ids(metadata) if token_id < len(tokens)}
     core.add_tokens(
         [
@@ -167,7 +169,8 @@ def _parts(header: Header) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token_id in ends
         ]
     )
-    before = [special.get("bos_token")] if metadata.get("tokenizer.ggml.add_bos_token", begins) else []
+    begins = is_gemma4 or metadata.get("tokenizer.ggml.add_bos_token", begins)
+    before = [special.get("bos_token")] if begins else []
     after = [special.get("eos_token")] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
     _set_frame(core, [one for one in before if one], [one for one in after if one])
     return core, {"chat_template": metadata.get("tokenizer.chat_template"), **special}
@@ -221,7 +224,8 @@ def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Any], unknown: 
     else:
         pairs = [_pair(merge) for merge in merges]
     core = tokenizers.Tokenizer(BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    adds_blank = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    is_plain = metadata["tokenizer.ggml.model"] == _SENTENCEPIECE
+    adds_blank = is_plain and metadata.get("tokenizer.ggml.add_space_prefix", True)
     scheme = "first" if adds_blank else "never"
     core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme=scheme, split=False)
     steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]

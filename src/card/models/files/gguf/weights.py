@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from decimal import Context, Decimal
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,7 +22,16 @@ from card.models.files.gguf.header import DamagedError, GgufError, Header, Tenso
 from card.models.rows.row_tree import IntArray
 
 PLAIN_DTYPES = {0: FLOAT32, 1: FLOAT16, 30: BFLOAT16}  # of ggml's types
+_DIGITS = Context(prec=30)
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Untiled:
+    """An order of heads that suits numbers alone: blocks cannot be cut, and stay as they are."""
+
+    axis: int
+    order: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,10 @@ class Weight:
     place: TensorPlace
     order: IntArray | None  # of its rows in the file; None: as they are
     offset: float = 0.0  # that files add to it
+    stays_float: bool = False  # it is never multiplied in blocks
+    is_vector: bool = False  # and kept in 32 bits
+    is_rates: bool = False  # files hold -e^x of each number x
+    untiled: Untiled | None = None  # how the model has it, where the file has heads in another order
 
 
 def check_tensors(header: Header) -> None:
@@ -77,26 +90,32 @@ def _can_dequantize(kind: GGMLQuantizationType, block_bytes: int) -> bool:
         return False
 
 
-def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], type_id: int) -> Array:
-    """Return the numbers that rows of a type [n, bytes] stand for, float32."""
-    form = BLOCK_FORMATS.get(type_id)
-    values: Array = dequantize(raw, GGMLQuantizationType(type_id)) if form is None else form.numbers(raw)
-    return values
+def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> Array:
+    """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is none."""
+    form = BLOCK_FORMATS.get(place.type_id)
+    if form is None:
+        values: Array = dequantize(raw, GGMLQuantizationType(place.type_id))
+        return values
+    try:
+        form.check(raw)
+    except ValueError as error:
+        raise GgufError(f"cannot be read: {place.name}: {error}") from None
+    return form.numbers(raw)
 
 
-def are_equal(path: Path, one: Weight, other: Weight) -> bool:
+def are_equal(one: Weight, other: Weight) -> bool:
     """Return whether two weights of one shape are equal; it ends at the first rows that differ."""
-    both = (read_rows(path, weight, FLOAT32) for weight in (one, other))
+    both = (read_rows(weight, FLOAT32) for weight in (one, other))
     return all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
 
 
-def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def read_raw(weight: Weight, first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return ``count`` rows of a weight as the file has them, [count, bytes], in the model's order.
 
     Raises: GgufError if the file has become shorter.
     """
     place, row_bytes = weight.place, row_bytes_of(weight.place)
-    with path.open("rb") as stream:
+    with place.file.open("rb") as stream:
         if weight.order is None:
             stream.seek(place.offset + first * row_bytes)
             return _raw(stream, count, row_bytes)
@@ -106,23 +125,42 @@ def read_raw(path: Path, weight: Weight, first: int, count: int) -> np.ndarray[A
     return chosen
 
 
-def read_rows(path: Path, weight: Weight, dtype: Dtype) -> Iterator[Array]:
+def read_rows(weight: Weight, dtype: Dtype) -> Iterator[Array]:
     """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
     place = weight.place
     num_rows, row_bytes = place.num_rows, row_bytes_of(place)
-    with path.open("rb") as stream:
+    with place.file.open("rb") as stream:
         stream.seek(place.offset)
         if len(place.shape) == 1:
-            values = _unpacked(_raw(stream, 1, row_bytes), place.type_id)[0] - np.float32(weight.offset)
+            values = _unpacked(_raw(stream, 1, row_bytes), place)[0] - np.float32(weight.offset)
+            if weight.is_rates:
+                values = _logarithms(values, place)
             yield (values if weight.order is None else values[weight.order]).astype(dtype, copy=False)
             return
         # In another order each row needs some rows of the file: such weights are small enough to be read at once.
-        ordered = None if weight.order is None else read_raw(path, weight, 0, num_rows)
+        ordered = None if weight.order is None else read_raw(weight, 0, num_rows)
         step = max(1, _BLOCK_ELEMENTS // place.shape[-1])
         for first in range(0, num_rows, step):
             count = min(step, num_rows - first)
             part = _raw(stream, count, row_bytes) if ordered is None else ordered[first : first + count]
-            yield _unpacked(part, place.type_id).astype(dtype, copy=False)
+            yield _unpacked(part, place).astype(dtype, copy=False)
+
+
+def read_untiled(weight: Weight, dtype: Dtype) -> Iterator[Array]:
+    """Yield a weight with its heads in the model's order, see `read_rows`."""
+    if weight.untiled is None:
+        yield from read_rows(weight, dtype)
+    else:
+        whole = np.concatenate(list(read_rows(weight, dtype)))
+        yield whole.take(weight.untiled.order, weight.untiled.axis)
+
+
+def _logarithms(rates: Array, place: TensorPlace) -> Array:
+    """Return log(-x) of numbers below 0, to the nearest float. Raises: DamagedError if there are others."""
+    if not (np.isfinite(rates) & (rates < 0)).all():
+        raise DamagedError(f"damaged: {place.name} has numbers that are not below 0")
+    exact = [float(Decimal(-float(one)).ln(_DIGITS)) for one in rates]
+    return np.array(exact, np.float32)
 
 
 def row_bytes_of(place: TensorPlace) -> int:

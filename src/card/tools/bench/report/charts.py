@@ -31,8 +31,8 @@ class Line:
 
     name: str
     words: str
-    lanes: tuple[tuple[Bar, ...], ...] = ()  # bars that lie on one another share a lane
-    shares: tuple[float, ...] = ()  # in place of bars: a column for each, in [0, 1]
+    lanes: tuple[tuple[Bar, ...], ...] = ()  # bars that overlap share a lane
+    shares: tuple[float, ...] = ()  # instead of bars: a column for each, in [0, 1]
     is_loss: bool = False
 
 
@@ -41,7 +41,7 @@ _Describe = Callable[[RowSummary], Line | None]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Some methods beneath each other, their bars on one scale."""
+    """Methods one below the other, with bars on one scale."""
 
     title: str
     unit: str
@@ -82,7 +82,7 @@ def charts_of(rows: Sequence[RowSummary], baseline: str) -> list[Chart]:
 
 
 def _speedups(rows: Sequence[RowSummary], baseline: str) -> Chart:
-    """Return how fast each row is against the baseline, the fastest first; slower ones in another colour."""
+    """Return the speed of each row relative to the baseline, the fastest first; slower ones in another colour."""
 
     def lines() -> Iterator[tuple[float, Line]]:
         for row in rows:
@@ -98,7 +98,7 @@ def _speedups(rows: Sequence[RowSummary], baseline: str) -> Chart:
     return Chart(f"Speed-up over {baseline}", unit, keys, shown, reference=1.0)
 
 
-# ---- what a row shows; None if it has nothing to show ----------------------------------------------------------------
+# ---- the line of a row; None if it has nothing to show ---------------------------------------------------------------
 
 
 def _ceiling(row: RowSummary) -> Line | None:

@@ -17,7 +17,7 @@ from card.tools.bench.tables import SPARE, rich_tables
 
 
 def run(results: tuple[Path, ...], out: Path | None, csv_path: Path | None) -> None:
-    """Do what `card report` was asked for."""
+    """Run `card report`."""
     summaries = [(run, summarise(run)) for run in load(results)]
     if not any(rows for _, rows in summaries):
         raise BenchError(f"{results[0]} holds no prompt that every row has answered; let card bench finish it")

@@ -9,14 +9,14 @@ from itertools import groupby
 from card.tools.bench.records import Run
 from card.tools.bench.summary import RowSummary, Spread
 
-_Table = Mapping[str, Mapping[str, Spread]]  # of each row on each workload, how often as fast as the baseline
+_Table = Mapping[str, Mapping[str, Spread]]  # by row, then by workload: speed relative to the baseline
 
 
 def headlines(run: Run, rows: Sequence[RowSummary]) -> Iterator[list[str]]:
     """Yield sentences on each pair: first the fastest method, then the losses.
 
     Speed-ups are the medians of repeats; over several workloads the fastest is the one with the largest geometric mean.
-    A pair of which there is no speed-up is left out.
+    A pair without speed-ups is left out.
     """
     for pair, group in groupby(rows, key=lambda row: row.pair):
         table: dict[str, dict[str, Spread]] = {}

@@ -29,7 +29,7 @@ def render(summaries: Summaries) -> str:
 
 
 def _told(run: Run, rows: Sequence[RowSummary], title: str) -> dict[str, Any]:
-    """Return what the page says of a run, which has a title where there are several."""
+    """Return the figures of a run for the page; it has a title where there are several runs."""
     by_workload = groupby(rows, key=lambda row: (row.pair, row.workload))
     return {
         "id": run.run_id,
@@ -57,7 +57,7 @@ def _is_loss(speedup: Spread | None) -> bool:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return what must be known of a run to trust and to repeat it."""
+    """Return the facts needed to trust and to repeat a run."""
     machine = {key: value for key, value in run.machine.items() if not isinstance(value, dict | list)}
     sampling = run.sampling
     params = f"temperature {sampling.temperature:g}, top-k {sampling.top_k}, top-p {sampling.top_p:g}"
@@ -83,7 +83,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _overviews(run: Run, rows: Sequence[RowSummary]) -> Iterator[dict[str, Any]]:
-    """Yield the speed-ups of each pair by row, with a column for each workload; nothing of a pair that has none."""
+    """Yield the speed-ups of each pair by row, with a column for each workload; nothing for a pair without them."""
     for pair, group in groupby(rows, key=lambda row: row.pair):
         found = {(row.row, row.workload): row.speedup for row in group}
         workloads = list(dict.fromkeys(workload for _, workload in found))
@@ -95,7 +95,7 @@ def _overviews(run: Run, rows: Sequence[RowSummary]) -> Iterator[dict[str, Any]]
 
 
 def _notes(run: Run, rows: Sequence[RowSummary]) -> Iterator[str]:
-    """Yield what a reader must know besides the figures."""
+    """Yield the notes that a reader needs besides the figures."""
     if cost := run.pair_of(rows[0].pair).target_cost:
         yield f"Inflated target: it costs {cost}."
     others = [row.row for row in rows if not run.facts_of(row.row).is_comparable]

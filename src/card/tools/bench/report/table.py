@@ -16,7 +16,7 @@ _PERCENTILES = (("p50", "p90", "p99"), "_s", ("first_token", "inter_token"))
 
 
 def write_csv(file: TextIO, summaries: Summaries) -> None:
-    """Write a line for each pair, row and workload of the runs; units are in the names, what is missing is empty."""
+    """Write a line for each pair, row and workload; units are in the names, and missing values are empty."""
     records = [_record(run, row) for run, rows in summaries for row in rows]
     writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
     writer.writeheader()
@@ -53,6 +53,6 @@ def _joined(value: object) -> object:
 
 
 def in_words(speedup: Spread) -> str:
-    """Return a speed-up with its range, and that it is none."""
+    """Return a speed-up with its range in words, and whether it is a slowdown."""
     words = f"{speedup.median:.2f}× ({speedup.least:.2f}–{speedup.most:.2f})"
     return words if speedup.median >= 1 else f"{words} slower"

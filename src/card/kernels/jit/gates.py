@@ -1,0 +1,77 @@
+"""Parts of MLPs, of layers and of experts: their input, and their gate."""
+
+from __future__ import annotations
+
+from card.kernels.jit import tables as t
+from card.kernels.jit.rows import (
+    clamped_gate,
+    floats_behind,
+    gelu,
+    multiply_tile,
+    prepare_group,
+    prepare_rows,
+    silu,
+    tile_size,
+)
+from card.kernels.jit.tables import entry, real_entry
+from card.kernels.jit.tiles import MOST_ROWS, PANEL
+from card.kernels.jit.vectors import GROUP, LANES, compiled, load, store, times
+
+
+@compiled
+def prepare_input(
+    table: int, takes: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int
+) -> None:  # fmt: skip
+    """Prepare some rows of hidden states, normed."""
+    width, padded = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH)
+    prepare_rows(
+        takes, entry(table, t.HIDDEN) + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
+        entry(table, t.CENTRES), padded // GROUP, real_entry(table, t.EPS), numbers, scales, sums, 0,
+    )  # fmt: skip
+
+
+@compiled
+def activate(x: int, factor: int, activation: int) -> None:
+    """Turn a group of the gate into its activation times the group ``factor``, in place."""
+    if activation == t.GELU:
+        for at in range(0, 4 * GROUP, 4 * LANES):
+            store(x + at, times(gelu(load(x + at)), load(factor + at)))
+    elif activation == t.CLAMPED:
+        for at in range(0, 4 * GROUP, 4 * LANES):
+            store(x + at, clamped_gate(load(x + at), load(factor + at)))
+    else:
+        for at in range(0, 4 * GROUP, 4 * LANES):
+            store(x + at, times(silu(load(x + at)), load(factor + at)))
+
+
+@compiled
+def gate_tiles(
+    table: int, gate: int, up: int, takes: int, group: int, num_out: int, num_rows: int, numbers: int, scales: int,
+    sums: int, room: int, numbers_out: int, scales_out: int, sums_out: int,
+) -> None:  # fmt: skip
+    """Compute a group of activation(gate) * up for some rows, and prepare it.
+
+    Args:
+        gate, up: entries of the linear layers.
+        takes: what the layer behind them takes.
+        num_out: groups of channels that they have.
+        room: for 8 * GROUP * MOST_ROWS bytes.
+    """
+    num_groups, num_panels = entry(table, t.PADDED_WIDTH) // GROUP, GROUP // PANEL
+    activation, other = entry(table, t.ACTIVATION), room + 4 * GROUP * MOST_ROWS
+    floats_out = floats_behind(sums_out, num_rows, num_out)
+    first = 0
+    while first < num_rows:
+        size = tile_size(num_rows, first)
+        for linear, out in ((gate, room), (up, other)):
+            multiply_tile(
+                linear, num_rows, first, size, num_panels * group, num_panels * (group + 1), numbers, scales, sums,
+                num_groups, out - 4 * GROUP * group, 4 * GROUP, 0,
+            )  # fmt: skip
+        for row in range(size):
+            activate(room + 4 * GROUP * row, other + 4 * GROUP * row, activation)
+            prepare_group(
+                takes, room + 4 * GROUP * row, first * num_out + group * size, row, size, numbers_out, scales_out,
+                sums_out, floats_out,
+            )  # fmt: skip
+        first += size

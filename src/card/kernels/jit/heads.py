@@ -1,0 +1,76 @@
+"""Heads of queries, keys and values before attention: their norms, their turn, and their rows in the cache."""
+
+from __future__ import annotations
+
+from card.kernels.jit import tables as t
+from card.kernels.jit.rows import MINUS_ONE, rms_norm
+from card.kernels.jit.tables import all_heads, entry, kept_at, kept_bytes, layer_entry, real_entry, row_entry
+from card.kernels.jit.vectors import (
+    LANES,
+    compiled,
+    fill,
+    fma,
+    load,
+    load_float,
+    store,
+    store_float,
+    store_halves,
+    times,
+)
+
+
+@compiled
+def turn(x: int, cos: int, sin: int, size: int) -> None:
+    """Turn a head by its position, in place."""
+    half = 4 * (size // 2)
+    whole = half // (4 * LANES) * (4 * LANES)
+    for at in range(0, whole, 4 * LANES):
+        low, high = load(x + at), load(x + half + at)
+        store(x + at, fma(low, load(cos + at), times(times(high, load(sin + at)), fill(MINUS_ONE))))
+        store(x + half + at, fma(high, load(cos + half + at), times(low, load(sin + half + at))))
+    for at in range(whole, half, 4):
+        a, b = load_float(x + at), load_float(x + half + at)
+        store_float(x + at, a * load_float(cos + at) - b * load_float(sin + at))
+        store_float(x + half + at, b * load_float(cos + half + at) + a * load_float(sin + half + at))
+
+
+@compiled
+def norm_all_heads(table: int, layer: int, row: int) -> None:
+    """Apply the norms of a row's queries and keys, each over all heads at once."""
+    of = layer_entry(table, layer)
+    heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
+    size, padded, eps = entry(of, t.HEAD), entry(of, t.PADDED_HEAD), real_entry(table, t.EPS)
+    query = entry(table, t.PROJECTED) + 4 * padded * all_heads(of) * row
+    key = query + 4 * padded * heads
+    rms_norm(query, entry(of, t.QUERY_NORM), query, size * heads, padded * heads, eps)
+    rms_norm(key, entry(of, t.KEY_NORM), key, size * kv_heads, padded * kv_heads, eps)
+
+
+@compiled
+def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: int, last: int) -> None:
+    """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of some rows; keep keys and values."""
+    of = layer_entry(table, layer)
+    heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
+    size, padded, eps = entry(of, t.HEAD), entry(of, t.PADDED_HEAD), real_entry(table, t.EPS)
+    has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
+    value_norm = entry(of, t.VALUE_NORM)
+    for row in range(first_row, last_row):
+        its = row_entry(table, row)
+        angle = 4 * turned * entry(its, t.ANGLE)
+        for head in range(first, last):
+            x = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + head)
+            if head < heads + kv_heads:
+                norm = entry(of, t.QUERY_NORM if head < heads else t.KEY_NORM)
+                if norm and has_head_norms:
+                    rms_norm(x, norm, x, size, padded, eps)
+                if turned:
+                    turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
+            elif value_norm:
+                rms_norm(x, value_norm, x, size, padded, eps)
+            if head >= heads:
+                out = kept_at(table, of, its, head - heads) + entry(its, t.SLOT) * kept_bytes(table, of)
+                for at in range(0, padded, LANES):
+                    if entry(table, t.KV_BYTES) == 4:
+                        store(out + 4 * at, load(x + 4 * at))
+                    else:
+                        store_halves(out + 2 * at, load(x + 4 * at))

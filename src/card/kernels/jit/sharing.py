@@ -1,0 +1,45 @@
+"""Work of a pass, shared out among its threads, and their waiting for each other."""
+
+from __future__ import annotations
+
+from card.kernels.jit import tables as t
+from card.kernels.jit.tables import entry
+from card.kernels.jit.tiles import MOST_ROWS
+from card.kernels.jit.vectors import arrive, compiled, let_others_run, look, pause
+
+_PATIENCE = 2000  # looks at the others before the core is given away
+_MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
+
+
+@compiled
+def wait(counter: int, num_threads: int, turn: int) -> int:
+    """Wait until all threads have come so far, if there are several; return the next turn."""
+    if num_threads == 1:
+        return turn
+    arrive(counter)
+    looks = 0
+    while look(counter) < num_threads * turn:
+        looks += 1
+        if looks > _PATIENCE:
+            let_others_run()
+        else:
+            pause()
+    return turn + 1
+
+
+@compiled
+def share(count: int, thread: int, num_threads: int) -> int:
+    """Return where the part of a thread starts; that of the next thread is where it stops."""
+    return count * thread // num_threads
+
+
+@compiled
+def shares_rows(table: int) -> int:
+    """Return whether each thread has rows of its own."""
+    return int(entry(table, t.ROWS) >= _MANY_ROWS * entry(table, t.THREADS))
+
+
+@compiled
+def holder(table: int, row: int) -> int:
+    """Return the thread whose own row this is, where rows are shared out."""
+    return ((row + 1) * entry(table, t.THREADS) - 1) // entry(table, t.ROWS)

@@ -1,0 +1,254 @@
+"""Gemma 4 of text: larger heads in layers without a window, and shared keys, own numbers of tokens, or experts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from card.kernels.rotation import PROPORTIONAL
+from card.models.architectures.architecture import (
+    HEAD_NORMS,
+    LINEARS,
+    Architecture,
+    Experts,
+    LayerShape,
+    Part,
+    of_layer,
+)
+from card.models.architectures.gemma2 import NORMS, embedding_scale
+from card.models.decoder_config import DecoderConfig
+from card.models.files.gguf.header import GgufError
+
+_FULL = "full_attention"
+_SHARED = "num_kv_shared_layers"
+_FREQUENCIES = "rope_freqs.weight"  # of layers without a window, in GGUF files
+
+
+class Gemma4Fields(DecoderConfig):
+    """Its config. What layers without a window state otherwise stands in ``per_layer_config``, by their numbers."""
+
+    model_type = "gemma4_text"
+    vocab_size: int = 262_144
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_hidden_layers: int = 30
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 256
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: int = 131_072
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    bos_token_id: int | None = 2
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    sliding_window: int = 512
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: str | None = None
+    vocab_size_per_layer_input: int = 262_144
+    hidden_size_per_layer_input: int = 256
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: int = 0
+    enable_moe_block: bool = False
+    use_double_wide_mlp: bool = False
+    num_experts: int | None = None
+    top_k_experts: int | None = None
+    moe_intermediate_size: int | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Write the kind of each layer out, and what layers without a window have of their own."""
+        self.give_windows(6)
+        assert self.layer_types is not None
+        self.layer_types[-1] = _FULL
+        if self.rope_parameters is None:
+            self.rope_parameters = {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                _FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+            }
+        size, kv_heads = others.pop("global_head_dim", 512), others.pop("num_global_key_value_heads", None)
+        own = {"head_dim": size}
+        if self.attention_k_eq_v and kv_heads is not None:
+            own["num_key_value_heads"] = kv_heads
+        full = {idx: own for idx, kind in enumerate(self.layer_types) if kind == _FULL}
+        self.per_layer_config = self._unlike_others(others.pop("per_layer_config", full))
+        super().__post_init__(**others)
+
+    def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
+        """Complete the settings of the angles; there are no older fields."""
+        self.standardize_rope_params()
+        return others
+
+    def _unlike_others(self, stated: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what layers state otherwise than all do, as transformers writes it."""
+        found = {
+            int(idx): {name: value for name, value in own.items() if value != getattr(self, name)}
+            for idx, own in stated.items()
+        }
+        found = {idx: own for idx, own in found.items() if own}
+        digits = len(str(max(found, default=0)))
+        return {str(idx).zfill(digits): own for idx, own in found.items()}
+
+
+def _of_layer(config: Any, layer: int) -> tuple[int, int]:
+    """Return KV heads and the size of a head, by a config of ours or of transformers."""
+    its, names = config.per_layer_config, ("num_key_value_heads", "head_dim")
+    if not isinstance(its, Mapping):
+        kv_heads, size = (getattr(its[layer], name) for name in names)
+        return kv_heads, size
+    own = {int(idx): one for idx, one in its.items()}.get(layer, {})
+    kv_heads, size = (own.get(name, getattr(config, name)) for name in names)
+    return kv_heads, size
+
+
+def _kv_source(config: Any, layer: int) -> int | None:
+    """Return the last layer of a layer's kind that has keys of its own, if this one has none."""
+    kinds, first = config.layer_types, config.num_hidden_layers - getattr(config, _SHARED)
+    if layer < first:
+        return None
+    return next(idx for idx in reversed(range(first)) if kinds[idx] == kinds[layer])
+
+
+def shape_of(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer. Raises: StopIteration if it shares keys and none before it is of its kind."""
+    kv_heads, size = _of_layer(config, layer)
+    source = _kv_source(config, layer)
+    is_wide = config.use_double_wide_mlp and source is not None
+    experts = Experts(
+        count=config.num_experts, chosen=config.top_k_experts, width=config.moe_intermediate_size, is_normed=True
+    )
+    return LayerShape(
+        config.num_attention_heads,
+        kv_heads,
+        size,
+        config.intermediate_size * (2 if is_wide else 1),
+        experts=experts if config.enable_moe_block else None,
+        kv_source=source,
+        has_values=not (config.attention_k_eq_v and config.layer_types[layer] == _FULL),
+        input_width=config.hidden_size_per_layer_input,
+    )
+
+
+def _why_not(config: Any) -> str | None:
+    if getattr(config, _SHARED) and config.num_hidden_layers - getattr(config, _SHARED) < 1:
+        return "all its layers share keys, and none makes them"
+    if config.hidden_size_per_layer_input and config.vocab_size_per_layer_input < config.vocab_size:
+        return "some of its tokens have no numbers for its layers"
+    return None
+
+
+def _has_keys(shape: LayerShape) -> bool:
+    return shape.kv_source is None
+
+
+def _has_experts(shape: LayerShape) -> bool:
+    return shape.experts is not None
+
+
+def _has_values(shape: LayerShape) -> bool:
+    return shape.kv_source is None and shape.has_values
+
+
+def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields about unequal layers. Raises: GgufError if they are unequal in another way."""
+    if "layer_types" not in config or _FREQUENCIES not in tensors:
+        what = "its attention.sliding_window_pattern" if "layer_types" not in config else f"its tensor {_FREQUENCIES}"
+        raise GgufError(f"is incomplete: {what} is missing")
+    kinds, rope = config["layer_types"], config["rope_parameters"]
+    full, size = config["head_dim"], facts.whole("attention.key_length_swa", config["head_dim"])
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if facts.whole(key, size) != size:
+            raise GgufError(f"has heads whose parts differ in size: {key} is not {size}; use the model's folder")
+    sizes = [full if kind == _FULL else size for kind in kinds]
+    kv_heads = [of_layer(config["num_key_value_heads"], idx) for idx in range(len(kinds))]
+    layers = zip(sizes, kv_heads, strict=True)
+    shared, width = (
+        _stated_or_0(facts, key) for key in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
+    )
+    if shared >= len(kinds):
+        raise GgufError(f"cannot be used: its attention.shared_kv_layers is {shared}, of {len(kinds)} layers")
+    own = [idx for idx, kind in enumerate(kinds) if kind == _FULL and idx < len(kinds) - shared]
+    table = tensors.get("per_layer_token_embd.weight")
+    return {
+        **_mlp_width(config["intermediate_size"], len(kinds), shared),
+        "sliding_window": facts.whole("attention.sliding_window"),
+        "head_dim": size,
+        "num_key_value_heads": kv_heads[0],
+        "per_layer_config": {
+            str(idx): {"head_dim": its, "num_key_value_heads": count} for idx, (its, count) in enumerate(layers)
+        },
+        _SHARED: shared,
+        "attention_k_eq_v": any(f"blk.{idx}.attn_v.weight" not in tensors for idx in own),
+        "hidden_size_per_layer_input": width,
+        "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
+        "enable_moe_block": bool(facts.optional("expert_count", 0)),
+        "rope_parameters": {
+            _FULL: rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", 10_000.0)},
+        },
+    }
+
+
+def _stated_or_0(facts: Any, key: str) -> int:
+    """Return a whole number, 0 if a file does not state it."""
+    return 0 if facts.optional(key, None) is None else int(facts.each_layer(key, least=0))
+
+
+def _mlp_width(stated: int | list[int], num_layers: int, shared: int) -> dict[str, Any]:
+    """Return the fields about the width of the MLPs, which may be twice that of the others in the last layers."""
+    widths = stated if isinstance(stated, list) else [stated] * num_layers
+    usual, last = widths[0], widths[-1]
+    if last not in (usual, 2 * usual) or widths != [usual] * (num_layers - shared) + [last] * shared:
+        raise GgufError("has MLPs of widths that are not known here; use a folder saved by transformers")
+    return {"intermediate_size": usual, "use_double_wide_mlp": last != usual}
+
+
+_QUERY, _KEY, _VALUE, *_OTHERS = LINEARS
+ARCHITECTURE = Architecture(
+    model_class="Gemma4ForCausalLM",
+    config_class=Gemma4Fields,
+    outer_type="gemma4",
+    biases={"qkv": "attention_bias", "out": "attention_bias"},
+    scales={"attention": lambda config: 1.0, "embedding": embedding_scale},
+    caps={"logits": "final_logit_softcapping"},
+    linears=(_QUERY, replace(_KEY, only=_has_keys), replace(_VALUE, only=_has_values), *_OTHERS),
+    norms={
+        **NORMS,
+        "query": HEAD_NORMS["query"],
+        "key": replace(HEAD_NORMS["key"], only=_has_keys),
+        "input_out": Part(
+            "post_per_layer_input_norm", "post_norm", ("hidden",), only=lambda shape: shape.input_width > 0
+        ),
+        "mlp_alone": Part("post_feedforward_layernorm_1", "post_ffw_norm_1", ("hidden",), only=_has_experts),
+        "experts_in": Part("pre_feedforward_layernorm_2", "pre_ffw_norm_2", ("hidden",), only=_has_experts),
+        "experts_out": Part("post_feedforward_layernorm_2", "post_ffw_norm_2", ("hidden",), only=_has_experts),
+    },
+    norms_values=True,
+    layer_inputs="hidden_size_per_layer_input",
+    input_parts={
+        "gate": Part("per_layer_input_gate", "inp_gate", ("layer_input", "hidden")),
+        "out": Part("per_layer_projection", "proj", ("hidden", "layer_input")),
+    },
+    vectors={
+        "layer": Part("layer_scalar", "layer_output_scale.weight", ("one",)),
+        "router": Part("router.scale", "ffn_gate_inp.scale", ("hidden",), only=_has_experts),
+        "experts": Part("router.per_expert_scale", "ffn_down_exps.scale", ("experts",), only=_has_experts),
+    },
+    expert_parts={
+        "router": Part("router.proj", "ffn_gate_inp", ("experts", "hidden")),
+        "gate": Part("experts.{}.gate_proj", "ffn_gate_exps", ("expert", "hidden")),
+        "up": Part("experts.{}.up_proj", "ffn_up_exps", ("expert", "hidden")),
+        "down": Part("experts.{}.down_proj", "ffn_down_exps", ("hidden", "expert")),
+    },
+    activation="hidden_activation",
+    has_windows=True,
+    shapes=shape_of,
+    turns_parts=True,
+    gguf_name="gemma4",
+    gguf_layers=_gguf_layers,
+    gguf_keys=("attention.shared_kv_layers", "embedding_length_per_layer_input"),
+    gguf_experts={
+        "num_experts": "expert_count",
+        "top_k_experts": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    },
+    why_not=_why_not,
+)

@@ -1,0 +1,57 @@
+"""Qwen3-Next: what Qwen3.5 with experts has; queries, keys, values and gates of the delta rule are one layer."""
+
+from dataclasses import replace
+from typing import Any
+
+from card.models.architectures.architecture import LINEARS, LayerShape, Part
+from card.models.architectures.qwen3_5_moe_text import ARCHITECTURE as QWEN35_MOE
+from card.models.architectures.qwen3_5_moe_text import experts_of
+from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, Qwen35Fields, mixed_shape
+from card.models.architectures.qwen3_moe import has_experts
+
+
+class Qwen3NextFields(Qwen35Fields):
+    """Its config."""
+
+    model_type = "qwen3_next"
+    vocab_size: int = 151936
+    hidden_size: int = 2048
+    intermediate_size: int = 5632
+    num_hidden_layers: int = 48
+    num_key_value_heads: int = 2
+    decoder_sparse_step: int = 1
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+    num_experts_per_tok: int = 10
+    num_experts: int = 512
+    norm_topk_prob: bool = True
+    output_router_logits: bool = False
+    router_aux_loss_coef: float = 0.001
+    mlp_only_layers: list[int] | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Write the kind of each layer out."""
+        self.mlp_only_layers = self.mlp_only_layers or []
+        super().__post_init__(**others)
+
+
+def _shape(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer."""
+    if not has_experts(config, layer):
+        return mixed_shape(config, layer, config.intermediate_size)
+    return replace(mixed_shape(config, layer, 0), experts=experts_of(config))
+
+
+_SCORES = Part("linear_attn.in_proj_ba", "ssm_ba", ("delta_scores", "hidden"), mixer="delta_rule")
+_JOINED = Part("linear_attn.in_proj_qkvz", "ssm_in", ("delta_joined", "hidden"), mixer="delta_rule")
+ARCHITECTURE = replace(
+    QWEN35_MOE,
+    model_class="Qwen3NextForCausalLM",
+    config_class=Qwen3NextFields,
+    linears=(*GATED_ATTENTION, _JOINED, _SCORES, DELTA_OUT, *LINEARS[4:]),
+    shapes=_shape,
+    gguf_name="qwen3next",
+    gguf_is_tiled=False,
+    gguf_linears=(*GATED_ATTENTION, *INPUTS, _SCORES, DELTA_OUT, *LINEARS[4:]),
+    gguf_fields=lambda config: {**QWEN35_MOE.gguf_fields(config), "norm_topk_prob": True},
+)

@@ -1,0 +1,45 @@
+"""Architectures of llama.cpp whose files are not read here, but whose models run from a folder of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# By llama.cpp's name, the ``model_type`` of a folder; a test compares both with what is known of them.
+RELATIVES: Mapping[str, str] = {
+    "afmoe": "afmoe",
+    "apertus": "apertus",
+    "arcee": "arcee",
+    "bitnet": "bitnet",
+    "command-r": "cohere",
+    "deepseek2": "deepseek_v3",
+    "dots1": "dots1",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "exaone-moe": "exaone_moe",
+    "falcon-h1": "falcon_h1",
+    "gemma": "gemma",
+    "gemma3n": "gemma3n_text",
+    "glm4moe": "glm4_moe",
+    "gpt2": "gpt2",
+    "gptneox": "gpt_neox",
+    "granitehybrid": "granitemoehybrid",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
+    "jais2": "jais2",
+    "jamba": "jamba",
+    "kimi-linear": "kimi_linear",
+    "llama4": "llama4_text",
+    "mamba": "mamba",
+    "mamba2": "mamba2",
+    "minicpm3": "minicpm3",
+    "minimax-m2": "minimax_m2",
+    "mistral3": "ministral3",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
+    "olmo": "olmo",
+    "phi2": "phi",
+    "phimoe": "phimoe",
+    "seed_oss": "seed_oss",
+    "starcoder": "gpt_bigcode",
+    "starcoder2": "starcoder2",
+}

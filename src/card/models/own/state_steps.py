@@ -1,0 +1,156 @@
+"""Steps that states of the delta rule take in a pass: which rows are absorbed, and how others go on from these.
+
+Rows of the text are absorbed as soon as they are known to be text. What a request may still drop goes on from the state
+in places that a pass forgets, depth first through the tree: a row takes over the place of its parent if it is the last
+one that needs it, and the largest branch comes last. So 2^n rows need n + 1 places.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from card.errors import ModelError
+from card.models.own.exact_rows import IntArray, NewRows
+from card.models.rows.records import Records
+
+_MOST_UNSURE = 16  # rows of a chain that nobody has called text: older ones are absorbed, or each pass repeats them all
+_LEAST_PROMPT = 8  # rows; to copy fewer saves nothing
+
+Step = tuple[int, int, int, int, int]  # as `card.kernels.jit.tables` names its places
+
+
+@dataclass(frozen=True, slots=True)
+class StateSteps:
+    """The steps of one sequence in a pass."""
+
+    records: Records
+    steps: Sequence[Step]
+    num_absorbed: int  # rows behind the pass
+    num_prompt: int = 0  # rows of a prompt that ends here; 0: none does
+
+
+@contextmanager
+def taking_steps(sequences: Sequence[StateSteps]) -> Iterator[None]:
+    """Let a pass take steps: states that it may change count as lost until it has ended well."""
+    for one in sequences:
+        if not one.records.num_absorbed:
+            one.records.state[...] = 0.0
+        one.records.is_lost = one.num_absorbed > one.records.num_absorbed
+        if one.num_prompt:  # whose state takes the place of an older one
+            one.records.num_prompt = 0
+    yield
+    for one in sequences:
+        one.records.num_absorbed, one.records.is_lost = one.num_absorbed, False
+        if one.num_prompt:
+            one.records.mark_prompt(one.num_prompt)
+
+
+def state_steps(passes: Sequence[NewRows]) -> list[StateSteps]:
+    """Return the steps of each sequence. Raises: ModelError if a row hangs below one whose state is gone."""
+    made, offset = list[StateSteps](), 0
+    for one in passes:
+        made.append(_Planner(one, offset).plan())
+        offset += one.num_new
+    return made
+
+
+def step_table(sequences: Sequence[StateSteps]) -> IntArray:
+    """Return the steps of all sequences, one after the other."""
+    return np.array([step for one in sequences for step in one.steps], np.int64).reshape(-1, 5)
+
+
+class _Planner:
+    """Plans the steps of one sequence."""
+
+    def __init__(self, one: NewRows, offset: int) -> None:
+        assert one.sequence.records is not None
+        self._records, self._tree = one.sequence.records, one.sequence.tree
+        self._start, self._end, self._offset = one.num_held, self._tree.num_rows, offset
+        self._num_text = one.num_held + one.extension.first_logits_idx
+        self._kept = self._records.state.ctypes.data
+        unsure = np.arange(self._records.num_absorbed, self._end)
+        self._parents: dict[int, int] = dict(zip(unsure.tolist(), self._tree.parents[unsure].tolist(), strict=True))
+        places = self._records.addresses(unsure).tolist()
+        self._addresses: dict[int, int] = dict(zip(self._parents, places, strict=True))
+
+    def plan(self) -> StateSteps:
+        """Return the steps."""
+        before, absorbed = self._records.num_absorbed, self._num_absorbed()
+        if absorbed < before:
+            raise ModelError(
+                f"a token was given a parent before row {before - 1}, and states before it are gone; cut the sequence"
+                " with keep() first"
+            )
+        steps = [self._step(row, self._kept, self._kept, self._mark_of(row + 1)) for row in range(before, absorbed)]
+        num_prompt = self._num_text if self._ends_prompt and before < self._num_text <= absorbed else 0
+        return StateSteps(self._records, [*steps, *self._branches(absorbed)], absorbed, num_prompt)
+
+    @property
+    def _ends_prompt(self) -> bool:
+        """True if the text that is read here is worth a landmark: logits follow, and much of it is new."""
+        return self._num_text < self._end and self._num_text - self._start >= _LEAST_PROMPT
+
+    def _mark_of(self, num_rows: int) -> int:
+        """Return where the state behind so many rows goes, too; 0 for nowhere."""
+        if self._ends_prompt and num_rows == self._num_text:
+            return int(self._records.prompt_state.ctypes.data)
+        return self._records.mark_of(num_rows)
+
+    def _num_absorbed(self) -> int:
+        """Return how many rows are to be absorbed behind the pass."""
+        records, chain = self._records, self._tree.num_prefix_rows
+        wanted = max(
+            records.num_absorbed,
+            records.num_text,
+            self._num_text,
+            min(self._start, chain) - _MOST_UNSURE,
+            self._end - len(records.ring) + records.layout.num_needed,
+        )
+        below = (self._parents[row] for row in range(chain, self._end))
+        branching = (parent + 1 for parent in below if parent < chain)
+        return min(wanted, chain, *branching)
+
+    def _step(self, row: int, source: int, target: int, mark: int = 0) -> Step:
+        if row >= self._start:
+            return row - self._start + self._offset, 0, source, target, mark
+        return 0, self._addresses[row], source, target, mark
+
+    def _branches(self, absorbed: int) -> list[Step]:
+        """Return the steps of all rows that are not absorbed, each behind its parent."""
+        children = self._children(absorbed)
+        sizes: dict[int, int] = {}
+        for row in range(self._end - 1, absorbed - 1, -1):
+            sizes[row] = 1 + sum(sizes[child] for child in children[row])
+        steps, free, num_places = list[Step](), list[int](), 0
+        stack = [
+            (row, self._kept, False) for row in sorted(children[absorbed - 1], key=sizes.__getitem__, reverse=True)
+        ]
+        while stack:
+            row, source, is_last = stack.pop()
+            if is_last:
+                target = source
+            elif free:
+                target = free.pop()
+            else:
+                target, num_places = num_places, num_places + 1
+            steps.append(self._step(row, source, target))
+            below = sorted(children[row], key=sizes.__getitem__, reverse=True)
+            stack += [(child, target, child == below[0]) for child in below]
+            if not below:
+                free.append(target)
+        return steps
+
+    def _children(self, absorbed: int) -> dict[int, list[int]]:
+        """Return the children of rows, of those that new rows are or hang below."""
+        children: dict[int, list[int]] = defaultdict(list)
+        needed = set[int]()
+        for row in range(self._end - 1, absorbed - 1, -1):
+            if row >= self._start or row in needed:
+                children[self._parents[row]].append(row)
+                needed.add(self._parents[row])
+        return children

@@ -1,0 +1,428 @@
+"""The delta rule on the exact pass: a state for the text that is kept, records of rows behind it, the same bits."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from card.config import DraftSettings, SamplingParams
+from card.config.selection import SelfDrafting, parse_selection
+from card.engine.engine import Engine
+from card.engine.queue import Limits
+from card.engine.target import TargetWorker
+from card.errors import ModelError
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.number_types import Floats
+from card.machine.threads import integer_passes_on
+from card.models import recording_runner
+from card.models.protocol import Extension, Recurrent, Stateful
+from card.models.recording_runner import RecordingRunner
+from card.models.rows.row_store import RowStore
+from card.models.runners import how_it_runs, plain_runner
+from tests.decoding import decode, inline, make_request, run_all
+from tests.every_kind import each_kind, printed_by
+from tests.reaching_in import cache_of, interrupt_passes
+from tests.tiny import CLEAR, NO_ENDS, tiny
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(why_not_int8() is not None, reason="no exact passes here"),
+]
+VOCAB, TREE_ROWS, BLOCK = 61, 12, 32
+TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(150)]
+HEADS, KEYS, SIZE = 4, 2, 16  # of the delta rule, and their channels
+KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
+TREES = DraftSettings(
+    verify="tree",
+    beam_width=4,
+    branch=3,
+    budget=8,
+    lead=8,
+    num_speculative_tokens=6,
+    min_verify_prob=0.0,
+    min_path_logprob=-1e9,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def near_landmarks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording_runner, "LEAST_BLOCK", BLOCK)
+        yield
+
+
+@functools.cache
+def model_of(noise: float = 0.0) -> Qwen3_5ForCausalLM:
+    torch.manual_seed(1)
+    config = Qwen3_5TextConfig(
+        **tiny(
+            VOCAB, hidden_size=72, num_hidden_layers=len(KINDS), max_position_embeddings=256, initializer_range=CLEAR
+        ),
+        **NO_ENDS,
+        head_dim=24,
+        layer_types=KINDS,
+        linear_num_key_heads=KEYS,
+        linear_num_value_heads=HEADS,
+        linear_key_head_dim=SIZE,
+        linear_value_head_dim=SIZE,
+    )
+    model = Qwen3_5ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2.0 if weight.dim() > 1 else 1.0)
+            weight.add_(noise * weight.std(unbiased=False) * torch.randn_like(weight))
+    return model
+
+
+def make_runner(noise: float = 0.0, max_tree_rows: int = TREE_ROWS) -> RecordingRunner:
+    runner = plain_runner(copy.deepcopy(model_of(noise)), max_model_len=200, max_tree_rows=max_tree_rows)
+    assert isinstance(runner, RecordingRunner)
+    return runner
+
+
+@functools.cache
+def runner_of() -> RecordingRunner:
+    return make_runner()
+
+
+@functools.cache
+def roomy() -> RecordingRunner:
+    return make_runner(max_tree_rows=256)
+
+
+@functools.cache
+def plain_logits(token_ids: tuple[int, ...]) -> Floats:
+    """Return the logits of a text that is read at once, in a runner that has room for all its records."""
+    runner = roomy()
+    slot = runner.open()
+    (logits,) = runner.forward([Extension.of_text(slot, token_ids, first_logits=0)])
+    runner.close(slot)
+    return np.array(logits)
+
+
+def goes_on(runner: RecordingRunner, slot: int, token_ids: Sequence[int]) -> bool:
+    """Return whether a sequence that holds a text goes on as if it had been read at once."""
+    more = [*token_ids, 5, 6]
+    (found,) = runner.forward([Extension.of_text(slot, more, len(token_ids), first_logits=-2)])
+    return np.array_equal(found, plain_logits(tuple(more))[-2:])
+
+
+def state_of(runner: RecordingRunner, slot: int) -> Floats:
+    records = cache_of(runner)[slot].records
+    assert records is not None
+    return records.state
+
+
+def num_absorbed(runner: RecordingRunner, slot: int) -> int:
+    records = cache_of(runner)[slot].records
+    assert records is not None
+    return records.num_absorbed
+
+
+def test_logits_and_greedy_tokens_are_those_of_transformers() -> None:
+    model = copy.deepcopy(model_of())
+    with torch.no_grad():
+        expected = model(torch.tensor([TEXT])).logits[0].numpy()
+    assert np.abs(plain_logits(tuple(TEXT)) - expected).max() < 1e-4 * np.abs(expected).max()
+    ids = torch.tensor([TEXT[:9]])
+    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0].tolist()
+    assert plain_logits(tuple(written))[8:-1].argmax(-1).tolist() == written[9:]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    num_threads=st.sampled_from([1, 2, 3]),
+    is_told=st.booleans(),
+    with_logits=st.booleans(),
+)
+def test_passes_of_any_size_lead_to_the_same_bits(
+    sizes: list[int], num_threads: int, is_told: bool, with_logits: bool
+) -> None:
+    """Whether rows are absorbed at once, when the caller says that they are text, or when there is no room for them."""
+    runner, done = runner_of(), 0
+    slot = runner.open()
+    with integer_passes_on(num_threads):
+        for size in [*sizes, len(TEXT)]:
+            if not TEXT[done : done + size]:
+                continue
+            first = done if with_logits else -1
+            (found,) = runner.forward([Extension.of_text(slot, TEXT[: done + size], done, first_logits=first)])
+            done = min(done + size, len(TEXT))
+            assert np.array_equal(found, plain_logits(tuple(TEXT))[done - len(found) : done])
+            if is_told:
+                runner.keep(slot, done)
+    assert len(TEXT) - num_absorbed(runner, slot) <= TREE_ROWS + 3
+    runner.close(slot)
+
+
+@given(data=st.data())
+def test_a_text_goes_on_behind_any_rows_that_are_kept(data: st.DataObject) -> None:
+    """Trees are rejected or accepted in part, texts are cut anywhere, and then go on."""
+    runner = runner_of()
+    slot, text = runner.open(), TEXT[: data.draw(st.integers(1, 100))]
+    runner.forward([Extension.of_text(slot, text)])
+    for _ in range(data.draw(st.integers(1, 4))):
+        if data.draw(st.booleans()):
+            text = text[: data.draw(st.integers(1, len(text)))]
+            runner.keep(slot, len(text))
+            continue
+        num_nodes = data.draw(st.integers(1, TREE_ROWS))
+        parents = [data.draw(st.integers(-1, idx - 1)) for idx in range(num_nodes)]
+        tokens = [data.draw(st.integers(0, VOCAB - 1)) for _ in range(num_nodes)]
+        num_first = data.draw(st.integers(1, num_nodes))  # a tree may grow in several passes
+        found = [
+            row
+            for part in (slice(num_first), slice(num_first, None))
+            if tokens[part]
+            for row in runner.forward(
+                [Extension(slot, tokens[part], [len(text) + parent for parent in parents[part]])]
+            )[0]
+        ]
+        path, node = list[int](), data.draw(st.integers(-1, num_nodes - 1))
+        while node >= 0:
+            path, node = [node, *path], parents[node]
+        kept = [tokens[node] for node in path]
+        if path:
+            assert np.array_equal(found[path[-1]], plain_logits((*text, *kept))[-1])
+        runner.keep(slot, len(text), [len(text) + node for node in path])
+        text = [*text, *kept]
+    assert goes_on(runner, slot, text)
+    runner.close(slot)
+
+
+def test_a_rejected_tree_leaves_the_state_and_an_accepted_one_is_absorbed_with_the_next_pass() -> None:
+    runner = runner_of()
+    slot = runner.open()
+    runner.forward([Extension.of_text(slot, TEXT[:40])])
+    runner.keep(slot, 40)
+    runner.forward([Extension(slot, [TEXT[40], 3, 4, 5], [39, 40, 40, 42])])
+    assert num_absorbed(runner, slot) == 40
+    before = state_of(runner, slot).copy()
+    runner.keep(slot, 41)
+    runner.forward([Extension(slot, [3, 4, 5], [40, 40, 42])])
+    assert num_absorbed(runner, slot) == 41
+    assert not np.array_equal(state_of(runner, slot), before)
+    before = state_of(runner, slot).copy()
+    runner.keep(slot, 41, [42, 43])
+    assert np.array_equal(state_of(runner, slot), before)
+    assert goes_on(runner, slot, [*TEXT[:41], 4, 5])
+    runner.close(slot)
+
+
+def test_only_the_rows_in_doubt_go_on_from_the_state() -> None:
+    """A pass of a text that is known takes no step but those of its own rows."""
+    runner = runner_of()
+    slot = runner.open()
+    for length in range(1, 80):
+        runner.forward([Extension.of_text(slot, TEXT[:length], length - 1)])
+        assert length - num_absorbed(runner, slot) <= 17
+    runner.keep(slot, 79)
+    runner.forward([Extension.of_text(slot, TEXT[:80], 79)])
+    assert num_absorbed(runner, slot) == 79
+    runner.close(slot)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 8, 31, 32, 33, 64, 95, 119, 120])
+def test_any_beginning_of_a_text_is_lent(num_rows: int) -> None:
+    runner = runner_of()
+    source, slot = runner.open(), runner.open(num_rows + 2)
+    runner.forward([Extension.of_text(source, TEXT[:120])])
+    assert runner.lendable_rows(source, num_rows) == (num_rows if num_rows >= 119 else num_rows // BLOCK * BLOCK)
+    runner.copy_rows(source, slot, num_rows)
+    assert runner.num_rows(slot) == num_rows
+    assert goes_on(runner, slot, TEXT[:num_rows])
+    assert goes_on(runner, source, TEXT[:120])
+    for one in (source, slot):
+        runner.close(one)
+
+
+def test_a_prompt_is_lent_though_much_was_written_behind_it() -> None:
+    """Its end is a landmark, whatever follows; so the next text that begins with it need not read it again."""
+    runner = runner_of()
+    source, slot = runner.open(), runner.open()
+    runner.forward([Extension.of_text(source, TEXT[:30])])
+    runner.forward([Extension.of_text(source, TEXT[:44], 30)])
+    for length in range(45, 75):
+        runner.forward([Extension.of_text(source, TEXT[:length], length - 1)])
+        runner.keep(source, length)
+    assert runner.lendable_rows(source, 60) == 43
+    assert runner.lendable_rows(source, 43) == 43
+    assert runner.lendable_rows(source, 42) == 32
+    rows = runner.read_rows(source)
+    runner.write_rows(slot, rows)
+    assert runner.lendable_rows(slot, 60) == 43
+    runner.keep(source, 43)
+    assert goes_on(runner, source, TEXT[:43])
+    runner.keep(slot, 40)
+    assert runner.lendable_rows(slot, 40) == 40
+    assert goes_on(runner, slot, TEXT[:40])
+    for one in (source, slot):
+        runner.close(one)
+
+
+@pytest.mark.parametrize("num_rows", [1, 31, 64, 90, 120])
+def test_rows_that_were_taken_out_are_put_back_with_their_state(num_rows: int) -> None:
+    runner = runner_of()
+    source, slot = runner.open(), runner.open(num_rows + 2)
+    for first in range(0, num_rows, 7):
+        runner.forward([Extension.of_text(source, TEXT[: min(first + 7, num_rows)], first)])
+    rows = runner.read_rows(source)
+    runner.close(source)
+    runner.write_rows(slot, rows)
+    again = runner.open()
+    runner.copy_rows(slot, again, num_rows // 2)
+    assert goes_on(runner, slot, TEXT[:num_rows])
+    assert goes_on(runner, again, TEXT[: num_rows // 2])
+    for one in (slot, again):
+        runner.close(one)
+
+
+def test_a_pass_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+    slot, other = runner.open(), runner.open()
+    runner.forward([Extension.of_text(slot, TEXT[:50]), Extension.of_text(other, TEXT[3:20])])
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            interrupt_passes(patch, runner)
+            with pytest.raises(KeyboardInterrupt):
+                runner.forward([Extension.of_text(slot, TEXT[:90], 50), Extension.of_text(other, TEXT[3:30], 17)])
+    assert runner.num_rows(slot) == 50
+    assert len(runner.read_rows(slot)) == (50 * runner.row_bytes + runner.state_bytes) // 4
+    assert goes_on(runner, slot, TEXT[:50])
+    assert goes_on(runner, other, TEXT[3:20])
+
+
+def test_a_token_below_a_row_whose_state_is_gone_is_refused() -> None:
+    runner = runner_of()
+    slot = runner.open()
+    runner.forward([Extension.of_text(slot, TEXT[:50])])
+    runner.keep(slot, 50)
+    runner.forward([Extension(slot, [3, 4], [49, 50])])
+    with pytest.raises(ModelError, match="states before it are gone"):
+        runner.forward([Extension(slot, [3], [20])])
+    runner.keep(slot, 50)
+    assert goes_on(runner, slot, TEXT[:50])
+    runner.close(slot)
+
+
+def test_a_sequence_takes_its_rows_one_state_and_records() -> None:
+    runner = make_runner()
+    num_delta, conv = KINDS.count("linear_attention"), (2 * KEYS + HEADS) * SIZE
+    record = num_delta * (conv + KEYS * SIZE + HEADS * SIZE + 16) * 4  # decays of the heads fill a vector
+    state = num_delta * HEADS * SIZE * SIZE * 4
+    keys = KINDS.count("full_attention") * 2 * 2 * 32 * 4  # heads of 24, in vectors
+    landmark = 3 * record + state
+    assert runner.state_bytes == (TREE_ROWS + 3) * record + state + landmark + 12
+    assert runner.row_bytes == keys + 4 * -(-landmark // (4 * BLOCK)) + 4
+    runner.open(64)
+    assert cache_of(runner).num_bytes == 64 * runner.row_bytes + runner.state_bytes
+
+
+def test_users_are_told_of_trees_and_states() -> None:
+    runner = runner_of()
+    assert isinstance(runner, Stateful) and not isinstance(runner, Recurrent)
+    assert how_it_runs(runner) == "own pass in float32; trees of candidates; 0.1 MB of a state and records a request"
+
+
+# ---- every kind of kernels ------------------------------------------------------------------------------------------
+
+
+def digest() -> str:
+    """Return a digest of what texts, trees and what follows them give."""
+    runner, sums = runner_of(), hashlib.sha256()
+    slot = runner.open()
+    for extension in (
+        Extension.of_text(slot, TEXT[:70], first_logits=0),
+        Extension(slot, [1, 2, 3, 4, 5], [69, 70, 70, 72, 69]),
+    ):
+        sums.update(np.ascontiguousarray(runner.forward([extension])[0]).tobytes())
+    runner.keep(slot, 70, [70, 72])
+    sums.update(np.ascontiguousarray(runner.forward([Extension(slot, [9], [71])])[0]).tobytes())
+    runner.close(slot)
+    return sums.hexdigest()
+
+
+@pytest.mark.timeout(240)
+@each_kind
+def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
+    assert printed_by(kind, "from tests.models.test_states import digest; print(digest())") == digest()
+
+
+# ---- the engine -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def expected(length: int, num_new: int) -> list[int]:
+    model, ids = copy.deepcopy(model_of()), torch.tensor([TEXT[:length]])
+    options = {"do_sample": False, "max_new_tokens": num_new, "eos_token_id": None}
+    written: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, length:].tolist()
+    return written
+
+
+def engine_of(method: str, *, num_rows: int | None = None, store: RowStore | None = None) -> Engine:
+    runner = make_runner(max_tree_rows=80)
+    drafting = SelfDrafting(parse_selection("sparse:0.1:12")) if method == "self-drafting" else None
+    num_bytes = None if num_rows is None else num_rows * runner.row_bytes + runner.state_bytes
+    worker = TargetWorker(
+        runner, clock=time.perf_counter, self_drafting=drafting, max_kv_bytes=num_bytes, row_store=store
+    )
+    link = inline(make_runner(0.1, max_tree_rows=80)) if method in ("card", "sps") else None
+    return Engine(worker, link, limits=Limits(prefill_chunk=40))
+
+
+@pytest.mark.parametrize("method", ["vanilla", "sps", "card", "self-drafting"])
+def test_every_method_writes_what_transformers_writes(method: str) -> None:
+    engine, lengths = engine_of(method), (5, 33, 90)
+    shape = {"method": "card" if method == "self-drafting" else method, "uses_drafter": method in ("card", "sps")}
+    draft = TREES if method != "self-drafting" else DraftSettings(verify="chain", num_speculative_tokens=6, budget=6)
+    requests = [
+        make_request(
+            i, prompt=tuple(TEXT[:n]), params=SamplingParams(temperature=0.0, max_tokens=40), draft=draft, **shape
+        )
+        for i, n in enumerate(lengths)
+    ]
+    texts = run_all(engine, {0: requests})
+    assert [texts[i][0] for i in range(len(lengths))] == [expected(n, 40) for n in lengths]
+
+
+def test_trees_of_candidates_are_verified_in_one_pass_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, forked, num_passes = make_runner(max_tree_rows=80), 0, 0
+    forward = runner.forward
+
+    def watching(extensions: Sequence[Extension]) -> list[Floats]:
+        nonlocal forked, num_passes
+        forked += any(len(set(one.parents)) < len(one.parents) for one in extensions)
+        num_passes += 1
+        return forward(extensions)
+
+    monkeypatch.setattr(runner, "forward", watching)
+    link = inline(make_runner(0.1, max_tree_rows=80))
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    texts, _, stats = decode(runner, link, prompt=tuple(TEXT[:20]), method="card", params=params, draft=TREES)
+    assert texts == expected(20, 40)
+    assert forked > 0 and stats.accepted_tokens > 0
+    assert num_passes == 1 + stats.target_passes  # none after a rejection
+
+
+def test_a_request_whose_rows_wait_in_a_file_goes_on_as_if_nothing_had_happened(tmp_path: object) -> None:
+    store = RowStore(str(tmp_path), 1 << 24)
+    engine = engine_of("vanilla", num_rows=200, store=store)
+    params = [SamplingParams(temperature=0.0, max_tokens=n) for n in (60, 8)]
+    first, second = (
+        make_request(i, prompt=tuple(TEXT[: 90 + i]), params=one, method="vanilla", uses_drafter=False)
+        for i, one in enumerate(params)
+    )
+    texts = run_all(engine, {0: [first], 12: [second]})
+    assert texts[0][0] == expected(90, 60)
+    assert texts[1][0] == expected(91, 8)
