@@ -24,18 +24,20 @@ from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import multiply_rows
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
+from card.models.digest_models import digest_models
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.layers import BlockWeight, Linear
 from card.models.protocol import Extension
-from card.models.runner import ExactRunner
+from card.models.recording_runner import exact_runner
 
-EXPECTED = "0e8f90d2ca27c0cf"
+EXPECTED = "67aede19f1772c5b"
 _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
 _TREE_PARENTS = (0, 0, 1, 2, 2)  # rows behind the prompt, counted from its last one
 _NUM_IN = 512
-_FOUR_BITS = 2  # ggml's number of Q4_0
-DIGESTED = (2, 3, 6, 7, 8, 12, 13, 14)  # numbers of the formats in `EXPECTED`; one that is added is not in it
+_FOUR_BITS, _MXFP4 = 2, 39  # ggml's numbers of Q4_0 and MXFP4
+# Numbers of the formats in `EXPECTED`; one that is added is not in it.
+DIGESTED = (2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39)
 _SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33)  # rows at once: all kinds of tiles
 
 
@@ -58,7 +60,7 @@ def digest_machine() -> MachineDigest:
     if reason is not None or kind is None:
         raise ModelError(f"this computer runs no integer passes: {reason}")
     sums = hashlib.sha256()
-    for values in chain.from_iterable((_products(), *map(_logits, _models()))):
+    for values in chain.from_iterable((_products(), *map(_logits, chain(_models(), digest_models())))):
         sums.update(np.ascontiguousarray(values).data)
     digest = sums.hexdigest()[:16]
     return MachineDigest(processor_name(), kind, digest, is_expected=digest == EXPECTED)
@@ -87,7 +89,10 @@ def _blocks(form: BlockFormat) -> Bytes:
     numbers = np.abs(_numbers(shape[0], shape[1] * shape[2])).reshape(shape)
     raw = (numbers * 1023).astype(np.uint16).astype(np.uint8)
     raw[raw == 128] = 0  # which the numbers of 8 bits must not be
-    raw[..., form.halves] = (numbers[..., form.halves][..., ::2] / 64).astype(np.float16).view(np.uint8)
+    if form is BLOCK_FORMATS[_MXFP4]:
+        raw[..., 0] = raw[..., 0] % 8 + 120  # an exponent
+    else:
+        raw[..., form.halves] = (numbers[..., form.halves][..., ::2] / 64).astype(np.float16).view(np.uint8)
     return raw.reshape(32, -1)
 
 
@@ -126,7 +131,7 @@ def _four_bits(weight: Floats) -> BlockWeight:
 
 def _logits(model: DecoderModel) -> Iterator[Array]:
     """Yield logits of a model for a text at once, a tree behind it, and two texts beside each other."""
-    runner = ExactRunner(model, max_model_len=512, max_tree_rows=32)
+    runner = exact_runner(model, max_model_len=512, max_tree_rows=32)
     last, parents = len(_PROMPT) - 1, range(-1, len(_PROMPT) - 1)
     for num_threads in (1, 2):
         with integer_passes_on(num_threads):
