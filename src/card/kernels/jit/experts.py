@@ -35,6 +35,7 @@ from card.kernels.jit.vectors import (
     PARTS,
     SUMS_BYTES,
     add,
+    apart,
     compiled,
     copy_group,
     fill,
@@ -440,13 +441,15 @@ def add_experts(table: int, of: int, thread: int, own: int) -> None:
             before += rows * entry(its, t.EXPERT_GROUPS)
 
 
-@compiled
+@apart
 def run_experts(
-    table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int, own: int
+    code: int, table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int,
+    own: int,
 ) -> int:  # fmt: skip
     """Do a thread's part of a layer's experts; return the next turn.
 
     Args:
+        code: address of this function.
         layer: table of the layer.
         first_row, num_rows: the rows that the thread prepares, all of them or its own.
     """

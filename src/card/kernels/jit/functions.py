@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import ctypes
+import functools
 import inspect
 import operator
 import struct
@@ -81,6 +82,45 @@ class Function:
             self.made_in(builder.module), [_as(builder, *both) for both in zip(values, self._arguments, strict=True)]
         )
 
+    def _compiled(self) -> ObjectCode:
+        """Return machine code that takes the address of the arguments, and leaves a result where the first one was."""
+        name = f"{self.python.__module__.rpartition('.')[2]}_{self.python.__name__}"
+        return ObjectCode(name, self._write_entry, is_optimized=True)
+
+    def _write_entry(self, builder: Builder, address: Value) -> None:
+        """Write what reads the arguments, each in 8 bytes from an address on, and calls the function."""
+        values = [
+            builder.load(_place(builder, address, i), align=1, typ=kind) for i, kind in enumerate(self._arguments)
+        ]
+        result = Function.write(self, builder, values)
+        if self._result != _VOID:
+            builder.store(result, _place(builder, address, 0), align=1)
+
+
+class Apart(Function):
+    """A function of whole numbers with machine code of its own: a pass calls it by its address, the first argument.
+
+    It is compiled when a model asks for the address, and no pass of others holds it.
+    """
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Where the machine code is, as long as this object lives."""
+        self._code = self._compiled()
+        return self._code.address
+
+    def write(self, builder: Builder, values: Sequence[Value]) -> Value:
+        """Write a call; return its value, or what the first argument was where there is none."""
+        arguments = [_as(builder, *both) for both in zip(values, self._arguments, strict=True)]
+        with builder.goto_entry_block():
+            room = builder.alloca(ir.ArrayType(_INT, len(arguments)))
+        places = builder.ptrtoint(room, _INT)
+        for i, argument in enumerate(arguments):
+            builder.store(argument, _place(builder, places, i))
+        kind = ir.FunctionType(_VOID, [_INT])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [places])
+        return builder.load(_place(builder, places, 0), typ=_INT)
+
 
 class Entered(Function):
     """A function that Python may call, too: it takes numbers, returns none, and runs without Python's lock."""
@@ -89,21 +129,17 @@ class Entered(Function):
         """Compile the function, or take what an earlier process compiled."""
         super().__init__(function, kinds)
         self._layout = struct.Struct("=" + "".join("q" if kind == _INT else "f4x" for kind in self._arguments))
-        name = f"{function.__module__.rpartition('.')[2]}_{function.__name__}"
-        self._code = ObjectCode(name, self._write_entry, is_optimized=True)
+        self._code = self._compiled()
         self._enter = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._code.address)
 
     def __call__(self, *values: float) -> None:
         """Run the machine code."""
         self._enter(self._layout.pack(*values))
 
-    def _write_entry(self, builder: Builder, address: Value) -> None:
-        """Write what reads the arguments, each in 8 bytes from an address on, and calls the function."""
-        values = []
-        for i, kind in enumerate(self._arguments):
-            place = builder.inttoptr(builder.add(address, ir.Constant(_INT, 8 * i)), ir.PointerType())
-            values.append(builder.load(place, align=1, typ=kind))
-        self.write(builder, values)
+
+def _place(builder: Builder, address: Value, number: int) -> Value:
+    """Return where one of some arguments is."""
+    return builder.inttoptr(builder.add(address, ir.Constant(_INT, 8 * number)), ir.PointerType())
 
 
 def _kind_of(value: Any) -> Any:

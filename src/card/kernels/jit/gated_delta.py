@@ -21,6 +21,7 @@ from card.kernels.jit.sharing import share
 from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
 from card.kernels.jit.vectors import (
     LANES,
+    apart,
     compiled,
     fill,
     fma,
@@ -187,9 +188,9 @@ def state_at(of: int, head: int, named: int, room: int) -> int:
     return named + entry(of, t.STATE_AT) + num_bytes * head
 
 
-@compiled
-def advance_states(table: int, layer: int, thread: int, room: int) -> None:
-    """Do a thread's part of a layer's steps."""
+@apart
+def advance_states(code: int, table: int, layer: int, thread: int, room: int) -> None:
+    """Do a thread's part of a layer's steps; ``code`` is the address of this function."""
     of, threads = layer_entry(table, layer), entry(table, t.THREADS)
     heads, state_size = entry(of, t.VALUE_HEADS), entry(of, t.KEY_SIZE) * entry(of, t.VALUE_SIZE)
     own, first = room + 4 * MOST_PLACES * state_size, entry(table, t.STEPS)

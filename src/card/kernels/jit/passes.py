@@ -236,7 +236,9 @@ def run_both(
         gated_bytes(table, of, first_row), gated_scales(table, of, first_row), gated_sums(table, of, first_row),
         entry(of, t.MLP) // GROUP, entry(table, t.ADDED) + 4 * padded * first_row, 4 * padded, 0,
     )  # fmt: skip
-    turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
+    turn = run_experts(
+        entry(entry(of, t.EXPERTS), t.EXPERT_CODE), table, of, first_row, num_rows, part, parts, thread, turn, own
+    )
     for row in range(first_row + part, first_row + num_rows, parts):
         add_both(table, of, row)
     return wait(entry(table, t.BARRIER), parts, turn)
@@ -283,7 +285,9 @@ def end_layer(
     if entry(of, t.EXPERTS) and entry(of, t.MLP):
         turn = run_both(table, layer, first_row, num_rows, part, parts, thread, turn, own)
     elif entry(of, t.EXPERTS):
-        turn = run_experts(table, of, first_row, num_rows, part, parts, thread, turn, own)
+        turn = run_experts(
+            entry(entry(of, t.EXPERTS), t.EXPERT_CODE), table, of, first_row, num_rows, part, parts, thread, turn, own
+        )
     else:
         turn = run_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
     if entry(of, t.OWN_INPUT):
@@ -309,8 +313,9 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
         make_layer_inputs(table, first_row, num_rows, part, parts, own)
     turn = begin_layer(table, layer, first_row, num_rows, part, parts, turn, own)
     turn = wait(barrier, threads, turn)
-    if entry(layer_entry(table, layer), t.KEY_SIZE):
-        advance_states(table, layer, thread, own)
+    states_code = entry(layer_entry(table, layer), t.STATES_CODE)
+    if states_code:
+        advance_states(states_code, table, layer, thread, own)
     elif entry(layer_entry(table, layer), t.FILTER):
         convolve_part(table, layer, thread)
     else:

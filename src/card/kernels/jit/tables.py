@@ -33,14 +33,15 @@ SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # delta rule has, in heads of PANEL channels, what its convolution takes in as queries, scores of beta and of the decay
 # as keys and values, and gates of the output as MORE. Then come how many heads there are of keys (KEY_SIZE channels;
 # 0 for other layers) and of values, whether value heads that share a key are apart, the bytes of a state that lie
-# before its own, and the addresses of its rates, of what is added to the scores of the decay, and of its norm.
+# before its own, and the addresses of its rates, of what is added to the scores of the decay, of its norm, and of the
+# machine code of `gated_delta.advance_states`.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN, MORE = range(0, 8 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
     SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, EXPERTS,
     MADE_KV_HEADS, VALUE_NORM, FACTOR, OWN_INPUT, MORE_HEADS, SPARE_HEADS, OUT_HEADS, KEY_HEADS, VALUE_HEADS, KEY_SIZE,
-    VALUE_SIZE, IS_TILED, STATE_AT, RATES, STEP_BIASES, OUT_NORM, LAYER_SIZE,
-) = range(8 * LINEAR_SIZE, 8 * LINEAR_SIZE + 41)  # fmt: skip
+    VALUE_SIZE, IS_TILED, STATE_AT, RATES, STEP_BIASES, OUT_NORM, STATES_CODE, LAYER_SIZE,
+) = range(8 * LINEAR_SIZE, 8 * LINEAR_SIZE + 42)  # fmt: skip
 # Places in the table of numbers that tokens have for a layer: two linear layers, what makes a gate of hidden states and
 # what those behind the gate give, the weight of the norm of the latter, where a factor of hidden states lies that takes
 # the place of the layer's, and the bytes of a row of all layers' numbers that lie before these.
@@ -51,13 +52,14 @@ INPUT_OUT_NORM, INPUT_FACTOR, INPUT_AT, OWN_INPUT_SIZE = range(2 * LINEAR_SIZE, 
 # activations the experts take. Where they stand beside an MLP: the weights of the norms of what the router reads, of
 # what the experts read, of what the MLP gives and of what they give; 0 elsewhere. Where factors of the experts' weights
 # lie; 0 for none. Then whether scores are sigmoids instead of a softmax, where a float for each expert lies that is
-# added to them for the choice alone (0: none), and what is added to their sum. Then the router, whose last channel is
-# the gate of a shared expert, and the experts, the shared one last: three linear layers each, and groups of channels of
-# the first two.
+# added to them for the choice alone (0: none), and what is added to their sum. Then the address of the machine code of
+# `experts.run_experts`. Then the router, whose last channel is the gate of a shared expert, and the experts, the shared
+# one last: three linear layers each, and groups of channels of the first two.
 (
     NUM_EXPERTS, CHOSEN_EXPERTS, IS_NORMED, WEIGHT_SCALE, SHARED, EXPERT_TAKES, ROUTER_NORM, EXPERT_NORM,
-    MLP_ALONE_NORM, EXPERTS_OUT_NORM, EXPERT_FACTORS, HAS_SIGMOIDS, EXPERT_BIASES, SUM_OFFSET, ROUTER,
-) = range(15)  # fmt: skip
+    MLP_ALONE_NORM, EXPERTS_OUT_NORM, EXPERT_FACTORS, HAS_SIGMOIDS, EXPERT_BIASES, SUM_OFFSET,
+    EXPERT_CODE, ROUTER,
+) = range(16)  # fmt: skip
 NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)
 EXPERT_LIST = ROUTER + LINEAR_SIZE
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, EXPERT_GROUPS = range(0, 4 * LINEAR_SIZE, LINEAR_SIZE)

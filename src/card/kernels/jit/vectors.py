@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from llvmlite import ir
 
-from card.kernels.jit.functions import Entered, Function, Operation
+from card.kernels.jit.functions import Apart, Entered, Function, Operation
 from card.machine.processor import is_arm
 
 LANES = 16
@@ -38,6 +38,11 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F) -> F:
     """Return a function for other compiled functions to call; each annotation must be one of `_KINDS`."""
     return cast(F, Function(function, _KINDS))
+
+
+def apart(function: F) -> F:
+    """Return a function that passes call by its address: what only some models need."""
+    return cast(F, Apart(function, _KINDS))
 
 
 def entered(function: F) -> F:

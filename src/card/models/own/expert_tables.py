@@ -92,6 +92,7 @@ def expert_table(
     reals = entries.view(np.float32)
     reals[2 * code.WEIGHT_SCALE], reals[2 * code.SUM_OFFSET] = experts.scale, experts.sum_offset
     entries[code.ROUTER : code.ROUTER + code.LINEAR_SIZE] = router.entry
+    entries[code.EXPERT_CODE] = machine_code("experts").run_experts.address
     entries[code.EXPERT_LIST :] = np.array(listed, np.int64).ravel()
     num_shared = int(experts.shared_width > 0)
     room = ExpertRoom(

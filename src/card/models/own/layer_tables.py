@@ -245,6 +245,7 @@ class LayerTables:
                     code.KEY_SIZE: delta.key_size,
                     code.VALUE_SIZE: delta.value_size,
                     code.IS_TILED: delta.is_tiled,
+                    code.STATES_CODE: machine_code("gated_delta").advance_states.address,
                     code.STATE_AT: 4 * sum(_state_size(self.shapes[one]) for one in before),
                 }
             return numbers
