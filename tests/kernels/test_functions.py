@@ -129,3 +129,21 @@ def test_a_compiled_function_takes_whole_numbers_and_floats_from_python() -> Non
 
 def store_sum(place: int, x: float, y: int) -> None:
     store_float(place, x + np.float32(y))
+
+
+def times_plus(code: int, a: int, b: int) -> int:
+    return a * b + 1
+
+
+times_plus_apart: Any = machine_code("vectors").apart(times_plus) if REASON is None else None
+
+
+def calls_twice(place: int, code: int, a: int) -> None:
+    store_float(place, np.float32(times_plus_apart(code, a, times_plus_apart(code, a, 3))))
+
+
+def test_a_function_with_code_of_its_own_is_called_by_its_address_and_gives_its_result() -> None:
+    out = np.zeros(1, np.float32)
+    machine_code("vectors").entered(calls_twice)(out.ctypes.data, times_plus_apart.address, 5)
+    assert out[0] == 5 * (5 * 3 + 1) + 1
+    assert times_plus_apart.address == times_plus_apart.address, "it is compiled once"
