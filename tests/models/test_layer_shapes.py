@@ -17,7 +17,8 @@ from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, LayerS
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.loading import load_decoder
-from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.decoder_model import DecoderModel
+from card.models.own.plain_config import config_of
 from card.models.own.reasons import is_exact
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVCache, KVLayout, KVShape

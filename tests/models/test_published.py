@@ -16,7 +16,8 @@ from card.models.architectures import Architecture, all_architectures
 from card.models.decoder_config import DecoderConfig
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import load_decoder
-from card.models.own.decoder_model import read_config, read_decoder
+from card.models.own.decoder_model import read_decoder
+from card.models.own.plain_config import read_config
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from tests.models.published import CONFIGS, VOCAB, save_published

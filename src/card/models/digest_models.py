@@ -11,8 +11,9 @@ from card.kernels.number_types import Floats
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import Part, sizes_of
 from card.models.files.generation_config import GenerationConfig
-from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.layer_inputs import LAYER_TABLE
+from card.models.own.plain_config import config_of
 
 _SIZES: Mapping[str, Any] = {
     "vocab_size": 512,

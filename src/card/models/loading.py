@@ -24,14 +24,8 @@ from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
 from card.models.names import model_name
 from card.models.others import others
-from card.models.own.decoder_model import (
-    DecoderModel,
-    LoadedModel,
-    config_of,
-    least_state_bytes,
-    read_config,
-    read_decoder,
-)
+from card.models.own.decoder_model import DecoderModel, LoadedModel, read_decoder
+from card.models.own.plain_config import config_of, least_state_bytes, read_config
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
 from card.text.fit import check_tokenizers_fit
 from card.text.prompts import turn_end_id

@@ -35,7 +35,8 @@ from card.models.files.gguf.weights import (
     read_rows,
     read_untiled,
 )
-from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.decoder_model import DecoderModel
+from card.models.own.plain_config import config_of
 from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}

@@ -36,9 +36,10 @@ from card.models.files.gguf.tokenizer import (
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
-from card.models.own.decoder_model import DecoderModel, config_of
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.expert_weights import grouped, joined_pieces, joined_shape, split_experts
 from card.models.own.layers import BlockWeight
+from card.models.own.plain_config import config_of
 from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
