@@ -13,9 +13,10 @@ from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT32, Floats
 from card.machine.threads import integer_passes_on
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, LayerShape, sizes_of
+from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, sizes_of
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
+from card.models.layer_shape import LayerShape
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.plain_config import config_of

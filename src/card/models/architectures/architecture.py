@@ -5,19 +5,17 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from card.kernels.number_types import Dtype
 from card.kernels.rotation import PROPORTIONAL
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import LayerShape, Mixer, stated_shape
 
-IntArray = npt.NDArray[np.int64]
-Mixer = Literal["attention", "short_conv", "delta_rule"]
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
     "shared", "one", "layer_input", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value",
@@ -42,77 +40,6 @@ VectorPlace = Literal["layer", "router", "experts", "expert_biases", "rates", "s
 
 # What makes a gate of hidden states for a token's own numbers, and what those behind it give.
 InputPlace = Literal["gate", "out"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """The experts of a layer: MLPs of which each row takes some, by the softmax of a router's scores."""
-
-    count: int
-    chosen: int  # by each row
-    width: int  # of each
-    is_normed: bool  # the weights of those that a row chooses are over their sum
-    has_sigmoids: bool = False  # weights are sigmoids of the scores, not their softmax
-    sum_offset: float = 0.0  # what is added to the sum of such weights
-    has_biases: bool = False  # something is added to such weights for the choice alone
-    scale: float = 1.0  # what weights are times
-    shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
-    has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaHeads:
-    """The heads of a layer of the gated delta rule."""
-
-    num_keys: int
-    num_values: int  # heads; several may share a key
-    key_size: int
-    value_size: int
-    is_tiled: bool = False  # those that share a key are num_keys apart, not neighbours
-
-    @property
-    def num_inputs(self) -> int:
-        """Channels that the convolution takes in."""
-        return 2 * self.num_keys * self.key_size + self.num_values * self.value_size
-
-    def ungrouped(self, sizes: Sequence[int]) -> list[IntArray]:
-        """Return which rows of a weight make up each of its parts, if it has some of each part for each key.
-
-        Args:
-            sizes: rows of each part for a key.
-        """
-        rows = np.arange(self.num_keys * sum(sizes)).reshape(self.num_keys, -1)
-        return [part.ravel() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
-
-    @property
-    def joined_sizes(self) -> tuple[int, int, int, int]:
-        """Rows of query, key, value and gate for each key, of a weight that has all of them."""
-        of_values = self.num_values // self.num_keys * self.value_size
-        return self.key_size, self.key_size, of_values, of_values
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """The shape of one layer."""
-
-    num_heads: int  # of queries
-    num_kv_heads: int
-    head_size: int
-    mlp_width: int
-    mixer: Mixer = "attention"  # what its rows learn of each other by
-    num_taps: int = 0  # of a convolution: rows that one sums up, itself included
-    experts: Experts | None = None  # in the place of the MLP, or beside one whose width is above 0
-    kv_source: int | None = None  # the layer whose keys and values it reads; None: it has its own
-    has_values: bool = True  # False: values are made by the layer of the keys
-    input_width: int = 0  # numbers that a token has for this layer alone; 0: none
-    has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
-    delta: DeltaHeads | None = None  # of the mixer delta_rule
-
-    def state_size(self, hidden: int) -> int:
-        """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
-        if self.delta is not None:
-            return self.delta.num_values * self.delta.key_size * self.delta.value_size
-        return 0 if self.mixer == "attention" else self.num_taps * hidden
 
 
 TILED = "tiles_value_heads"  # a mark on configs: value heads that share a key are apart, as GGUF files have them
@@ -201,15 +128,6 @@ SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
 
 
 _OF_MLP = frozenset(("inner", "gate_up"))
-
-
-def stated_shape(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer as a config states it, once for all layers or as a list of each one's."""
-    heads, kv_heads, inner = (
-        of_layer(stated, layer)
-        for stated in (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size)
-    )
-    return LayerShape(heads, kv_heads, head_dim(config, layer), inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,17 +309,6 @@ def rotary_size(config: Any, kind: str, head_size: int) -> int:
 def neighbours_first(size: int, head_size: int) -> list[int]:
     """Return the channels of a head so that those of the first ``size`` that turn together are halves apart."""
     return [*range(0, size, 2), *range(1, size, 2), *range(size, head_size)]
-
-
-def of_layer(stated: Any, layer: int) -> Any:
-    """Return what a field of a config says of a layer: it is stated once for all, or as a list."""
-    return stated[layer] if isinstance(stated, list | tuple) else stated
-
-
-def head_dim(config: Any, layer: int = 0) -> int:
-    """Return D of a layer of a config, ours or transformers'."""
-    stated = of_layer(getattr(config, "head_dim", None), layer)
-    return int(stated or config.hidden_size // of_layer(config.num_attention_heads, layer))
 
 
 def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from card.models.architectures.architecture import Architecture, NormPlace, Part, of_layer
+from card.models.architectures.architecture import Architecture, NormPlace, Part
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import of_layer
 
 
 class Gemma2Fields(DecoderConfig):

@@ -5,18 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from card.kernels.rotation import PROPORTIONAL
-from card.models.architectures.architecture import (
-    HEAD_NORMS,
-    LINEARS,
-    Architecture,
-    Experts,
-    LayerShape,
-    Part,
-    of_layer,
-)
+from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, Part
 from card.models.architectures.gemma2 import NORMS, embedding_scale
 from card.models.decoder_config import DecoderConfig
 from card.models.files.gguf.header import GgufError
+from card.models.layer_shape import Experts, LayerShape, of_layer
 
 _FULL = "full_attention"
 _SHARED = "num_kv_shared_layers"

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from card.models.architectures.architecture import Architecture, LayerShape, Part, stated_shape
+from card.models.architectures.architecture import Architecture, Part
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import LayerShape, stated_shape
 
 
 class Lfm2Fields(DecoderConfig):

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import Experts, LayerShape, Part, expert_parts, stated_shape
+from card.models.architectures.architecture import Part, expert_parts
 from card.models.architectures.lfm2 import ARCHITECTURE as LFM2
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import Experts, LayerShape, stated_shape
 
 
 class Lfm2MoeFields(DecoderConfig):

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import Architecture, Experts, LayerShape, expert_parts, stated_shape
+from card.models.architectures.architecture import Architecture, expert_parts
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import Experts, LayerShape, stated_shape
 
 
 class MixtralFields(DecoderConfig):

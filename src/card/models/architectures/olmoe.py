@@ -3,16 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import (
-    PRE_NORMS,
-    WIDE_NORMS,
-    Architecture,
-    Experts,
-    LayerShape,
-    expert_parts,
-    stated_shape,
-)
+from card.models.architectures.architecture import PRE_NORMS, WIDE_NORMS, Architecture, expert_parts
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import Experts, LayerShape, stated_shape
 
 
 class OlmoeFields(DecoderConfig):

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import SHARED_EXPERT, Architecture, LayerShape, expert_parts
+from card.models.architectures.architecture import SHARED_EXPERT, Architecture, expert_parts
 from card.models.architectures.qwen3_moe import GGUF_EXPERTS
 from card.models.architectures.qwen3_moe import shape_of as shape_with_experts
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import LayerShape
 
 
 class Qwen2MoeFields(DecoderConfig):

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from card.models.architectures.architecture import LINEARS, SHARED_EXPERT, Experts, LayerShape, expert_parts
+from card.models.architectures.architecture import LINEARS, SHARED_EXPERT, expert_parts
 from card.models.architectures.qwen2_moe import ARCHITECTURE as QWEN2_MOE
 from card.models.architectures.qwen3_5_text import ARCHITECTURE as QWEN35
 from card.models.architectures.qwen3_5_text import Qwen35Fields, mixed_shape
+from card.models.layer_shape import Experts, LayerShape
 
 
 class Qwen35MoeFields(Qwen35Fields):

@@ -11,13 +11,12 @@ from card.models.architectures.architecture import (
     PRE_NORMS,
     TILED,
     Architecture,
-    DeltaHeads,
-    LayerShape,
     NormPlace,
     Part,
     VectorPlace,
 )
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import DeltaHeads, LayerShape
 
 
 class Qwen35Fields(DecoderConfig):

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import Experts, LayerShape, expert_parts, stated_shape
+from card.models.architectures.architecture import expert_parts
 from card.models.architectures.qwen3 import ARCHITECTURE as QWEN3
 from card.models.decoder_config import DecoderConfig
+from card.models.layer_shape import Experts, LayerShape, stated_shape
 
 
 class Qwen3MoeFields(DecoderConfig):

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import LINEARS, LayerShape, Part
+from card.models.architectures.architecture import LINEARS, Part
 from card.models.architectures.qwen3_5_moe_text import ARCHITECTURE as QWEN35_MOE
 from card.models.architectures.qwen3_5_moe_text import experts_of
 from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, Qwen35Fields, mixed_shape
 from card.models.architectures.qwen3_moe import has_experts
+from card.models.layer_shape import LayerShape
 
 
 class Qwen3NextFields(Qwen35Fields):

@@ -15,18 +15,13 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import (
-    SPLITS,
-    DeltaHeads,
-    LayerShape,
-    Part,
-    sizes_of,
-)
+from card.models.architectures.architecture import SPLITS, Part, sizes_of
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled
 from card.models.files.weight_files import is_of_drafter, weight_files
 from card.models.inner_text import inner_name
+from card.models.layer_shape import DeltaHeads, LayerShape
 from card.models.own.expert_weights import split_experts
 from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight

@@ -12,7 +12,8 @@ from card.kernels.float_linear import float_linear
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
-from card.models.architectures.architecture import Architecture, Experts, LayerShape, NormPlace
+from card.models.architectures.architecture import Architecture, NormPlace
+from card.models.layer_shape import Experts, LayerShape
 from card.models.own.decoder_model import DecoderLayer, ExpertLinears, Mlp
 from card.models.own.exact_layers import Pack, norm_weight, packed
 from card.models.own.exact_rows import IntArray

@@ -11,8 +11,9 @@ from card.errors import ModelError
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
-from card.models.architectures.architecture import LayerShape, NormPlace, VectorPlace, neighbours_first, rotary_size
+from card.models.architectures.architecture import NormPlace, VectorPlace, neighbours_first, rotary_size
 from card.models.layer_kinds import layer_windows
+from card.models.layer_shape import LayerShape
 from card.models.long_texts import switch_len
 from card.models.own.decoder_model import DecoderLayer, DecoderModel, Linears, linears_of, release_pages
 from card.models.own.exact_layers import (

@@ -11,12 +11,13 @@ from typing import Any
 from card.kernels.number_types import STORED_DTYPES
 from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import ACTIVATIONS, Experts, LayerShape, rotary_parameters, rotary_size
+from card.models.architectures.architecture import ACTIVATIONS, rotary_parameters, rotary_size
 from card.models.decoder_config import DecoderConfig
 from card.models.files.scaled_weights import unquantized
 from card.models.files.weight_files import raw_config
 from card.models.inner_text import inner_config
 from card.models.layer_kinds import WITH_WINDOW
+from card.models.layer_shape import Experts, LayerShape
 from card.models.long_texts import LONG_ROPE
 from card.models.own.mxfp4_experts import without_mxfp4
 

@@ -12,13 +12,13 @@ import numpy as np
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Dtype, Floats
 from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL, attention_factor
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import of_layer
 from card.models.files.gguf.experts import check_router, stated_experts
 from card.models.files.gguf.fused import has_bias
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.keys import PERIOD, RECURRENT, GgufFacts
 from card.models.files.gguf.tokenizer import end_ids, special_id
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, read_rows
+from card.models.layer_shape import of_layer
 from card.models.long_texts import LONG_ROPE
 
 _KV_HEADS = "attention.head_count_kv"

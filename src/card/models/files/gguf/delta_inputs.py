@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from card.models.architectures import find_architecture
-from card.models.architectures.architecture import DeltaHeads
 from card.models.files.gguf.weights import Weight, row_bytes_of
+from card.models.layer_shape import DeltaHeads
 from card.models.own.plain_config import config_of
 
 _QKV, _GATES, _JOINED = ".in_proj_qkv.weight", ".in_proj_z.weight", ".in_proj_qkvz.weight"

@@ -15,7 +15,7 @@ import numpy as np
 
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
-from card.models.architectures.architecture import Part, head_dim
+from card.models.architectures.architecture import Part
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROTATION_TENSORS, read_config
@@ -35,6 +35,7 @@ from card.models.files.gguf.weights import (
     read_rows,
     read_untiled,
 )
+from card.models.layer_shape import head_dim
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.plain_config import config_of
 from card.models.rows.row_tree import IntArray
