@@ -135,7 +135,7 @@ def times_plus(code: int, a: int, b: int) -> int:
     return a * b + 1
 
 
-times_plus_apart: Any = machine_code("vectors").apart(times_plus) if REASON is None else None
+times_plus_apart: Any = machine_code("vectors").separated(times_plus) if REASON is None else None
 
 
 def calls_twice(place: int, code: int, a: int) -> None:

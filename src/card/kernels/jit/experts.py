@@ -35,7 +35,6 @@ from card.kernels.jit.vectors import (
     PARTS,
     SUMS_BYTES,
     add,
-    apart,
     compiled,
     copy_group,
     fill,
@@ -44,6 +43,7 @@ from card.kernels.jit.vectors import (
     load,
     load_float,
     load_int,
+    separated,
     store,
     store_float,
     store_int,
@@ -441,7 +441,7 @@ def add_experts(table: int, of: int, thread: int, own: int) -> None:
             before += rows * entry(its, t.EXPERT_GROUPS)
 
 
-@apart
+@separated
 def run_experts(
     code: int, table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int,
     own: int,

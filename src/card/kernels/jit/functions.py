@@ -105,7 +105,7 @@ class Apart(Function):
 
     @functools.cached_property
     def address(self) -> int:
-        """Where the machine code is, as long as this object lives."""
+        """The address of the machine code, valid as long as this object lives."""
         self._code = self._compiled()
         return self._code.address
 

@@ -21,13 +21,13 @@ from card.kernels.jit.sharing import share
 from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
 from card.kernels.jit.vectors import (
     LANES,
-    apart,
     compiled,
     fill,
     fma,
     load,
     load_float,
     load_int,
+    separated,
     store,
     store_float,
     times,
@@ -188,7 +188,7 @@ def state_at(of: int, head: int, named: int, room: int) -> int:
     return named + entry(of, t.STATE_AT) + num_bytes * head
 
 
-@apart
+@separated
 def advance_states(code: int, table: int, layer: int, thread: int, room: int) -> None:
     """Do a thread's part of a layer's steps; ``code`` is the address of this function."""
     of, threads = layer_entry(table, layer), entry(table, t.THREADS)

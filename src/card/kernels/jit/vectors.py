@@ -40,7 +40,7 @@ def compiled(function: F) -> F:
     return cast(F, Function(function, _KINDS))
 
 
-def apart(function: F) -> F:
+def separated(function: F) -> F:
     """Return a function that passes call by its address: what only some models need."""
     return cast(F, Apart(function, _KINDS))
 
