@@ -36,20 +36,6 @@ NUM_TOKENS = 60  # a window is 9
 _KEYS_AND_VALUES = [f"self_attn.{one}.weight" for one in ("k_proj", "v_proj", "k_norm")]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a folder with a tiny model of a kind, once for each; not to be changed."""
-    made: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp("gemma4")
-            save_model(made[kind], kind, demo_tokenizer())
-        return made[kind]
-
-    return folder
-
-
 def own(folder: Path, **options: Any) -> DecoderModel:
     model = load_decoder(str(folder), **options)
     assert type(model) is DecoderModel

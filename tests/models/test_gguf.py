@@ -47,20 +47,6 @@ TEXT = "Anna has 25 apples,\n\n  she's got x=1234 of them: \tnaïve café 北京
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a folder with a tiny model of a kind, once for each; not to be changed."""
-    root, made = tmp_path_factory.mktemp("folders"), {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = root / kind
-            save_model(made[kind], kind, demo_tokenizer())
-        return made[kind]
-
-    return folder
-
-
-@pytest.fixture(scope="module")
 def tiny(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file; not to be changed."""
     return write_gguf(folders("llama, tied"), tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind=Kind.F16)

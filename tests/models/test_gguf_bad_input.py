@@ -12,21 +12,7 @@ import pytest
 from card.models.files.gguf import model as gguf_model
 from card.models.files.gguf import source as gguf_source
 from tests.commands import run_command
-from tests.gguf_files import demo_tokenizer, save_model, write_gguf
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a folder with a tiny model of a kind, once for each; not to be changed."""
-    root, made = tmp_path_factory.mktemp("folders"), {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = root / kind
-            save_model(made[kind], kind, demo_tokenizer())
-        return made[kind]
-
-    return folder
+from tests.gguf_files import write_gguf
 
 
 @pytest.fixture

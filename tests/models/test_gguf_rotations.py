@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,10 @@ from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.theirs.transformers.loading import load_model
-from tests.gguf_files import demo_tokenizer, save_model, write_gguf
+from tests.gguf_files import write_gguf
 
 TEXT = list(range(3, 60))  # longer than the first context of the tiny models
 _FACTOR = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes a folder with a tiny model of a kind, once for each; not to be changed."""
-    root, made = tmp_path_factory.mktemp("folders"), {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = root / kind
-            save_model(made[kind], kind, demo_tokenizer())
-        return made[kind]
-
-    return folder
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -126,3 +126,10 @@ def test_the_command_says_memory_where_a_message_of_ours_says_damage(
         main()
     said = capfd.readouterr().err
     assert "not enough memory" in said and "damaged" not in said
+
+
+@pytest.mark.timeout(20)
+def test_a_chain_of_errors_that_leads_back_to_itself_ends() -> None:
+    first, second = ModelError("damaged"), ValueError("cut off")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_shortage(first)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,11 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from card.config import DraftSettings, SamplingParams
-from card.config.selection import SelfDrafting, parse_selection
-from card.engine.engine import Engine
-from card.engine.queue import Limits
-from card.engine.target import TargetWorker
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
@@ -27,9 +21,7 @@ from card.machine.threads import integer_passes_on
 from card.models import recording_runner
 from card.models.protocol import Extension, Recurrent, Stateful
 from card.models.recording_runner import RecordingRunner
-from card.models.rows.row_store import RowStore
 from card.models.runners import how_it_runs, plain_runner
-from tests.decoding import decode, inline, make_request, run_all
 from tests.every_kind import each_kind, printed_by
 from tests.reaching_in import cache_of, interrupt_passes
 from tests.tiny import CLEAR, NO_ENDS, tiny
@@ -42,16 +34,6 @@ VOCAB, TREE_ROWS, BLOCK = 61, 12, 32
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(150)]
 HEADS, KEYS, SIZE = 4, 2, 16  # of the delta rule, and their channels
 KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
-TREES = DraftSettings(
-    verify="tree",
-    beam_width=4,
-    branch=3,
-    budget=8,
-    lead=8,
-    num_speculative_tokens=6,
-    min_verify_prob=0.0,
-    min_path_logprob=-1e9,
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -357,72 +339,3 @@ def digest() -> str:
 @each_kind
 def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
     assert printed_by(kind, "from tests.models.test_states import digest; print(digest())") == digest()
-
-
-# ---- the engine -----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def expected(length: int, num_new: int) -> list[int]:
-    model, ids = copy.deepcopy(model_of()), torch.tensor([TEXT[:length]])
-    options = {"do_sample": False, "max_new_tokens": num_new, "eos_token_id": None}
-    written: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, length:].tolist()
-    return written
-
-
-def engine_of(method: str, *, num_rows: int | None = None, store: RowStore | None = None) -> Engine:
-    runner = make_runner(max_tree_rows=80)
-    drafting = SelfDrafting(parse_selection("sparse:0.1:12")) if method == "self-drafting" else None
-    num_bytes = None if num_rows is None else num_rows * runner.row_bytes + runner.state_bytes
-    worker = TargetWorker(
-        runner, clock=time.perf_counter, self_drafting=drafting, max_kv_bytes=num_bytes, row_store=store
-    )
-    link = inline(make_runner(0.1, max_tree_rows=80)) if method in ("card", "sps") else None
-    return Engine(worker, link, limits=Limits(prefill_chunk=40))
-
-
-@pytest.mark.parametrize("method", ["vanilla", "sps", "card", "self-drafting"])
-def test_every_method_writes_what_transformers_writes(method: str) -> None:
-    engine, lengths = engine_of(method), (5, 33, 90)
-    shape = {"method": "card" if method == "self-drafting" else method, "uses_drafter": method in ("card", "sps")}
-    draft = TREES if method != "self-drafting" else DraftSettings(verify="chain", num_speculative_tokens=6, budget=6)
-    requests = [
-        make_request(
-            i, prompt=tuple(TEXT[:n]), params=SamplingParams(temperature=0.0, max_tokens=40), draft=draft, **shape
-        )
-        for i, n in enumerate(lengths)
-    ]
-    texts = run_all(engine, {0: requests})
-    assert [texts[i][0] for i in range(len(lengths))] == [expected(n, 40) for n in lengths]
-
-
-def test_trees_of_candidates_are_verified_in_one_pass_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, forked, num_passes = make_runner(max_tree_rows=80), 0, 0
-    forward = runner.forward
-
-    def watching(extensions: Sequence[Extension]) -> list[Floats]:
-        nonlocal forked, num_passes
-        forked += any(len(set(one.parents)) < len(one.parents) for one in extensions)
-        num_passes += 1
-        return forward(extensions)
-
-    monkeypatch.setattr(runner, "forward", watching)
-    link = inline(make_runner(0.1, max_tree_rows=80))
-    params = SamplingParams(temperature=0.0, max_tokens=40)
-    texts, _, stats = decode(runner, link, prompt=tuple(TEXT[:20]), method="card", params=params, draft=TREES)
-    assert texts == expected(20, 40)
-    assert forked > 0 and stats.accepted_tokens > 0
-    assert num_passes == 1 + stats.target_passes  # none after a rejection
-
-
-def test_a_request_whose_rows_wait_in_a_file_goes_on_as_if_nothing_had_happened(tmp_path: object) -> None:
-    store = RowStore(str(tmp_path), 1 << 24)
-    engine = engine_of("vanilla", num_rows=200, store=store)
-    params = [SamplingParams(temperature=0.0, max_tokens=n) for n in (60, 8)]
-    first, second = (
-        make_request(i, prompt=tuple(TEXT[: 90 + i]), params=one, method="vanilla", uses_drafter=False)
-        for i, one in enumerate(params)
-    )
-    texts = run_all(engine, {0: [first], 12: [second]})
-    assert texts[0][0] == expected(90, 60)
-    assert texts[1][0] == expected(91, 8)
