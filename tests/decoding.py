@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.registry import find_method
@@ -20,7 +21,7 @@ from card.engine.request import Request
 from card.engine.target import TargetWorker
 from card.links.in_process import InlineLink
 from card.links.link import DrafterLink
-from card.models.protocol import LanguageModel
+from card.models.protocol import Extension, LanguageModel
 from card.tree.masks import GrammarState
 from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
@@ -35,6 +36,18 @@ def toy_target(seed: int = 0, **settings: int) -> TableModel:
     return TableModel(
         seed, vocab_size=12, order=2, spread=1.5, **{"max_model_len": 128, "num_tree_rows": 512, **settings}
     )
+
+
+def unhurried(target: TableModel) -> TableModel:
+    """Return a target whose passes from now on take a moment in which other threads run, as those of real models do."""
+    run = target.forward
+
+    def forward(extensions: Sequence[Extension]) -> list[Any]:
+        time.sleep(0.001)
+        return run(extensions)
+
+    target.forward = forward  # type: ignore[method-assign]
+    return target
 
 
 def toy_draft(target: TableModel, agreement: float, seed: int = 1) -> TableModel:

@@ -19,7 +19,15 @@ from card.errors import CardError
 from card.links.in_process import InlineLink, ThreadLink
 from card.protocol.messages import Declined, DraftSpec, Open
 from card.tree.nodes import NewNodes
-from tests.decoding import assert_plain_in_turns, assert_plain_under_any_order, decode, plain, toy_draft, toy_target
+from tests.decoding import (
+    assert_plain_in_turns,
+    assert_plain_under_any_order,
+    decode,
+    plain,
+    toy_draft,
+    toy_target,
+    unhurried,
+)
 from tests.drafting.test_drafter import (
     TEXT,
     Clock,
@@ -168,7 +176,7 @@ def test_a_chain_takes_a_pass_for_so_many_tokens_and_a_perfect_one_is_always_acc
 
 @pytest.mark.parametrize("after", [0, 2, 5])
 def test_text_is_that_of_plain_decoding_when_the_writer_dies(after: int) -> None:
-    target = toy_target()
+    target = unhurried(toy_target())
     writer = FailingWriter(toy_draft(target, 0.9), after=after, is_dead=True)
     link = ThreadLink(DrafterWorker(writer, clock=time.perf_counter))
     link.begin()

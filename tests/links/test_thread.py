@@ -13,11 +13,11 @@ from card.drafting.drafter import DrafterWorker
 from card.errors import ModelError
 from card.links import in_process
 from card.links.in_process import ThreadLink
-from tests.decoding import GREEDY, drafter_for, plain, toy_draft, toy_target
+from tests.decoding import GREEDY, drafter_for, plain, toy_draft, toy_target, unhurried
 from tests.decoding import decode as decode_as
 from tests.waiting import until
 
-TARGET = toy_target()
+TARGET = unhurried(toy_target())
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=60)
 
 

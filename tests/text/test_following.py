@@ -117,6 +117,9 @@ def test_too_long_a_step_or_too_many_end_the_text_in_one_line() -> None:
     lanes = ByHand()
     following = Following(Costly(lanes, lambda path: 2 * TOKEN_LIMIT_S), lanes)
     lanes.work()
+    assert following.num_known([()]) == 1, "one long step may be a pause of the machine"
+    following.advance([1])
+    lanes.work()
     with pytest.raises(TargetError, match=r"^the grammar took 0.40 s for one token, and 0.2 s are allowed; use a"):
         following.num_known([()])
     lanes = ByHand(limit_s=1.0)

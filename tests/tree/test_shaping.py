@@ -128,7 +128,7 @@ def test_a_text_that_breaks_the_grammar_is_refused():
         with_grammar(3, [1, 4]).apply(random_logits(1, 1), [()])
 
 
-def test_masks_that_take_long_are_refused_whether_a_step_or_all_of_them_did():
+def test_what_taking_committed_tokens_costs_counts_with_the_next_mask():
     now = [0.0]
 
     class Costly(ToyGrammar):
@@ -136,13 +136,18 @@ def test_masks_that_take_long_are_refused_whether_a_step_or_all_of_them_did():
             now[0] += 0.3
             super().advance(token_ids)
 
-    masks = MasksAtOnce(Costly(9), TimeSpent(1.0, 0.5), lambda: now[0])
+    masks = MasksAtOnce(Costly(9), TimeSpent(0.5, 1.0), lambda: now[0])
     masks.advance([1])
     masks.rows([()])
     masks.advance([2])
-    masks.advance([3])
-    with pytest.raises(GrammarError, match=r"took 0\.60 s for one token, and 0\.5 s are allowed"):
+    with pytest.raises(GrammarError, match=r"took more than 0\.5 s for one text"):
         masks.rows([()])
-    masks.advance([4])
-    with pytest.raises(GrammarError, match="took more than 1 s for one text"):
-        masks.rows([()])
+
+
+def test_one_long_step_is_the_machines_and_two_in_a_row_are_the_grammars():
+    spent = TimeSpent(100.0, 0.2)
+    for seconds in (0.3, 0.01, 5.0, 0.2):
+        spent.add(seconds)
+    spent.add(0.25)
+    with pytest.raises(GrammarError, match=r"took 0\.30 s for one token, and 0\.2 s are allowed"):
+        spent.add(0.3)

@@ -54,11 +54,17 @@ class TimeSpent:
         """Begin at nothing; ``limit_s``: most seconds of the whole text, ``step_limit_s`` of one step."""
         self._limit_s, self._step_limit_s = limit_s, step_limit_s
         self._total_s = 0.0
+        self._was_long = False
 
     def add(self, seconds: float) -> None:
-        """Count a step. Raises: GrammarError if it, or all of them together, took too long."""
+        """Count a step. Raises: GrammarError if it and the one before, or all of them together, took too long.
+
+        One long step alone may be Python's garbage collection or a pause of the machine, which the clock counts too.
+        """
         self._total_s += seconds
-        if seconds > self._step_limit_s:
+        is_long = seconds > self._step_limit_s
+        is_second, self._was_long = is_long and self._was_long, is_long
+        if is_second:
             raise GrammarError(
                 f"the grammar took {seconds:.2f} s for one token, and {self._step_limit_s:g} s are allowed; use a "
                 "simpler one"

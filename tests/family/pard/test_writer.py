@@ -48,6 +48,7 @@ from tests.decoding import (
     run_all,
     toy_draft,
     toy_target,
+    unhurried,
 )
 from tests.drafting.test_drafter import TEXT, Clock, Replica, correction, layers_of, specs, tokens_to_commit, toy, turns
 from tests.drafts import draft_spec
@@ -240,7 +241,7 @@ def test_a_drafter_whose_guesses_are_right_gives_k_tokens_a_pass() -> None:
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_text_is_that_of_plain_decoding_when_the_drafter_dies(after: int) -> None:
-    target = toy_target()
+    target = unhurried(toy_target())
     worker = DrafterWorker(writer_of(toy_draft(target, 0.9)), clock=time.perf_counter)
     model, passes = worker.writer.model, []  # type: ignore[attr-defined]
     run = model.forward
