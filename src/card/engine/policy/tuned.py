@@ -203,7 +203,7 @@ class TunedPolicy(Policy):
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a draft model's chain that bring more than this price."""
-        chances = map(self._acceptance.chance, chain.depths, chain.path_logprobs)
+        chances = map(self._acceptance.calibration.chance, chain.depths, chain.path_logprobs)
         return chain.leading(sum(chance > price for chance in chances))
 
     def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
@@ -217,7 +217,7 @@ class TunedPolicy(Policy):
         floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
         # The schedule already decided to draft, unless the user set it.
         first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
-        return TurnEnd((first, *floors), layer, self._acceptance.trust, resting)
+        return TurnEnd((first, *floors), layer, self._acceptance.calibration, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests with candidates of other writers so likely that a draft is not worth its time."""
