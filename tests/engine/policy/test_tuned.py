@@ -192,6 +192,29 @@ def test_reading_a_long_prompt_does_not_count_against_the_drafter_that_reads_it(
     assert used["off"] <= 4, "a trial or two"
 
 
+def test_rounds_that_read_prompts_say_nothing_of_the_time_around_others():
+    policy, fresh = TunedPolicy(in_turns(), DraftSettings()), TunedPolicy(in_turns(), DraftSettings())
+    for _ in range(20):
+        policy.begin(1, frozenset({"off"}))
+        result = StepResult(num_tokens=65, busy_s=0.04)
+        policy.observe(Outcome(view(num_prompt_tokens=64), result, 0.05, 1, 0, 0.0))
+    assert policy.predicted("off") == pytest.approx(fresh.predicted("off"))
+
+
+def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_rounds():
+    policy, world, rng, used = TunedPolicy(in_turns(), DraftSettings()), World(), random.Random(0), Counter[Schedule]()
+    for idx in range(400):
+        policy.begin(1, ALL)
+        used[policy.schedule] += idx >= 200
+        if policy.schedule != "off":
+            world._round(policy, view(takes_turns=True), rng)
+            continue
+        num_tokens = 13 if idx % 4 == 0 else 1
+        result = StepResult(num_tokens=num_tokens, busy_s=7e-3)
+        policy.observe(Outcome(view(), result, 7.3e-3, num_tokens, 0, 0.0))
+    assert used["off"] > 180
+
+
 def on_trial() -> TunedPolicy:
     """Return a policy that plain decoding served better, in the first round of a trial of a drafter."""
     policy = TunedPolicy(in_turns(), DraftSettings())
