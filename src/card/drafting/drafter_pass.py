@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a draft model's probabilities are worth: a candidate of probability p is accepted with level * p^slope."""
+    """Acceptance chance by a draft model's own probability p: level * p^slope for each candidate of a path."""
 
     level: float = 1.0
     slope: float = 1.0  # from 0, where they say nothing, to 1, where they say what they seem to

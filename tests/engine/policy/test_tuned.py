@@ -81,10 +81,10 @@ class World:
         for _ in range(num_rounds):
             policy.begin(num_requests, available)
             used[policy.schedule] += 1
-            self._round(policy, view(num_requests, takes_turns=policy.schedule == "turns"), rng)
+            self.round(policy, view(num_requests, takes_turns=policy.schedule == "turns"), rng)
         return used
 
-    def _round(self, policy: TunedPolicy, now: RoundView, rng: random.Random) -> None:
+    def round(self, policy: TunedPolicy, now: RoundView, rng: random.Random) -> None:
         schedule, num_requests, depths = policy.schedule, len(now.requests), [0] * len(now.requests)
         if schedule == "turns" and isinstance(order := policy.prepare(now), Draft):
             passes = self._turn(order, depths)
@@ -207,7 +207,7 @@ def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_r
         policy.begin(1, ALL)
         used[policy.schedule] += idx >= 200
         if policy.schedule != "off":
-            world._round(policy, view(takes_turns=True), rng)
+            world.round(policy, view(takes_turns=True), rng)
             continue
         num_tokens = 13 if idx % 4 == 0 else 1
         result = StepResult(num_tokens=num_tokens, busy_s=7e-3)

@@ -188,7 +188,7 @@ class Acceptance:
 
     @property
     def calibration(self) -> Calibration:
-        """What the draft model's probabilities are worth."""
+        """Calibration of the draft model's probabilities; see `Agreement.calibration`."""
         return self.pair.calibration
 
     def probabilities(self, offer: Nodes, *, is_greedy: bool) -> list[float]:
