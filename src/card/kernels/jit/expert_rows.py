@@ -1,4 +1,4 @@
-"""Where a thread keeps the rows of experts: what each row takes, the rows of each expert, and tiles of them.
+"""Rows of experts as a thread keeps them: what each takes, those of each expert, and tiles of them.
 
 Each row is a record of its own, as a tile of one row has it. The rows of an expert are put beside each other as tiles
 have them.
