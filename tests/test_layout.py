@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,6 +112,33 @@ def test_a_module_imports_only_from_its_own_part_and_from_lines_above() -> None:
     parts = {name: source for name, source in SOURCES.items() if name != "card"}
     faults = [fault for name, source in parts.items() for fault in _layer_faults(source, name, package_of(name))]
     assert not faults, "\n".join(faults)
+
+
+def _at_run_time(source: str) -> str:
+    """Return a module without what it imports for types alone."""
+    tree = ast.parse(source)
+    tree.body = [one for one in tree.body if not isinstance(one, ast.If) or ast.unparse(one.test) != "TYPE_CHECKING"]
+    return ast.unparse(tree)
+
+
+def _check_circles(sources: Mapping[str, str]) -> None:
+    """Raise CycleError, with the modules, if one imports another that imports it, directly or through others."""
+    graph = {
+        name: {found.module for found in imports(_at_run_time(source), name.rpartition(".")[0])} & sources.keys()
+        for name, source in sources.items()
+    }
+    TopologicalSorter({name: found - {name} for name, found in graph.items()}).prepare()
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    _check_circles(SOURCES)
+
+
+def test_a_circle_of_modules_is_found() -> None:
+    ring = {f"card.engine.{one}": f"from card.engine.{other} import A" for one, other in ("ab", "bc", "ca")}
+    with pytest.raises(CycleError):
+        _check_circles(ring)
+    _check_circles(ring | {"card.engine.c": "if TYPE_CHECKING:\n    from card.engine.a import A"})
 
 
 def test_the_package_itself_imports_at_the_top() -> None:

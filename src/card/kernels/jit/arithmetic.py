@@ -8,13 +8,12 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
-if TYPE_CHECKING:
-    from card.kernels.jit.vectors import Builder, Value
+from card.kernels.jit.object_code import Builder, Value
 
 BOOL, INT, FLOAT, VOID = ir.IntType(1), ir.IntType(64), ir.FloatType(), ir.VoidType()
 NUMBERS = (int, float, np.floating)  # constants, which get their kind where they are used

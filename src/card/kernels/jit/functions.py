@@ -17,7 +17,7 @@ import inspect
 import struct
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 
@@ -33,10 +33,7 @@ from card.kernels.jit.arithmetic import (
     kind_of,
     matched,
 )
-from card.kernels.jit.object_code import ObjectCode
-
-if TYPE_CHECKING:
-    from card.kernels.jit.vectors import Builder, Value
+from card.kernels.jit.object_code import Builder, ObjectCode, Value
 
 _SIGNS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
