@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 import card
-from tests.sources import DOORS, PACKAGE, SATELLITES, SOURCES, FunctionNode, faults_everywhere, imports, package_of
+from tests.sources import (
+    DOORS,
+    PACKAGE,
+    SATELLITES,
+    SOURCES,
+    FunctionNode,
+    at_run_time,
+    faults_everywhere,
+    imports,
+    package_of,
+)
 
 # What stands beside the packages: the public names, `python -m card`, and the errors that everything may raise.
 FLAT_MODULES = frozenset({"__init__", "__main__", "errors"}) | DOORS
@@ -114,17 +124,10 @@ def test_a_module_imports_only_from_its_own_part_and_from_lines_above() -> None:
     assert not faults, "\n".join(faults)
 
 
-def _at_run_time(source: str) -> str:
-    """Return a module without what it imports for types alone."""
-    tree = ast.parse(source)
-    tree.body = [one for one in tree.body if not isinstance(one, ast.If) or ast.unparse(one.test) != "TYPE_CHECKING"]
-    return ast.unparse(tree)
-
-
 def _check_circles(sources: Mapping[str, str]) -> None:
     """Raise CycleError, with the modules, if one imports another that imports it, directly or through others."""
     graph = {
-        name: {found.module for found in imports(_at_run_time(source), name.rpartition(".")[0])} & sources.keys()
+        name: {found.module for found in imports(at_run_time(source), name.rpartition(".")[0])} & sources.keys()
         for name, source in sources.items()
     }
     TopologicalSorter({name: found - {name} for name, found in graph.items()}).prepare()
@@ -264,10 +267,6 @@ def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
 def test_the_public_names_are_those_that_the_package_can_import() -> None:
     assert set(card.__all__) == {*card.MODULE_OF, "__version__", "hf"}
     assert dir(card) == sorted(card.__all__), "and nothing else is shown"
-
-
-def test_the_package_for_transformers_is_reached_without_an_import_of_its_own() -> None:
-    assert _in_fresh_python("import card; print(card.hf.__name__)") == "card.hf"
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:

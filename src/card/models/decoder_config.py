@@ -138,7 +138,7 @@ class DecoderConfig:
 
 
 class RoutedConfig(DecoderConfig):
-    """What configs of models with experts have besides; a pass reads none of it."""
+    """A config of a model with experts, with the fields that most of these have and no pass reads."""
 
     output_router_logits: bool = False
     router_aux_loss_coef: float = 0.001
