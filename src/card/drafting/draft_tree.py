@@ -88,9 +88,7 @@ class DraftTree(CandidateCache):
         end = self._root.depth + (self.lead if num_layers is None else min(self.lead, num_layers))
         expanded = self._expanded
         ranked = [
-            (-node.score, node.id)
-            for node in self._nodes.values()
-            if node.id not in expanded and node.depth < end
+            (-node.score, node.id) for node in self._nodes.values() if node.id not in expanded and node.depth < end
         ]
         ranked.sort()
         return [node_id for _, node_id in ranked[: max(width, 0)]]
