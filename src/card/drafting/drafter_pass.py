@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from card.drafting.drafted import Drafting
 from card.drafting.protocol import DraftWriter
 from card.errors import CardError, ModelError, in_words
 from card.protocol.messages import DrafterMessage
 from card.tree.nodes import NewNodes
-
-if TYPE_CHECKING:
-    from card.drafting.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +47,31 @@ class TurnEnd:
 NO_END = TurnEnd()
 
 
+class PassWorker(Protocol):
+    """The worker of a drafter, as a pass sees it."""
+
+    writer: DraftWriter
+    clock: Callable[[], float]
+    served_at: tuple[float, int]  # start of its last pass, and its place in it
+
+    def tasks(self, said: list[DrafterMessage]) -> list[Task]:
+        """Return what can run in the next pass; add messages about requests that cannot to ``said``."""
+
+    def decline(self, request_id: int, reason: str, *, has_failed: bool = False) -> list[DrafterMessage]:
+        """Stop drafting for a request, and tell its target."""
+
+
 @dataclass(slots=True)
 class Task:
     """The part of a request that can run in the next pass."""
 
-    worker: DrafterWorker
+    worker: PassWorker
     request_id: int
     drafting: Drafting
     num_tokens: int
 
 
-def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
+def step_together(workers: Sequence[PassWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
     """Make one drafter pass for all workers, which share one writer; each gets a fair share of its tokens.
 
     A worker that needs less than its share leaves the rest to the others. Within a worker the requests that have waited

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -91,6 +91,24 @@ def stated_shape(config: Any, layer: int) -> LayerShape:
         for stated in (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size)
     )
     return LayerShape(heads, kv_heads, head_dim(config, layer), inner)
+
+
+_STATED = {
+    "count": "num_experts",
+    "chosen": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "is_normed": "norm_topk_prob",
+}  # fields of `Experts`, by the names that most configs have for them
+
+
+def with_experts(shape: LayerShape, config: Any, **facts: Any) -> LayerShape:
+    """Return a shape with experts in the place of its MLP, as a config states them.
+
+    Args:
+        facts: fields of `Experts` that the config does not state, or not under the usual name.
+    """
+    stated = {of: getattr(config, name) for of, name in _STATED.items() if of not in facts}
+    return replace(shape, mlp_width=0, experts=Experts(**stated, **facts))
 
 
 def of_layer(stated: Any, layer: int) -> Any:

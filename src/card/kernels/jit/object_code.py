@@ -13,16 +13,15 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import binding, ir
 
 from card.machine.folders import cache_folder, is_safe_folder, make_private, read_kept, write_kept
 from card.machine.processor import kernel_kind, llvm_target
 
-if TYPE_CHECKING:
-    from card.kernels.jit.vectors import Builder, Value
-
+Builder = Any  # of llvmlite, which has no types
+Value = Any
 _DIGEST_BYTES = 32  # of the code, before it: a file that was damaged must not run
 
 

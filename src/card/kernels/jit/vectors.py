@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from llvmlite import ir
 
 from card.kernels.jit.functions import Apart, Entered, Function, Operation
+from card.kernels.jit.object_code import Builder, Value
 from card.machine.processor import is_arm
 
 LANES = 16
@@ -25,10 +26,7 @@ INTS = ir.VectorType(_I32, LANES)
 _HALVES = ir.VectorType(_HALF, LANES)
 _ROOT_OF_HALF = 0x3F3504F3  # the bits of that float
 
-Builder = Any  # of llvmlite, which has no types
-Value = Any
 Floats = Any  # 16 of them, in compiled code
-
 
 INT, FLOAT, VOID = _I64, _F32, ir.VoidType()
 _KINDS = {"int": INT, "float": FLOAT, "Floats": FLOATS, "None": VOID}

@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, hint_at_int8
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.remarks import hint_at_int8
 from card.cli.starting import Say
 from card.cli.tables import show
 from card.config import SamplingParams
