@@ -208,10 +208,31 @@ def test_only_the_rows_in_doubt_go_on_from_the_state() -> None:
     slot = runner.open()
     for length in range(1, 80):
         runner.forward([Extension.of_text(slot, TEXT[:length], length - 1)])
-        assert length - num_absorbed(runner, slot) <= 17
+        assert length - num_absorbed(runner, slot) <= 33
     runner.keep(slot, 79)
     runner.forward([Extension.of_text(slot, TEXT[:80], 79)])
     assert num_absorbed(runner, slot) == 79
+    runner.close(slot)
+
+
+def test_a_chain_that_was_drafted_token_by_token_is_dropped_without_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, depth = make_runner(max_tree_rows=40), 24
+    slot = runner.open()
+    runner.forward([Extension.of_text(slot, TEXT[:41])])
+    runner.keep(slot, 41)
+    for row in range(41, 41 + depth):
+        runner.forward([Extension(slot, [(TEXT[row] + 1) % VOCAB], [row - 1])])
+    forward, num_passes = runner.forward, 0
+
+    def counted(extensions: Sequence[Extension]) -> list[Floats]:
+        nonlocal num_passes
+        num_passes += 1
+        return forward(extensions)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    runner.keep(slot, 41)
+    assert num_passes == 0
+    assert goes_on(runner, slot, TEXT[:41])
     runner.close(slot)
 
 
