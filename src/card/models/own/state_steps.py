@@ -77,19 +77,22 @@ class _Planner:
         num_new_text = one.extension.first_logits_idx
         self._num_text = one.num_held + num_new_text if num_new_text else 0  # 0: perhaps candidates below candidates
         self._kept = self._records.state.ctypes.data
-        unsure = np.arange(self._records.num_absorbed, self._end)
-        self._parents: dict[int, int] = dict(zip(unsure.tolist(), self._tree.parents[unsure].tolist(), strict=True))
-        places = self._records.addresses(unsure).tolist()
-        self._addresses: dict[int, int] = dict(zip(self._parents, places, strict=True))
+        self._unsure = np.arange(self._records.num_absorbed, self._end)
+        parents = self._tree.parents[self._unsure].tolist()
+        self._parents: dict[int, int] = dict(zip(self._unsure.tolist(), parents, strict=True))
+        self._addresses: dict[int, int] = {}
 
     def plan(self) -> StateSteps:
-        """Return the steps."""
+        """Have places for the records of rows in doubt, and return the steps."""
         before, absorbed = self._records.num_absorbed, self._num_absorbed()
         if absorbed < before:
             raise ModelError(
                 f"a token was given a parent before row {before - 1}, and states before it are gone; cut the sequence"
                 " with keep() first"
             )
+        num_needed = self._end - absorbed + self._records.layout.num_needed
+        self._records.have_places(num_needed, self._start, self._end)
+        self._addresses = dict(zip(self._parents, self._records.addresses(self._unsure).tolist(), strict=True))
         steps = [self._step(row, self._kept, self._kept, self._mark_of(row + 1)) for row in range(before, absorbed)]
         num_prompt = self._num_text if self._ends_prompt and before < self._num_text <= absorbed else 0
         return StateSteps(self._records, [*steps, *self._branches(absorbed)], absorbed, num_prompt)
@@ -113,7 +116,7 @@ class _Planner:
             records.num_text,
             self._num_text,
             min(self._start, chain) - _MOST_UNSURE,
-            self._end - len(records.ring) + records.layout.num_needed,
+            self._end - records.layout.num_recent + records.layout.num_needed,
         )
         below = (self._parents[row] for row in range(chain, self._end))
         branching = (parent + 1 for parent in below if parent < chain)
