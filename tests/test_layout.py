@@ -252,6 +252,15 @@ def test_decoding_with_the_demo_pair_on_the_cpu_loads_no_modelling_code_and_noth
     assert _in_fresh_python(code) == ""
 
 
+def test_a_comparison_of_own_methods_needs_no_torch() -> None:
+    code = (
+        "import sys; from card.tools.bench.command import run; from card.tools.bench.environment import describe_run\n"
+        "assert describe_run().versions['torch']\n"
+        "print(*(name for name in ('torch', 'transformers') if name in sys.modules))"
+    )
+    assert _in_fresh_python(code) == ""
+
+
 @pytest.mark.parametrize("name", sorted(card.MODULE_OF))
 def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
     module = card.MODULE_OF[name]
