@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGMLQuantizationType
-
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import GROUP, LANES
@@ -25,6 +23,7 @@ from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_weights import KeptWeights
 from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
     check_tokenizer,
@@ -120,7 +119,7 @@ class GgufSource:
         """The reason that the file's blocks cannot run as they are where passes of integers do; None: they can."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
         if unknown := sorted(types - BLOCK_FORMATS.keys() - PLAIN_DTYPES.keys()):
-            names = ", ".join(GGMLQuantizationType(one).name for one in unknown)
+            names = ", ".join(map(type_name, unknown))
             return f"some of its tensors are {names}, which have no products of integers here"
         if types.isdisjoint(BLOCK_FORMATS):
             return "it has none"
