@@ -56,6 +56,7 @@ OPTIONAL_PACKAGES = frozenset(
         "bitsandbytes",
         "datasets",
         "fastapi",
+        "gguf",  # as slow, and asked for by types of weights that are no blocks of ours
         "huggingface_hub",  # which is slow to import, and asked for by names on the hub alone
         "llguidance",
         "PIL",
