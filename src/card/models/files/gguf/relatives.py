@@ -19,7 +19,6 @@ RELATIVES: Mapping[str, str] = {
     "falcon-h1": "falcon_h1",
     "gemma": "gemma",
     "gemma3n": "gemma3n_text",
-    "glm4moe": "glm4_moe",
     "gpt2": "gpt2",
     "gptneox": "gpt_neox",
     "granitehybrid": "granitemoehybrid",
