@@ -15,6 +15,10 @@ from gguf.quants import dequantize, quantize
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -64,6 +68,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -321,6 +327,9 @@ KINDS |= {
         Glm4MoeConfig,
         {**SHARED_EXPERTS, "use_qk_norm": True, "norm_topk_prob": False},
     ),
+    "dots1": (Dots1ForCausalLM, Dots1Config, {**SHARED_EXPERTS, "head_dim": 32, "sliding_window": None}),
+    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 32}),
+    "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -410,8 +419,8 @@ _ARCHITECTURES = {
 }
 # Files name their post_attention_layernorm after attention, as transformers.
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
-_POST_NORMED += ("glm4moe",)
-_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe")
+_POST_NORMED += ("glm4moe", "seed_oss")
+_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",

@@ -12,8 +12,6 @@ RELATIVES: Mapping[str, str] = {
     "bitnet": "bitnet",
     "command-r": "cohere",
     "deepseek2": "deepseek_v3",
-    "dots1": "dots1",
-    "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
     "exaone-moe": "exaone_moe",
     "falcon-h1": "falcon_h1",
@@ -38,7 +36,6 @@ RELATIVES: Mapping[str, str] = {
     "olmo": "olmo",
     "phi2": "phi",
     "phimoe": "phimoe",
-    "seed_oss": "seed_oss",
     "starcoder": "gpt_bigcode",
     "starcoder2": "starcoder2",
 }
