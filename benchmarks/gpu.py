@@ -36,9 +36,10 @@ from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan, fastest
 from card.tools.bench.records import ModelPair, RowFacts, Run
-from card.tools.bench.rows import CardRow, PromptIds, Row, TransformersRow
+from card.tools.bench.rows import CardRow, PromptIds, Row
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import rich_tables
+from card.tools.bench.transformers_rows import TransformersRow
 
 BASELINE = "vanilla"
 ROWS = (BASELINE, "sps", "card-chain", "card-tree", "transformers", "transformers-assisted")

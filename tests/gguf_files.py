@@ -15,6 +15,10 @@ from gguf.quants import dequantize, quantize
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -25,6 +29,8 @@ from transformers import (
     Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -62,6 +68,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -303,6 +311,26 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         },
     ),
 }
+SHARED_EXPERTS = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+}
+KINDS |= {
+    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**SHARED_EXPERTS, "head_dim": 32, "attention_bias": True}),
+    "glm4_moe, norms of heads": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        {**SHARED_EXPERTS, "use_qk_norm": True, "norm_topk_prob": False},
+    ),
+    "dots1": (Dots1ForCausalLM, Dots1Config, {**SHARED_EXPERTS, "head_dim": 32, "sliding_window": None}),
+    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 32}),
+    "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
+}
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -363,10 +391,14 @@ _NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
-_BUFFERS = ("expert_bias", "layer_scalar")  # that files have
+_BUFFERS = ("expert_bias", "layer_scalar", "e_score_correction_bias")  # that files have
 _VECTORS = {  # whose names end there
     "feed_forward.expert_bias": "exp_probs_b.bias",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "layer_scalar": "layer_output_scale.weight",
@@ -383,9 +415,12 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "mixtral": "llama",
     "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
 }
 # Files name their post_attention_layernorm after attention, as transformers.
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
+_POST_NORMED += ("glm4moe", "seed_oss")
+_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -394,6 +429,7 @@ _FACTORS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
+    "routed_scaling_factor": "expert_weights_scale",
 }
 _OF_EXPERTS = {
     "num_experts": "expert_count",
@@ -402,6 +438,9 @@ _OF_EXPERTS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "num_dense_layers": "leading_dense_block_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -654,7 +693,8 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
-        **({"expert_gating_func": 2} if config["model_type"] == "lfm2_moe" else {}),
+        **({"expert_gating_func": 2} if config["model_type"] in _WITH_SIGMOIDS else {}),
+        **({"expert_weights_norm": config["norm_topk_prob"]} if "n_routed_experts" in config else {}),
     }
 
 

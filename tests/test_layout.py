@@ -56,6 +56,7 @@ OPTIONAL_PACKAGES = frozenset(
         "bitsandbytes",
         "datasets",
         "fastapi",
+        "gguf",  # as slow, and asked for by types of weights that are no blocks of ours
         "huggingface_hub",  # which is slow to import, and asked for by names on the hub alone
         "llguidance",
         "PIL",
@@ -248,6 +249,15 @@ def test_decoding_with_the_demo_pair_on_the_cpu_loads_no_modelling_code_and_noth
         "quick = '.record', '.choosing'\n"
         "device = (name for name in sys.modules if name.startswith('card.theirs.cuda.') and not name.endswith(quick))\n"
         "print(*device)"
+    )
+    assert _in_fresh_python(code) == ""
+
+
+def test_a_comparison_of_own_methods_needs_no_torch() -> None:
+    code = (
+        "import sys; from card.tools.bench.command import run; from card.tools.bench.environment import describe_run\n"
+        "assert describe_run().versions['torch']\n"
+        "print(*(name for name in ('torch', 'transformers') if name in sys.modules))"
     )
     assert _in_fresh_python(code) == ""
 

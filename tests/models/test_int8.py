@@ -92,7 +92,7 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.theirs.transformers.loading import load_model
 from tests.pair import Pair
-from tests.reaching_in import say_why_not_int8
+from tests.reaching_in import cache_of, say_why_not_int8
 from tests.tiny import YARN, tiny
 
 REASON = why_not_int8()  # a kernel that is not exact is no reason to skip: it fails here
@@ -420,6 +420,7 @@ def test_one_pass_warms_an_integer_runner_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(runner, "forward", lambda new: sizes.append(len(new[0].token_ids)) or forward(new))
     runner.warm_up(9)
     assert sizes == [1]
+    assert cache_of(runner).free_bytes == 0
     sizes.clear()
     floats = make_runner("llama", in_integers=False)
     forward = floats.forward

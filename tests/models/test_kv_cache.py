@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -154,19 +156,38 @@ def test_memory_does_not_grow_with_the_number_of_requests() -> None:
     assert live_bytes() - before <= cache.num_bytes <= max_free_bytes
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="the system has no huge pages")
+def test_memory_is_taken_page_by_page_as_rows_are_written() -> None:
+    """A row has a part in the array of each head: were pages of 2 MB taken, the first row would take all of it."""
+    layout = KVLayout((KVShape(4, 64),) * 8, FLOAT32)
+    cache = KVCache(layout, 4096)
+    slot = cache.open()
+    assert num_pages_in_memory(cache[slot].buffer) == 0
+    cache[slot].kv[:, :, :, 0] = 1.0
+    assert num_pages_in_memory(cache[slot].buffer) == 8 * 2 * 4
+
+
+def num_pages_in_memory(array: Any) -> int:
+    flags = np.zeros(-(-array.nbytes // mmap.PAGESIZE), np.uint8)
+    system = ctypes.CDLL(None, use_errno=True)
+    place, size, found = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), ctypes.c_void_p
+    assert system.mincore(place, size, found(flags.ctypes.data)) == 0
+    return int((flags & 1).sum())
+
+
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])  # of the system, and of torch
 def test_a_device_without_memory_gets_the_free_buffers_back_before_a_sequence_is_refused(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     cache = KVCache(LAYOUT, 1000)
-    empty = kv_cache.empty
+    make = kv_cache.paged_zeros
 
     def scarce(num_elements: int, dtype: Any) -> Any:
         if num_elements * 4 + cache.num_bytes > 500 * ROW_BYTES:
             raise error("out of memory")
-        return empty(num_elements, dtype)
+        return make(num_elements, dtype)
 
-    monkeypatch.setattr(kv_cache, "empty", scarce)
+    monkeypatch.setattr(kv_cache, "paged_zeros", scarce)
     cache.open(200)
     cache.close(cache.open(250))
     slot = cache.open(300)

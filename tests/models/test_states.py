@@ -208,10 +208,31 @@ def test_only_the_rows_in_doubt_go_on_from_the_state() -> None:
     slot = runner.open()
     for length in range(1, 80):
         runner.forward([Extension.of_text(slot, TEXT[:length], length - 1)])
-        assert length - num_absorbed(runner, slot) <= 17
+        assert length - num_absorbed(runner, slot) <= 33
     runner.keep(slot, 79)
     runner.forward([Extension.of_text(slot, TEXT[:80], 79)])
     assert num_absorbed(runner, slot) == 79
+    runner.close(slot)
+
+
+def test_a_chain_that_was_drafted_token_by_token_is_dropped_without_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, depth = make_runner(max_tree_rows=40), 24
+    slot = runner.open()
+    runner.forward([Extension.of_text(slot, TEXT[:41])])
+    runner.keep(slot, 41)
+    for row in range(41, 41 + depth):
+        runner.forward([Extension(slot, [(TEXT[row] + 1) % VOCAB], [row - 1])])
+    forward, num_passes = runner.forward, 0
+
+    def counted(extensions: Sequence[Extension]) -> list[Floats]:
+        nonlocal num_passes
+        num_passes += 1
+        return forward(extensions)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    runner.keep(slot, 41)
+    assert num_passes == 0
+    assert goes_on(runner, slot, TEXT[:41])
     runner.close(slot)
 
 
@@ -305,10 +326,35 @@ def test_a_sequence_takes_its_rows_one_state_and_records() -> None:
     state = num_delta * HEADS * SIZE * SIZE * 4
     keys = KINDS.count("full_attention") * 2 * 2 * 32 * 4  # heads of 24, in vectors
     landmark = 3 * record + state
-    assert runner.state_bytes == (TREE_ROWS + 3) * record + state + landmark + 12
+    assert runner.state_bytes == (TREE_ROWS + 3) * record + state + landmark + 16
     assert runner.row_bytes == keys + 4 * -(-landmark // (4 * BLOCK)) + 4
     runner.open(64)
     assert cache_of(runner).num_bytes == 64 * runner.row_bytes + runner.state_bytes
+
+
+def test_a_ring_of_records_takes_as_many_places_as_rows_are_in_doubt() -> None:
+    runner = make_runner(max_tree_rows=60)
+    slot = runner.open()
+    records = cache_of(runner)[slot].records
+    assert records is not None
+    for length in (30, *range(31, 75)):
+        held = runner.num_rows(slot)
+        runner.forward([Extension.of_text(slot, TEXT[:length], held)])
+        runner.keep(slot, length)
+    assert len(records.ring) == 63
+    assert records.num_places == 8
+    tree = Extension(slot, [1] * 21, [73, *[74] * 20])
+    for _ in range(2):
+        runner.forward([tree])
+        assert records.num_places == 24
+        assert not records.ring[24:].any()
+        runner.keep(slot, 74)
+    assert goes_on(runner, slot, TEXT[:74])
+    other = runner.open()
+    runner.copy_rows(slot, other, 64)
+    assert goes_on(runner, other, TEXT[:64])
+    for one in (slot, other):
+        runner.close(one)
 
 
 def test_users_are_told_of_trees_and_states() -> None:

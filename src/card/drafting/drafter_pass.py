@@ -18,22 +18,30 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """Acceptance chance by a draft model's own probability p: level * p^slope for each candidate of a path."""
+
+    level: float = 1.0
+    slope: float = 1.0  # from 0, where they say nothing, to 1, where they say what they seem to
+
+    def chance(self, depth: int, path_logprob: float) -> float:
+        """Return the chance in [0, 1] that a path of this score and length is accepted to its end."""
+        return min(1.0, math.exp(self.slope * min(path_logprob, 0.0)) * self.level**depth)
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnd:
     """End of a turn of a drafter, by the chances in [0, 1] of the best paths of its requests."""
 
     floors: tuple[float, ...] = (0.0,)  # by depth: least chance at which a request is drafted further; the last
     # one holds for all that is deeper
     layer: float = 0.0  # least sum, over all requests, of chance minus floor for which a layer is made
-    trust: float = 1.0  # acceptance chance of a path over its score, per layer
+    calibration: Calibration = Calibration()
     resting: frozenset[int] = frozenset()  # numbers of requests that get no drafts
-
-    def chance(self, depth: int, path_logprob: float) -> float:
-        """Return the chance that a path of this score is accepted."""
-        return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
 
     def spare(self, depth: int, path_logprob: float) -> float:
         """Return the chance of a path minus its floor; below 0 it is not drafted further."""
-        return self.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
+        return self.calibration.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
 
 
 NO_END = TurnEnd()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ Dtype = np.dtype[Any]
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 _LINE = 64
+_HUGE_PAGE = 2**21
 
 BFLOAT16: Dtype = np.dtype(ml_dtypes.bfloat16)
 FLOAT16: Dtype = np.dtype(np.float16)
@@ -38,6 +40,24 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[A
 def zeros(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     """Return such an array of zeros; pages that nobody writes to take no memory."""
     return _in_line(np.zeros, shape, np.dtype(dtype))
+
+
+def paged_zeros(num_elements: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return a vector of zeros that takes memory page by page, as it is written to.
+
+    NumPy asks for pages of 2 MB for its large arrays, so that a few numbers in each part of one take all of its memory.
+
+    Raises: MemoryError if the system has no addresses for it.
+    """
+    of, num_bytes = np.dtype(dtype), num_elements * np.dtype(dtype).itemsize
+    if num_bytes < _HUGE_PAGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):  # only Linux has such pages
+        return zeros(num_elements, of)
+    try:
+        room = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for {num_bytes} bytes") from error
+    room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, of)
 
 
 def _in_line(make: Callable[..., Any], shape: int | tuple[int, ...], dtype: Dtype) -> np.ndarray[Any, Any]:

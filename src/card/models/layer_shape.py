@@ -74,6 +74,7 @@ class LayerShape:
     kv_source: int | None = None  # the layer whose keys and values it reads; None: it has its own
     has_values: bool = True  # False: values are made by the layer of the keys
     input_width: int = 0  # numbers that a token has for this layer alone; 0: none
+    has_head_norms: bool = True  # where an entry has norms of heads that its models may lack
     has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
     delta: DeltaHeads | None = None  # of the mixer delta_rule
 

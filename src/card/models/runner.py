@@ -134,13 +134,16 @@ class RowRunner(ABC):
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
 
-        Machine code is there already, so that integer passes run once, for the pages of the weights.
+        Machine code is there already, so that integer passes run once, for the pages of the weights. Of the rows of
+        this pass and earlier ones no memory is kept: texts need more.
         """
-        slot, most = self.open(), 1 if self.is_exact else min(most_tokens, self.max_model_len)
+        most = 1 if self.is_exact else min(most_tokens, self.max_model_len)
+        slot = self.open(1 if self.is_exact else None)
         for num_tokens in range(1, most + 1):
             self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
             self.keep(slot, 0)
         self.close(slot)
+        self._cache.drop_free()
 
     def release(self) -> None:  # noqa: B027 - most have taken nothing from it
         """Give the model back to other uses; a runner without an own pass cannot run it afterwards."""

@@ -15,7 +15,8 @@ from card.config import SamplingParams
 from card.models.facts import end_token_ids
 from card.models.loading import load_tokenizer
 from card.theirs.transformers.loading import load_model
-from card.tools.bench.rows import CardRow, TransformersRow, up_to_stop
+from card.tools.bench.rows import CardRow
+from card.tools.bench.transformers_rows import TransformersRow, up_to_stop
 from tests.pair import Pair
 
 END = 9

@@ -40,10 +40,9 @@ class ObjectCode:
         file = _file_of(name)
         code = _kept(file)
         if code is None:
-            with _alone_at(file):
+            with _alone_at(file), _garbage_left_alone():
                 code = _kept(file) or _compiled(name, write, machine, is_optimized=is_optimized)
                 _keep(file, code)
-            gc.collect()  # instructions refer to each other: 35 MB that would stay, in pieces
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)  # which owns the code
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -60,6 +59,12 @@ def is_made_elsewhere(name: str) -> bool:
             except BlockingIOError:
                 return True
     return False
+
+
+def is_missing(name: str) -> bool:
+    """Return whether a function is to be compiled, and can be kept."""
+    file = _file_of(name)
+    return file is not None and not file.exists()
 
 
 def kept_folder() -> Path | None:
@@ -120,6 +125,22 @@ def _optimize(module: Any, machine: Any) -> None:
     options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
     builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+
+
+@contextlib.contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Look for garbage at the end of a block alone: to look again and again takes a third of writing instructions.
+
+    They refer to each other: 35 MB that would stay, in pieces.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
 
 
 def _compiled(name: str, write: Callable[[Builder, Value], None], machine: Any, *, is_optimized: bool) -> bytes:

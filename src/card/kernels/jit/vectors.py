@@ -21,6 +21,7 @@ GROUP = 64  # activations that share a scale
 PARTS = GROUP // LANES  # of a group, whose sums are known one by one
 SUMS_BYTES = 4 * (1 + PARTS)  # of what `quantize_group` leaves beside a group's bytes and its scale
 _F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_LANE_0 = ir.Constant(_I32, 0)
 FLOATS = ir.VectorType(_F32, LANES)
 INTS = ir.VectorType(_I32, LANES)
 _HALVES = ir.VectorType(_HALF, LANES)
@@ -117,11 +118,16 @@ def splat(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * kind.count)
 
 
+@functools.cache
+def _undefined(kind: Any) -> Any:
+    """Return a constant without a value."""
+    return ir.Constant(kind, ir.Undefined)
+
+
 def repeated(builder: Builder, value: Value, kind: Any) -> Value:
     """Return a vector whose lanes all are one value."""
-    lanes = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
-    places = splat(ir.VectorType(_I32, kind.count), 0)
-    return builder.shuffle_vector(lanes, ir.Constant(kind, ir.Undefined), places)
+    undefined, places = _undefined(kind), splat(ir.VectorType(_I32, kind.count), 0)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, _LANE_0), undefined, places)
 
 
 def halves_of(builder: Builder, address: Value) -> Value:

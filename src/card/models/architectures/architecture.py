@@ -127,6 +127,19 @@ SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
 }
 
 
+# That of other families, which rows take as it is.
+PLAIN_SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
+    "shared_gate": Part("mlp.shared_experts.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),
+    "shared_up": Part("mlp.shared_experts.up_proj", "ffn_up_shexp", ("shared", "hidden")),
+    "shared_down": Part("mlp.shared_experts.down_proj", "ffn_down_shexp", ("hidden", "shared")),
+}
+
+
+def chooses_by_biases(shape: LayerShape) -> bool:
+    """Return whether a layer's experts are chosen by scores to which something is added."""
+    return shape.experts is not None and shape.experts.has_biases
+
+
 _OF_MLP = frozenset(("inner", "gate_up"))
 
 
@@ -182,6 +195,7 @@ class Architecture:
     gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
     gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
+    gguf_expert_scale: str | None = None  # the config's field for the factor of weights that files may state
     gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
     gguf_linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
     gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart

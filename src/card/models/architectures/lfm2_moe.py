@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import Part, expert_parts
+from card.models.architectures.architecture import Part, chooses_by_biases, expert_parts
 from card.models.architectures.lfm2 import ARCHITECTURE as LFM2
 from card.models.architectures.lfm2 import ShortConvFields, mixed_shape
 from card.models.architectures.qwen3_moe import GGUF_EXPERTS
@@ -41,17 +41,13 @@ def _shape(config: Any, layer: int) -> LayerShape:
     )
 
 
-def _chooses_by_biases(shape: LayerShape) -> bool:
-    return shape.experts is not None and shape.experts.has_biases
-
-
 ARCHITECTURE = replace(
     LFM2,
     model_class="Lfm2MoeForCausalLM",
     config_class=Lfm2MoeFields,
     expert_parts=expert_parts("feed_forward"),
     vectors={
-        "expert_biases": Part("feed_forward.expert_bias", "exp_probs_b.bias", ("experts",), only=_chooses_by_biases)
+        "expert_biases": Part("feed_forward.expert_bias", "exp_probs_b.bias", ("experts",), only=chooses_by_biases)
     },
     file_names={
         rf"(\.experts\.\d+)\.{theirs}\.": rf"\1.{own}_proj."

@@ -130,8 +130,8 @@ class ExactDecoder:
         """
         code, buffers = self._code, self._buffers
         scored = self._make_score_room(steps)
+        sequences = state_steps(steps) if self.state_size else []  # before the tables, which say where records go
         inputs = input_tables(steps) if self.record[1] else _NO_INPUTS
-        sequences = state_steps(steps) if self.state_size else []
         state_table = step_table(sequences)
         rows, ancestors = row_tables(steps)
         num_rows, threads = len(rows), integer_pass_threads()

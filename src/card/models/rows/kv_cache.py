@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from card.errors import CapacityError, ModelError
-from card.kernels.number_types import empty
+from card.kernels.number_types import paged_zeros
 from card.models.rows.records import RecordLayout, Records
 from card.models.rows.row_tree import RowTree
 
@@ -76,7 +76,7 @@ class KVLayout:
 
     def make(self, num_elements: int) -> Any:
         """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError without room."""
-        return empty(num_elements, self.dtype)
+        return paged_zeros(num_elements, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class KVCache:
         try:
             return self.layout.make(num_elements)
         except (MemoryError, RuntimeError):  # no memory, of the CPU or of a device
-            self._free.clear()
+            self.drop_free()
         try:
             return self.layout.make(num_elements)
         except (MemoryError, RuntimeError) as error:
@@ -179,6 +179,10 @@ class KVCache:
         del self._slots[slot]
         while self.free_bytes > self.max_free_bytes:
             del self._free[0]
+
+    def drop_free(self) -> None:
+        """Give the memory of closed sequences back."""
+        self._free.clear()
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``, in one copy.

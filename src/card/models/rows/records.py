@@ -6,7 +6,8 @@ A row that is dropped has changed nothing, so candidates may be trees, and a rej
 
 Some layers keep states that depend on all rows before. Those of the first rows of a text are *absorbed*: the sequence
 has one state behind these, and rows behind them go on from it by their records. Landmarks hold the state there, too.
-They are further apart, and one more stands behind the prompt, which is what the next text shares most often.
+They are further apart, and one more stands behind the prompt, which is what the next text shares most often. As their
+records are large, the ring begins with few places, and gets more when more rows are in doubt.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from card.kernels.number_types import Floats
+from card.kernels.packed_linear import padded
 from card.models.rows.row_tree import IntArray
 
 BLOCK_ROWS = 32  # from landmark to landmark
-_NUM_FACTS = 3
+_NUM_FACTS = 4
+_FEW_PLACES = 8  # of a ring at first, and more at once: a text without candidates needs 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class RecordLayout:
             states.view(np.float32).reshape(num_marks, self.state_size),
             inputs.view(np.float32).reshape(-1, self.width),
             behind_prompt.view(np.float32),
+            min(_FEW_PLACES, self.num_recent) if self.state_size else self.num_recent,
         )
 
     def _parts(self, numbers: Any, capacity: int) -> list[Any]:
@@ -80,14 +84,15 @@ class Records:
     """The records of one sequence, by the numbers of its rows."""
 
     layout: RecordLayout
-    ring: Floats  # [num_recent, width]
+    ring: Floats  # [num_recent, width]; memory is taken for those places alone that are in use
     marks: Floats  # [num_needed for each whole block of rows, width]
     token_ids: Any  # [capacity] int32 of its rows: what lies between landmarks can be computed again
-    facts: Any  # [3] int32, of rows that are taken out: the first three numbers below; empty without a state
+    facts: Any  # [4] int32, of rows that are taken out: the first four numbers below; empty without a state
     state: Floats  # behind the absorbed rows; 0 numbers if no layer has one
     mark_states: Floats  # [whole blocks of rows, numbers of a state]
     prompt_records: Floats  # [num_needed, width] behind the prompt
     prompt_state: Floats
+    num_places: int  # of the ring in use
     first: int = 0  # row from which on the ring holds all records
     num_absorbed: int = 0
     num_prompt: int = 0  # rows before the landmark behind the prompt; 0: there is none
@@ -101,6 +106,18 @@ class Records:
         self.num_text = min(self.num_text, start)
         self.num_prompt = self.num_prompt if self.num_prompt <= start else 0
         self.first = max(self.first, end - self.layout.num_recent)
+
+    def have_places(self, num_needed: int, start: int, end: int) -> None:
+        """Have places for the last ``num_needed`` of ``end`` rows, or as many as possible; ``start`` of them are there.
+
+        A pass is about to fill the others, and may then write over older ones.
+        """
+        num_places = min(padded(num_needed, _FEW_PLACES), self.layout.num_recent)
+        if num_places > self.num_places:
+            rows = np.arange(self.first, start)
+            self.ring[rows % num_places] = self.ring[self._places_of(rows)]
+            self.num_places = num_places
+        self.first = max(self.first, end - self.num_places)
 
     def holds(self, num_rows: int) -> bool:
         """Return whether a text can go on behind its first ``num_rows`` rows, without a landmark."""
@@ -124,7 +141,7 @@ class Records:
             self.first = max(0, num_rows - self.layout.num_needed)
             rows = np.arange(self.first, num_rows)
             is_prompt = num_rows == self.num_prompt != 0
-            self.ring[rows % len(self.ring)] = (
+            self.ring[self._places_of(rows)] = (
                 self.prompt_records[-len(rows) :] if is_prompt else self.marks[self._marks_of(rows)]
             )
             if self.layout.state_size and num_rows:
@@ -136,9 +153,9 @@ class Records:
         """Make the records of ascending rows those of as many rows from ``first`` on."""
         new = np.arange(first, first + len(rows))
         self.token_ids[new] = self.token_ids[rows]
-        self.ring[new % len(self.ring)] = self.ring[rows % len(self.ring)]
+        self.ring[self._places_of(new)] = self.ring[self._places_of(rows)]
         marks = self._marks_of(new)
-        self.marks[marks[marks >= 0]] = self.ring[new[marks >= 0] % len(self.ring)]
+        self.marks[marks[marks >= 0]] = self.ring[self._places_of(new[marks >= 0])]
 
     def copy(self, source: Records, num_rows: int) -> None:
         """Take the records of the first rows of another sequence; see `reach`."""
@@ -150,24 +167,25 @@ class Records:
         self.prompt_records[...], self.prompt_state[...] = source.prompt_records, source.prompt_state
         self.num_prompt = source.num_prompt if source.num_prompt <= num_rows else 0
         self.token_ids[:num_rows] = source.token_ids[:num_rows]
-        self.ring[...], self.first = source.ring, source.first
+        self.num_places, self.first = source.num_places, source.first
+        self.ring[: self.num_places] = source.ring[: self.num_places]
         self.cut(num_rows)
 
     def save(self) -> None:
         """Write down, beside rows that are taken out, what belongs to them."""
-        self.facts[...] = [self.first, self.num_absorbed, self.num_prompt][: len(self.facts)]
+        self.facts[...] = [self.num_places, self.first, self.num_absorbed, self.num_prompt][: len(self.facts)]
 
     def restore(self, num_rows: int) -> None:
         """Read what was written beside these rows."""
         self.first = max(0, num_rows - self.layout.num_needed)
         if len(self.facts):
-            self.first, self.num_absorbed, self.num_prompt = self.facts.tolist()
+            self.num_places, self.first, self.num_absorbed, self.num_prompt = self.facts.tolist()
 
     def mark_prompt(self, num_rows: int) -> None:
         """Note that a pass has written the state behind so many rows to where that behind the prompt belongs."""
         rows = np.arange(num_rows - self.layout.num_needed, num_rows)
         if rows[0] >= self.first:
-            self.prompt_records[...] = self.ring[rows % len(self.ring)]
+            self.prompt_records[...] = self.ring[self._places_of(rows)]
             self.num_prompt = num_rows
 
     def mark_of(self, num_rows: int) -> int:
@@ -179,18 +197,21 @@ class Records:
 
     def places(self, rows: IntArray, num_rows: int) -> tuple[IntArray, IntArray]:
         """Return the addresses where the records of new rows are kept, in the ring and as landmarks; 0 for nowhere."""
-        step = self.ring.strides[0]
-        recent = self.ring.ctypes.data + rows % len(self.ring) * step
         marks = self._marks_of(rows)
         return (
-            np.where(rows >= num_rows - len(self.ring), recent, 0),
-            np.where(marks >= 0, self.marks.ctypes.data + marks * step, 0),
+            np.where(rows >= num_rows - self.num_places, self.addresses(rows), 0),
+            np.where(marks >= 0, self.marks.ctypes.data + marks * self.marks.strides[0], 0),
         )
 
     def addresses(self, rows: IntArray) -> IntArray:
         """Return where the ring holds the records of rows."""
-        found: IntArray = self.ring.ctypes.data + rows % len(self.ring) * self.ring.strides[0]
+        found: IntArray = self.ring.ctypes.data + self._places_of(rows) * self.ring.strides[0]
         return found
+
+    def _places_of(self, rows: IntArray) -> IntArray:
+        """Return which places of the ring are those of rows."""
+        places: IntArray = rows % self.num_places
+        return places
 
     def _marks_of(self, rows: IntArray) -> IntArray:
         """Return which landmarks are those of rows; below 0 for none."""

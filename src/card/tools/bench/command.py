@@ -12,7 +12,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from transformers.utils import logging as transformers_logging
 
 from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED
@@ -40,7 +39,6 @@ def run(**options: Any) -> int:
     """Run `card bench`."""
     out, resume, trace_file = options.pop("out"), options.pop("resume"), options.pop("trace")
     is_wide = options.pop("wide")
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     console = Console(stderr=True)
     environment = describe_run()
     old: Run | None = None

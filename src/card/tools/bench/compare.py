@@ -11,10 +11,10 @@ import numpy as np
 
 from card.config import ResolvedParams
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Floats, dtype_name
+from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
-from card.theirs.transformers.modules import own_logits
 from card.tools.bench.records import Check, Compared, GroupKey, Run, Sample, TextDifference, compared_texts
 from card.tree.sampling import GumbelNoise
 
@@ -60,8 +60,8 @@ class TextJudge:
     def _logits(self, text_ids: tuple[int, ...]) -> Floats:
         """Return the logits [V] after a text, from the model's own modules if it has them."""
         if not isinstance(self._target, DecoderModel):
-            theirs: Any = self._target
-            return own_logits(theirs, text_ids)
+            theirs: Floats = others("transformers.modules", "the target").own_logits(self._target, text_ids)
+            return theirs
         runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
         logits: Floats = runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]
         return logits

@@ -16,11 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
 from card import __version__
 from card.errors import SettingsError
+from card.machine.packages import installed_version
 from card.machine.processor import processor_name
 from card.machine.threads import usable_cores
 from card.models.facts import weight_samples
@@ -57,8 +56,7 @@ def describe_run() -> Environment:
             "card": __version__,
             "card_sources": _sources_sha256()[:16],
             "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
+            **{package: installed_version(package) for package in ("torch", "transformers")},
         },
         machine={
             "cpu": processor_name(),

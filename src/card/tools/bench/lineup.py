@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from card.machine.threads import pinned
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.others import others
 from card.models.own.decoder_model import is_int8
 from card.models.own.reasons import could_run_int8, is_exact
-from card.theirs.transformers.modules import modules_of
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.datasets import Dataset
 from card.tools.bench.environment import MEASURED_START, weights_fingerprint
@@ -41,10 +42,11 @@ from card.tools.bench.row_names import (
     needs_draft,
     spec_of,
 )
-from card.tools.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
+from card.tools.bench.rows import CardRow, Decoded, PromptIds, Row, core_set
 from card.tools.bench.summary import decode_rate
 
 _WARM_UP_TOKENS = 16
+_THEIR_ROWS = "card.tools.bench.transformers_rows"
 _CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts
 
 
@@ -295,6 +297,8 @@ class Lineup:
         return settings
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
+        modules_of = others("transformers.modules", f"the row {name}").modules_of
+        rows = import_module(_THEIR_ROWS)  # with torch, which all other rows do without
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):
             assistant, lengths = (
@@ -302,11 +306,11 @@ class Lineup:
                 [None, *self._settings.lengths],
             )
         return [
-            TransformersRow(
+            rows.TransformersRow(
                 name, modules_of(self._target), self.end_ids, cores, assistant=assistant, num_assistant_tokens=n
             )
             for n in lengths
-            if not known or assistant is None or assistant_title(n) == known["assistant"]
+            if not known or assistant is None or rows.assistant_title(n) == known["assistant"]
         ]
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGMLQuantizationType
-
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import GROUP, LANES
@@ -25,6 +23,7 @@ from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_weights import KeptWeights
 from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
     check_tokenizer,
@@ -77,7 +76,14 @@ class GgufSource:
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, with the chat template."""
-        kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
+        made: list[Tokenizer] = []
+
+        def write(folder: Path) -> None:
+            made.append(self._write_text(folder))
+
+        kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, write)
+        if made:  # also if it could not be kept in the end
+            return made[0]
         if kept is not None:
             return load_tokenizer(kept)
         header = self._model.header
@@ -113,7 +119,7 @@ class GgufSource:
         """The reason that the file's blocks cannot run as they are where passes of integers do; None: they can."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
         if unknown := sorted(types - BLOCK_FORMATS.keys() - PLAIN_DTYPES.keys()):
-            names = ", ".join(GGMLQuantizationType(one).name for one in unknown)
+            names = ", ".join(map(type_name, unknown))
             return f"some of its tensors are {names}, which have no products of integers here"
         if types.isdisjoint(BLOCK_FORMATS):
             return "it has none"
@@ -123,6 +129,12 @@ class GgufSource:
         if (own := self.config.get("hidden_size_per_layer_input", 0)) % GROUP:
             return f"{own} numbers of a token for each layer are no multiple of {GROUP}"
         return None
+
+    @property
+    def products(self) -> list[str]:
+        """The formats of the blocks that passes multiply by as they are."""
+        types = [one for one in self.config["matrix_types"] if one in BLOCK_FORMATS]
+        return [] if self.why_not_blocks is not None else [BLOCK_FORMATS[one].product for one in types]
 
     def block_decoder(self) -> DecoderModel:
         """Return the model with the file's own blocks, packed for integer passes; `why_not_blocks` must be None."""
@@ -231,12 +243,13 @@ class GgufSource:
         _write_json(folder / _FACTS_NAME, self._read_facts())
         self._check_unchanged()
 
-    def _write_text(self, folder: Path) -> None:
+    def _write_text(self, folder: Path) -> Tokenizer:
         header = self._model.header
         _ = self._facts  # which are asked for next: kept now, while the header is at hand
         with _tokenizer_explained():
-            write_tokenizer(header, folder)
+            tokenizer = write_tokenizer(header, folder)
         self._check_unchanged()
+        return tokenizer
 
     def _write_model(self, folder: Path, *, dtype: Dtype) -> None:
         write_weights(folder / "model.safetensors", self._model, dtype)

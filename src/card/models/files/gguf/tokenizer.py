@@ -123,11 +123,12 @@ def read_tokenizer(header: Header) -> Tokenizer:
     return _framed(*_parts(header))
 
 
-def write_tokenizer(header: Header, folder: Path) -> None:
-    """Write the tokenizer to a folder, for `load_tokenizer`. Raises: as `read_tokenizer`, and OSError."""
+def write_tokenizer(header: Header, folder: Path) -> Tokenizer:
+    """Write the tokenizer to a folder for `load_tokenizer`; return it. Raises: as `read_tokenizer`, and OSError."""
     core, frame = _parts(header)
     (folder / _CORE_NAME).write_text(core.to_str(), "utf-8")
     (folder / _FRAME_NAME).write_text(json.dumps(frame), "utf-8")
+    return _framed(core, frame)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
