@@ -16,7 +16,7 @@ from card.models.architectures.architecture import (
     expert_parts,
 )
 from card.models.decoder_config import DecoderConfig
-from card.models.layer_shape import Experts, LayerShape, stated_shape
+from card.models.layer_shape import LayerShape, stated_shape, with_experts
 
 
 class Glm4MoeFields(DecoderConfig):
@@ -61,18 +61,16 @@ def shape_of(config: Any, layer: int) -> LayerShape:
     shape = stated_shape(config, layer)
     if layer < config.first_k_dense_replace:
         return shape
-    experts = Experts(
+    return with_experts(
+        shape,
+        config,
         count=config.n_routed_experts,
-        chosen=config.num_experts_per_tok,
-        width=config.moe_intermediate_size,
-        is_normed=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
         has_sigmoids=True,
         sum_offset=1e-20,
         has_biases=True,
         shared_width=config.moe_intermediate_size * config.n_shared_experts,
     )
-    return replace(shape, mlp_width=0, experts=experts)
 
 
 def _shape(config: Any, layer: int) -> LayerShape:

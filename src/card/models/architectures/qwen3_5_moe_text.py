@@ -24,13 +24,17 @@ class Qwen35MoeFields(RoutedConfig, Qwen35Fields):
     shared_expert_intermediate_size: int = 512
     num_experts_per_tok: int = 8
     num_experts: int = 256
-    norm_topk_prob: bool = True
 
 
 def routed_shape(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer with experts, one of which all rows take."""
-    width = config.shared_expert_intermediate_size
-    return with_experts(mixed_shape(config, layer, 0), config, shared_width=width, has_shared_gate=True)
+    return with_experts(
+        mixed_shape(config, layer, 0),
+        config,
+        is_normed=getattr(config, "norm_topk_prob", True),  # which only Qwen3-Next states
+        shared_width=config.shared_expert_intermediate_size,
+        has_shared_gate=True,
+    )
 
 
 ARCHITECTURE = replace(

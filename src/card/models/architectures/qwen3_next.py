@@ -21,6 +21,7 @@ class Qwen3NextFields(Qwen35MoeFields):
     intermediate_size: int = 5632
     num_hidden_layers: int = 48
     decoder_sparse_step: int = 1
+    norm_topk_prob: bool = True
     num_experts_per_tok: int = 10
     num_experts: int = 512
     mlp_only_layers: list[int] | None = None
