@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import platform
 import sys
 from pathlib import Path
 
 import pytest
 
-from card.machine.memory import give_back_memory, give_back_pages, unwritten_parts
+from card.machine.memory import give_back_memory, give_back_pages, take_large_pages, unwritten_parts
 
 COMPILER = "libllvmlite.so"
 MAPS = """\
@@ -71,3 +72,14 @@ def test_the_compiler_works_when_its_pages_are_given_back() -> None:
     module = binding.parse_assembly("define i64 @seven() { ret i64 7 }")
     module.verify()
     assert "seven" in str(module)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no pages of 2 MB")
+def test_large_pages_are_asked_for_between_the_borders_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("card.machine.memory._advise", lambda *told: asked.append(told) or True)
+    page = mmap.PAGESIZE
+    assert take_large_pages(3 * page + 8, 5 * page)
+    assert asked == [(4 * page, 4 * page, mmap.MADV_HUGEPAGE)]
+    assert not take_large_pages(3 * page + 8, page)
+    assert len(asked) == 1

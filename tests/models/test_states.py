@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
 from card.machine.threads import integer_passes_on
-from card.models import recording_runner
 from card.models.protocol import Extension, Recurrent, Stateful
 from card.models.recording_runner import RecordingRunner
 from card.models.runners import how_it_runs, plain_runner
@@ -34,13 +33,6 @@ VOCAB, TREE_ROWS, BLOCK = 61, 12, 32
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(150)]
 HEADS, KEYS, SIZE = 4, 2, 16  # of the delta rule, and their channels
 KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def near_landmarks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording_runner, "LEAST_BLOCK", BLOCK)
-        yield
 
 
 @functools.cache
@@ -328,6 +320,7 @@ def test_a_sequence_takes_its_rows_one_state_and_records() -> None:
     landmark = 3 * record + state
     assert runner.state_bytes == (TREE_ROWS + 3) * record + state + landmark + 16
     assert runner.row_bytes == keys + 4 * -(-landmark // (4 * BLOCK)) + 4
+    assert runner.row_bytes - 4 <= 2 * keys
     runner.open(64)
     assert cache_of(runner).num_bytes == 64 * runner.row_bytes + runner.state_bytes
 

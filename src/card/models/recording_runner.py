@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from card.kernels.packed_linear import padded
@@ -12,7 +13,6 @@ from card.models.rows.records import BLOCK_ROWS, RecordLayout, Records
 from card.models.rows.row_tree import IntArray
 from card.models.runner import ExactRunner
 
-LEAST_BLOCK = 512  # rows between states that are kept, or more, so that they take no more memory than keys and values
 _NO_TOKEN = -1  # of a row whose embedding was changed
 
 
@@ -52,12 +52,12 @@ class RecordingRunner(ExactRunner):
 
     def _record_layout(self, max_tree_rows: int) -> RecordLayout:
         (width, num_needed), layout = self._decoder.record, self._decoder.layout
-        num_recent, state_size = max_tree_rows + num_needed, self._decoder.state_size
-        if not state_size:
-            return RecordLayout(width, num_needed, num_recent)
+        made = RecordLayout(width, num_needed, max_tree_rows + num_needed, self._decoder.state_size)
+        if not made.state_size:
+            return made
+        # Landmarks take no more memory than keys and values: each 1,728 rows with Qwen3.5's layers of 0.8 B.
         row_bytes = max(1, layout.row_elements * layout.dtype.itemsize)
-        block_rows = max(LEAST_BLOCK, padded(4 * state_size // row_bytes, BLOCK_ROWS))
-        return RecordLayout(width, num_needed, num_recent, state_size, block_rows)
+        return replace(made, block_rows=padded(-(-made.mark_bytes // row_bytes), BLOCK_ROWS))
 
     @property
     def state_bytes(self) -> int:

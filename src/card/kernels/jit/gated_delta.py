@@ -34,7 +34,9 @@ from card.kernels.jit.vectors import (
     total,
 )
 
-MOST_PLACES = 16  # for states of a thread: a tree of 2^n rows needs n + 1 of them
+# For states of a thread. A tree of 2^n rows needs n + 1, so that these are enough for 2^15 rows; one takes 64 KiB with
+# heads of 128, and memory is taken for those alone that a tree has needed.
+MOST_PLACES = 16
 _LEAST_SQUARE = np.float32(1e-6)
 
 

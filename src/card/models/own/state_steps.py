@@ -16,13 +16,13 @@ import numpy as np
 
 from card.errors import ModelError
 from card.models.own.exact_rows import IntArray, NewRows
+from card.models.rows.pool import MIN_SHARED_TOKENS
 from card.models.rows.records import Records
 
 # Rows of a chain that nobody has called text; older ones are absorbed, or each pass of a text that is never cut would
 # repeat them all. Draft models write 24 layers ahead. With chains of 20, bounds of 8, 16 and 32 rows let a text of 100
 # tokens run 747, 588 and 0 rows again after rejections, and repeat 8,178, 11,208 and 11,956 records.
 _MOST_UNSURE = 32
-_LEAST_PROMPT = 8  # rows; to copy fewer saves nothing
 
 Step = tuple[int, int, int, int, int]  # as `card.kernels.jit.tables` names its places
 
@@ -99,8 +99,8 @@ class _Planner:
 
     @property
     def _ends_prompt(self) -> bool:
-        """True if the text that is read here is worth a landmark: logits follow, and much of it is new."""
-        return self._num_text < self._end and self._num_text - self._start >= _LEAST_PROMPT
+        """True if the text that is read here is worth a landmark: logits follow, and texts may share what is new."""
+        return self._num_text < self._end and self._num_text - self._start >= MIN_SHARED_TOKENS
 
     def _mark_of(self, num_rows: int) -> int:
         """Return where the state behind so many rows goes, too; 0 for nowhere."""

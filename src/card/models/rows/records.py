@@ -49,6 +49,11 @@ class RecordLayout:
         return self.num_needed * self.width + self.state_size
 
     @property
+    def mark_bytes(self) -> int:
+        """Memory of a landmark."""
+        return 4 * self._mark_size
+
+    @property
     def row_bytes(self) -> int:
         """Memory of a row's part in the landmarks, and of its token."""
         return 4 * -(-self._mark_size // self.block_rows) + 4
