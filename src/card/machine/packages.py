@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -33,6 +34,7 @@ def install_command(extra: str) -> str:
     return f"pip install {shlex.quote(wanted)}"
 
 
+@functools.cache  # each look reads all that a package tells of itself
 def installed_version(package: str) -> str:
     """Return the version of a package without importing it; "none" if it is not installed."""
     try:

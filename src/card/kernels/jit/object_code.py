@@ -99,8 +99,13 @@ def _source_digest() -> str:
 
 def _target() -> tuple[str, str, str]:
     """Return triple, processor and features of what code is made for."""
-    triple, chosen = binding.get_process_triple(), llvm_target()
-    return triple, *(chosen or (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()))
+    return binding.get_process_triple(), *(llvm_target() or _host())
+
+
+@functools.cache
+def _host() -> tuple[str, str]:
+    """Return this machine's processor and its features."""
+    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
 def _machine_digest() -> str:

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 4  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
+_TEXT_FORMAT = 2  # of tokenizers
 _FACTS_FORMAT = 1  # of what is told of a file
 _FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
@@ -81,7 +82,7 @@ class GgufSource:
         def write(folder: Path) -> None:
             made.append(self._write_text(folder))
 
-        kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, write)
+        kept = None if self._store is None else self._store.make(self._name(f"text{_TEXT_FORMAT}"), _TEXT_BYTES, write)
         if made:  # also if it could not be kept in the end
             return made[0]
         if kept is not None:
