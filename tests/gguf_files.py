@@ -43,6 +43,8 @@ from transformers import (
     Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Olmo2Config,
@@ -328,6 +330,20 @@ KINDS |= {
         {**SHARED_EXPERTS, "use_qk_norm": True, "norm_topk_prob": False},
     ),
     "dots1": (Dots1ForCausalLM, Dots1Config, {**SHARED_EXPERTS, "head_dim": 32, "sliding_window": None}),
+    "ministral3": (
+        Ministral3ForCausalLM,
+        Ministral3Config,
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                **tiny.YARN,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 32}),
     "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
 }
@@ -416,10 +432,12 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
+    "ministral3": "mistral3",
 }
 # Files name their post_attention_layernorm after attention, as transformers.
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
 _POST_NORMED += ("glm4moe", "seed_oss")
+_PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 _WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -602,7 +620,7 @@ def _stored(
     adds_one = arch.startswith(("gemma2", "gemma3", "qwen35", "qwen3next")) and part != "linear_attn.norm"
     if adds_one and values.ndim == 1 and inside not in _VECTORS:
         values = values + np.float32(1.0)
-    if arch in ("llama", "granite", "granitemoe", "smollm3") and part in ("self_attn.q_proj", "self_attn.k_proj"):
+    if arch in _PAIRED and part in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
         values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
     if own.endswith("ffn_gate_inp_shexp.weight"):
@@ -693,6 +711,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
+        **({} if (rate := rope.get("llama_4_scaling_beta")) is None else {"attention.temperature_scale": rate}),
         **({"expert_gating_func": 2} if config["model_type"] in _WITH_SIGMOIDS else {}),
         **({"expert_weights_norm": config["norm_topk_prob"]} if "n_routed_experts" in config else {}),
     }

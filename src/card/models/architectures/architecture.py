@@ -181,6 +181,8 @@ class Architecture:
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    turns_first: bool = False  # heads turn before they are normed
+    query_growth: str | None = None  # the setting of the angles by which queries grow in long texts
     gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture

@@ -17,7 +17,6 @@ class Ernie45Fields(DecoderConfig):
     num_key_value_heads: int | list[int] | None = 2
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
-    use_cache: bool | None = True
     pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
     use_bias: bool | None = False

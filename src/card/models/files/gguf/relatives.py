@@ -30,7 +30,6 @@ RELATIVES: Mapping[str, str] = {
     "mamba2": "mamba2",
     "minicpm3": "minicpm3",
     "minimax-m2": "minimax_m2",
-    "mistral3": "ministral3",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
     "olmo": "olmo",
