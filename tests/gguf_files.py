@@ -17,6 +17,8 @@ from transformers import (
     Cohere2ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -345,6 +347,18 @@ KINDS |= {
         },
     ),
     "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 32}),
+    "ernie4_5_moe": (
+        Ernie4_5_MoeForCausalLM,
+        Ernie4_5_MoeConfig,
+        {
+            "num_hidden_layers": 4,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 2,
+        },
+    ),
     "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
 }
 _NAMES = {
@@ -415,6 +429,7 @@ _BUFFERS = ("expert_bias", "layer_scalar", "e_score_correction_bias")  # that fi
 _VECTORS = {  # whose names end there
     "feed_forward.expert_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "layer_scalar": "layer_output_scale.weight",
@@ -433,6 +448,7 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "ministral3": "mistral3",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 # Files name their post_attention_layernorm after attention, as transformers.
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
@@ -459,6 +475,11 @@ _OF_EXPERTS = {
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -623,7 +644,7 @@ def _stored(
     if arch in _PAIRED and part in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
         values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    if own.endswith("ffn_gate_inp_shexp.weight"):
+    if own.endswith(("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")) and values.ndim > 1:
         values = values[0]
     if part in ("conv.conv", "linear_attn.conv1d"):
         values = values[:, 0]

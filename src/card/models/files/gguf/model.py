@@ -193,6 +193,8 @@ def _vector(place: TensorPlace, architecture: Architecture, config: DecoderConfi
     if found is None:
         return None
     role, part = found
+    if len(part.shape) > len(place.shape):
+        place = replace(place, shape=(1, *place.shape))  # as folders have it
     return Weight(
         f"model.layers.{layer}.{part.name}",
         place,

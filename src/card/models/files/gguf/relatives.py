@@ -12,7 +12,6 @@ RELATIVES: Mapping[str, str] = {
     "bitnet": "bitnet",
     "command-r": "cohere",
     "deepseek2": "deepseek_v3",
-    "ernie4_5-moe": "ernie4_5_moe",
     "exaone-moe": "exaone_moe",
     "falcon-h1": "falcon_h1",
     "gemma": "gemma",
