@@ -39,6 +39,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -359,6 +361,11 @@ KINDS |= {
             "moe_layer_interval": 2,
         },
     ),
+    "granitemoeshared": (
+        GraniteMoeSharedForCausalLM,
+        GraniteMoeSharedConfig,
+        {**KINDS["granitemoe"][2], "shared_intermediate_size": 64},
+    ),
     "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
 }
 _NAMES = {
@@ -421,6 +428,7 @@ _NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -448,6 +456,7 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "ministral3": "mistral3",
+    "granitemoeshared": "granitemoe",
     "ernie4_5_moe": "ernie4_5-moe",
 }
 # Files name their post_attention_layernorm after attention, as transformers.
@@ -475,6 +484,7 @@ _OF_EXPERTS = {
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
     "moe_num_experts": "expert_count",
     "moe_k": "expert_used_count",
     "moe_num_shared_experts": "expert_shared_count",
@@ -558,6 +568,8 @@ def write_gguf(
     experts: Kind | None = None,
     part_tensors: int = 0,
     small_first: bool = False,
+    splits_qkv: bool = False,
+    named: str | None = None,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file, or in several parts, of which the first is returned.
 
@@ -574,10 +586,12 @@ def write_gguf(
         experts: kind of theirs; None: that of all matrices.
         part_tensors: how many tensors a part has; 0: all are in one file.
         small_first: the first part has no tensors.
+        splits_qkv: queries, keys and values are tensors of their own in Phi-3, too.
+        named: another architecture.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
-    arch = _ARCHITECTURES.get(arch, arch)
+    arch = named or _ARCHITECTURES.get(arch, arch)
     names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
     writer = gguf.GGUFWriter(file, arch, split_max_tensors=part_tensors, small_first_shard=small_first)
     writer.add_string("general.name", "tiny")
@@ -597,8 +611,8 @@ def write_gguf(
                     of = Kind.F32 if own.endswith("bias") else experts or kind
                     of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
                     writer.add_tensor(own, stored, raw_dtype=of)
-        elif inside == "linear_attn.in_proj_qkvz.weight":
-            for own, values in _inputs(weight.detach().numpy(), config).items():
+        elif cut := _cut(inside, weight.detach().numpy(), config, splits_qkv=splits_qkv):
+            for own, values in cut.items():
                 writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
         elif (own := _own_name(name, names)) not in without:
             values = _stored(own, inside, weight.detach().numpy(), arch, config)
@@ -649,6 +663,24 @@ def _stored(
     if part in ("conv.conv", "linear_attn.conv1d"):
         values = values[:, 0]
     return np.ascontiguousarray(values)
+
+
+def _cut(
+    inside: str, weight: np.ndarray[Any, Any], config: Mapping[str, Any], *, splits_qkv: bool
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors that files have in the place of one; none for another weight."""
+    if inside == "shared_mlp.input_linear.weight":
+        return dict(zip(("ffn_gate_shexp", "ffn_up_shexp"), np.split(weight, 2), strict=True))
+    if inside == "self_attn.qkv_proj.weight" and splits_qkv:
+        size = weight.shape[0] // (config["num_attention_heads"] + 2 * config["num_key_value_heads"])
+        ends = size * np.cumsum([config["num_attention_heads"], config["num_key_value_heads"]])
+        return dict(zip(("attn_v", "attn_q", "attn_k"), _rolled(np.split(weight, ends)), strict=True))
+    return _inputs(weight, config) if inside == "linear_attn.in_proj_qkvz.weight" else {}
+
+
+def _rolled(parts: list[Any]) -> list[Any]:
+    """Return the last one first: files may have them in any order."""
+    return [parts[-1], *parts[:-1]]
 
 
 def _inputs(weight: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -51,6 +51,7 @@ KINDS = {
     "lfm2_moe": Kind.Q8_0,
 }
 KINDS |= {"gemma4, own inputs": Kind.Q4_0, "gemma4, keys as values": Kind.Q8_0, "gemma4, experts": Kind.Q4_0}
+KINDS |= dict.fromkeys(("glm4_moe", "ernie4_5_moe", "ministral3", "granitemoeshared"), Kind.Q8_0)
 KINDS |= {"phi3": Kind.Q8_0, "glm4": Kind.Q5_1, "cohere2": Kind.Q8_0}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import SPLITS, Part, sizes_of
+from card.models.architectures.architecture import SPLITS, ExpertPlace, Part, sizes_of
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled
@@ -30,6 +30,8 @@ from card.models.own.plain_config import read_config
 
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_SHARED_PLACES: tuple[ExpertPlace, ...] = ("shared_both", "shared_gate", "shared_up", "shared_down")
 
 Angles = Callable[[int, str], tuple[Floats, Floats]]
 
@@ -254,7 +256,9 @@ def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLi
         Mlp(*(its[names[place].format(expert)] for place in ("gate", "up", "down"))) for expert in range(experts.count)
     ]
     if experts.shared_width:
-        each.append(Mlp(*(its[names[place]] for place in ("shared_gate", "shared_up", "shared_down"))))
+        sizes = {"shared": experts.shared_width}
+        shared = [architecture.expert_parts[one] for one in _SHARED_PLACES if one in architecture.expert_parts]
+        each.append(Mlp(*(layer for part in shared for layer in _split(its[part.name], part, sizes, None))))
     return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
 
 

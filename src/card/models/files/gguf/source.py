@@ -45,7 +45,7 @@ from card.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _FORMAT = 4  # of what is kept; another number makes old entries useless, and they go when room is needed
-_BLOCKS_FORMAT = 1  # of packed blocks
+_BLOCKS_FORMAT = 2  # of packed blocks
 _FACTS_FORMAT = 1  # of what is told of a file
 _FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
