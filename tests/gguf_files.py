@@ -568,7 +568,7 @@ def write_gguf(
     experts: Kind | None = None,
     part_tensors: int = 0,
     small_first: bool = False,
-    splits_qkv: bool = False,
+    other_cuts: bool = False,
     named: str | None = None,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file, or in several parts, of which the first is returned.
@@ -586,7 +586,7 @@ def write_gguf(
         experts: kind of theirs; None: that of all matrices.
         part_tensors: how many tensors a part has; 0: all are in one file.
         small_first: the first part has no tensors.
-        splits_qkv: queries, keys and values are tensors of their own in Phi-3, too.
+        other_cuts: queries, keys and values of Phi-3 are apart, and inputs of Qwen3-Next one, as in some files.
         named: another architecture.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -611,7 +611,7 @@ def write_gguf(
                     of = Kind.F32 if own.endswith("bias") else experts or kind
                     of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
                     writer.add_tensor(own, stored, raw_dtype=of)
-        elif cut := _cut(inside, weight.detach().numpy(), config, splits_qkv=splits_qkv):
+        elif cut := _cut(inside, weight.detach().numpy(), config, other_cuts=other_cuts):
             for own, values in cut.items():
                 writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
         elif (own := _own_name(name, names)) not in without:
@@ -666,16 +666,18 @@ def _stored(
 
 
 def _cut(
-    inside: str, weight: np.ndarray[Any, Any], config: Mapping[str, Any], *, splits_qkv: bool
+    inside: str, weight: np.ndarray[Any, Any], config: Mapping[str, Any], *, other_cuts: bool
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return the tensors that files have in the place of one; none for another weight."""
     if inside == "shared_mlp.input_linear.weight":
         return dict(zip(("ffn_gate_shexp", "ffn_up_shexp"), np.split(weight, 2), strict=True))
-    if inside == "self_attn.qkv_proj.weight" and splits_qkv:
+    if inside == "self_attn.qkv_proj.weight" and other_cuts:
         size = weight.shape[0] // (config["num_attention_heads"] + 2 * config["num_key_value_heads"])
         ends = size * np.cumsum([config["num_attention_heads"], config["num_key_value_heads"]])
         return dict(zip(("attn_v", "attn_q", "attn_k"), _rolled(np.split(weight, ends)), strict=True))
-    return _inputs(weight, config) if inside == "linear_attn.in_proj_qkvz.weight" else {}
+    if inside != "linear_attn.in_proj_qkvz.weight":
+        return {}
+    return {"ssm_in": weight} if other_cuts else _inputs(weight, config)
 
 
 def _rolled(parts: list[Any]) -> list[Any]:

@@ -101,9 +101,9 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     assert Path(cache).exists() == kept
 
 
-@pytest.mark.parametrize("kind", ["phi3", "phi3, longrope in part"])
-def test_queries_keys_and_values_of_phi3_may_be_tensors_of_their_own(folders, tmp_path, cache, kind):
-    file = write_gguf(folders(kind), tmp_path / "model.gguf", splits_qkv=True)
+@pytest.mark.parametrize("kind", ["phi3", "phi3, longrope in part", "qwen3_next"])
+def test_queries_keys_and_values_may_be_apart_or_one_tensor(folders, tmp_path, cache, kind):
+    file = write_gguf(folders(kind), tmp_path / "model.gguf", other_cuts=True)
     theirs = load_decoder(folders(kind))
     assert torch.equal(logits(load_decoder(file, cache_dir=cache)), logits(theirs))
     assert torch.equal(logits(load_model(file, cache_dir=cache)), logits(theirs))

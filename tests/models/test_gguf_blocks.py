@@ -90,6 +90,14 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     assert (ours - theirs).norm() < (0.4 if own.config.model_type == "qwen3_next" else 0.15) * theirs.norm()
 
 
+@pytest.mark.parametrize("kind", ["phi3", "qwen3_next"])
+def test_blocks_give_the_same_bits_however_a_file_cuts_them(written, tmp_path, kind):
+    usual, other = written(kind, Kind.Q8_0), tmp_path / "other.gguf"
+    write_gguf(usual.parent, other, kind=Kind.Q8_0, other_cuts=True)
+    for cache in (str(tmp_path / "cache"), ""):
+        assert torch.equal(*(logits(load_decoder(file, cache_dir=cache)) for file in (usual, other)))
+
+
 @pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])
 def test_the_code_that_is_prepared_is_all_that_a_model_runs(written, monkeypatch, dtype):
     model = load_decoder(written("qwen3", Kind.Q4_1), dtype=dtype, cache_dir="")

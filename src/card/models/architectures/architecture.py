@@ -5,7 +5,7 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -232,6 +232,16 @@ class Architecture:
         """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
         linears, experts = self.gguf_linears or self.linears, self.gguf_expert_parts or self.expert_parts
         return replace(self, linears=linears, expert_parts=experts, gguf_linears=None, gguf_expert_parts=None)
+
+    def as_stored(self, names: Iterable[str]) -> "Architecture":
+        """Return the architecture in terms of a GGUF file that has tensors, or weights, of these names.
+
+        Some files have parts as folders have them.
+        """
+        found, apart = " ".join(names), self.in_files
+        whole = [part for part in self.linears if part not in apart.linears]
+        is_whole = any(f".{name}." in found for part in whole for name in (part.name, part.gguf_name))
+        return replace(self, gguf_linears=None) if is_whole else apart
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts and of a token's own numbers."""

@@ -54,7 +54,7 @@ class GgufModel:
 
     header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
-    weights: Sequence[Weight]  # in terms of files, see `Architecture.in_files`
+    weights: Sequence[Weight]  # in terms of files, see `Architecture.as_stored`
 
     @property
     def folder_weights(self) -> Sequence[Weight]:
@@ -89,13 +89,14 @@ def open_gguf(path: Path) -> GgufModel:
     """
     first = read_header(path)
     check_is_first(path, first)
-    architecture = _architecture(first).in_files
-    facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
+    known, headers = _architecture(first), read_parts(path, first)
+    facts = GgufFacts(first.metadata, first.architecture)
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     for file, one in headers.items():
         with named(file, path):
             check_tensors(one)
     header = joined(headers)
+    architecture = known.as_stored(header.tensors)
     config = read_config(path, header, architecture)
     plain = config_of(config)
     if plain is None:

@@ -45,7 +45,7 @@ from card.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _FORMAT = 4  # of what is kept; another number makes old entries useless, and they go when room is needed
-_BLOCKS_FORMAT = 2  # of packed blocks
+_BLOCKS_FORMAT = 1  # of packed blocks
 _FACTS_FORMAT = 1  # of what is told of a file
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
@@ -162,7 +162,9 @@ class GgufSource:
         assert config is not None
         config.dtype = dtype.name
         generation = GenerationConfig.of(generation_config(self.config))
-        model = DecoderModel(architecture.in_files if as_stored else architecture, config, generation, weights)
+        model = DecoderModel(
+            architecture.as_stored(weights) if as_stored else architecture, config, generation, weights
+        )
         model.pages = () if pages is None else (pages,)
         return model
 
