@@ -101,6 +101,30 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     assert Path(cache).exists() == kept
 
 
+@pytest.mark.parametrize("kind", ["phi3", "phi3, longrope in part", "qwen3_next"])
+def test_queries_keys_and_values_may_be_apart_or_one_tensor(folders, tmp_path, cache, kind):
+    file = write_gguf(folders(kind), tmp_path / "model.gguf", other_cuts=True)
+    theirs = load_decoder(folders(kind))
+    assert torch.equal(logits(load_decoder(file, cache_dir=cache)), logits(theirs))
+    assert torch.equal(logits(load_model(file, cache_dir=cache)), logits(theirs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "metadata"),
+    [
+        ("granite", "granitemoe", {}),
+        ("granite", "granitemoe", {"expert_count": 0}),
+        ("granitemoe", "granite", {}),
+        ("granitemoeshared", "granite", {}),
+    ],
+)
+def test_files_of_granite_have_experts_or_none_under_either_name(folders, tmp_path, cache, kind, named, metadata):
+    file = write_gguf(folders(kind), tmp_path / "model.gguf", named=named, metadata=metadata)
+    own, theirs = load_decoder(file, cache_dir=cache), load_decoder(folders(kind))
+    assert own.config.model_type == theirs.config.model_type
+    assert torch.equal(logits(own), logits(theirs))
+
+
 def test_which_layers_attend_is_read_from_a_list_or_a_period(folders, tmp_path, cache):
     kind = "qwen3_5, a key each"
     layers = {"attention.recurrent_layers": [True, True, True, False], "full_attention_interval": 2}

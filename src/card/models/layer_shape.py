@@ -23,7 +23,7 @@ class Experts:
     is_normed: bool  # the weights of those that a row chooses are over their sum
     has_sigmoids: bool = False  # weights are sigmoids of the scores, not their softmax
     sum_offset: float = 0.0  # what is added to the sum of such weights
-    has_biases: bool = False  # something is added to such weights for the choice alone
+    has_biases: bool = False  # something is added to sigmoids or to the softmax for the choice alone
     scale: float = 1.0  # what weights are times
     shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
     has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score

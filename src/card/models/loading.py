@@ -12,6 +12,7 @@ from card.config import INT8
 from card.config.record import load_place
 from card.config.registry import records
 from card.errors import ModelError, VocabularyError
+from card.machine.folders import weights_folder
 from card.machine.packages import install_command
 from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import AUTO, CPU, dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
@@ -74,7 +75,7 @@ def load_decoder(
                 check_folder(Path(source.path))
             with explained(source, "the generation_config.json of {} cannot be used"):
                 read_generation_config(Path(source.path))
-            decoder = read_decoder(Path(source.path), dtype=wanted_dtype)
+            decoder = read_decoder(Path(source.path), dtype=wanted_dtype, cache=weights_folder(cache_dir))
     if decoder is None:
         loaded: LoadedModel = others("transformers.loading", f"{source.name} is a model that").load_to_run(
             source, dtype=dtype, device=wanted_device

@@ -31,6 +31,7 @@ from card.kernels.jit.vectors import (
     LANES,
     add,
     compiled,
+    divide,
     fill,
     largest,
     load,
@@ -63,6 +64,23 @@ def best_by_softmax(of: int, scores: int, room: int, best: int) -> float:
 
 
 @compiled
+def best_by_biased_softmax(of: int, scores: int, room: int, best: int) -> float:
+    """Do what `best_by_softmax` does, with biases that are added to the softmax for the choice alone."""
+    count, chosen, biases = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS), entry(of, t.EXPERT_BIASES)
+    find_best(scores, count, 1, room, best)
+    top, biased = load_float(best), best + 4 * (chosen + LANES)
+    all_of_them = sum_of_exponentials(scores, count, top, 1.0)
+    for at in range(0, 4 * count, 4 * LANES):
+        score = divide(exponential(add(load(scores + at), fill(-top))), fill(all_of_them))
+        store(biased + at, add(score, load(biases + at)))
+    find_best(biased, count, chosen, room, best)
+    for i in range(chosen):
+        score = fill(load_float(scores + 4 * load_int(room + 8 * i)))
+        store_float(best + 4 * i, largest(exponential(add(score, fill(-top)))))
+    return sum_of(best, chosen) if entry(of, t.IS_NORMED) else all_of_them
+
+
+@compiled
 def best_by_sigmoids(of: int, scores: int, room: int, best: int) -> float:
     """Do what `best_by_softmax` does, for scores that are sigmoids and biases that count for the choice alone."""
     count, chosen, biases = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS), entry(of, t.EXPERT_BIASES)
@@ -88,6 +106,8 @@ def choose(of: int, scores: int, choice: int, room: int) -> None:
         store(at, fill(ZERO))
     if entry(of, t.HAS_SIGMOIDS):
         together = best_by_sigmoids(of, scores, room, best)
+    elif entry(of, t.EXPERT_BIASES):
+        together = best_by_biased_softmax(of, scores, room, best)
     else:
         together = best_by_softmax(of, scores, room, best)
     for i in range(chosen):

@@ -21,7 +21,7 @@ from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
-from card.models.files.gguf.kept_weights import KeptWeights
+from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
 from card.models.files.gguf.model import GgufModel, open_gguf
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
@@ -47,7 +47,6 @@ _FORMAT = 4  # of what is kept; another number makes old entries useless, and th
 _BLOCKS_FORMAT = 1  # of packed blocks
 _TEXT_FORMAT = 2  # of tokenizers
 _FACTS_FORMAT = 1  # of what is told of a file
-_FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 
@@ -63,7 +62,7 @@ class GgufSource:
         """
         self._path = path
         self._state = _state_of(path)
-        self._store = None if cache is None else KeptWeights(cache / _FOLDER)
+        self._store = None if cache is None else KeptWeights(cache / KEPT_FOLDER)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -176,7 +175,9 @@ class GgufSource:
         assert config is not None
         config.dtype = dtype.name
         generation = GenerationConfig.of(generation_config(self.config))
-        model = DecoderModel(architecture.in_files if as_stored else architecture, config, generation, weights)
+        model = DecoderModel(
+            architecture.as_stored(weights) if as_stored else architecture, config, generation, weights
+        )
         model.pages = () if pages is None else (pages,)
         return model
 
