@@ -135,8 +135,8 @@ class RowRunner(ABC):
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
 
-        Machine code is there already, so that exact passes run once, for the pages of the weights, unless one has run. Of
-        the rows of this pass and earlier ones no memory is kept: texts need more.
+        Machine code is there already, so that exact passes run once, for the pages of the weights, unless one has run.
+        Of the rows of this pass and earlier ones no memory is kept: texts need more.
         """
         if not (self.is_exact and self._has_run):
             most = 1 if self.is_exact else min(most_tokens, self.max_model_len)
