@@ -46,8 +46,8 @@ from card.tools.bench.row_names import BASELINE, names_of, spec_of
 from card.tools.bench.rows import Decoded, Row, core_set
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import Profile
-from card.tools.planner.recorder import RecordRequest, TargetText, make_recording
-from card.tools.planner.recording import Recording
+from card.tools.planner.recorder import RecordRequest, make_recording
+from card.tools.planner.recording import Recording, TargetText
 from card.tools.planner.scene import Scene
 from card.tools.planner.simulate import Simulator, VirtualRun
 

@@ -45,6 +45,7 @@ class Draft:
 MADE_UP: Mapping[str, Draft] = {
     "poor draft": Draft(0.45, 0.45),
     "adversarial draft": Draft(0.03, 0.9),
+    "flat claims": Draft(0.8, 0.4),  # a good draft model whose probabilities say nothing
     "late draft": Draft(0.88, 0.88, num_wrong=32),  # a good one, after a beginning that speaks against it
 }
 

@@ -109,6 +109,7 @@ _ODD: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2},
     **{family: _ZAMBA for family in ("zamba", "zamba2")},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "granitemoeshared": {"shared_intermediate_size": 48},
     "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 0},
     "zaya": {"num_experts_per_tok": 1, "sliding_window": 8, "layer_types": ["hybrid", "hybrid_sliding"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},

@@ -24,7 +24,7 @@ OPTIONAL = (
     *(f"expert_{name}" for name in (*_EXPERTS.split(), "gating_func", "group_count", "group_used_count")),
     *(f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", *_YARN.split())),
     *("attention.sliding_window", "attention.sliding_window_pattern", "rope.dimension_count", "shortconv.l_cache"),
-    *("leading_dense_block_count", "nextn_predict_layers"),
+    *("leading_dense_block_count", "nextn_predict_layers", "interleave_moe_layer_step", "attention.temperature_scale"),
 )
 _OUTSIDE = ("split.no", "split.count", "split.tensors.count", "tokenizer.ggml.model", "tokenizer.ggml.pre")
 

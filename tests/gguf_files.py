@@ -15,6 +15,12 @@ from gguf.quants import dequantize, quantize
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -25,18 +31,24 @@ from transformers import (
     Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Olmo2Config,
@@ -62,6 +74,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -303,6 +317,57 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         },
     ),
 }
+SHARED_EXPERTS = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+}
+KINDS |= {
+    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**SHARED_EXPERTS, "head_dim": 32, "attention_bias": True}),
+    "glm4_moe, norms of heads": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        {**SHARED_EXPERTS, "use_qk_norm": True, "norm_topk_prob": False},
+    ),
+    "dots1": (Dots1ForCausalLM, Dots1Config, {**SHARED_EXPERTS, "head_dim": 32, "sliding_window": None}),
+    "ministral3": (
+        Ministral3ForCausalLM,
+        Ministral3Config,
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                **tiny.YARN,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 32}),
+    "ernie4_5_moe": (
+        Ernie4_5_MoeForCausalLM,
+        Ernie4_5_MoeConfig,
+        {
+            "num_hidden_layers": 4,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "granitemoeshared": (
+        GraniteMoeSharedForCausalLM,
+        GraniteMoeSharedConfig,
+        {**KINDS["granitemoe"][2], "shared_intermediate_size": 64},
+    ),
+    "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
+}
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -363,10 +428,16 @@ _NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
-_BUFFERS = ("expert_bias", "layer_scalar")  # that files have
+_BUFFERS = ("expert_bias", "layer_scalar", "e_score_correction_bias")  # that files have
 _VECTORS = {  # whose names end there
     "feed_forward.expert_bias": "exp_probs_b.bias",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "layer_scalar": "layer_output_scale.weight",
@@ -383,9 +454,16 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "mixtral": "llama",
     "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    "ministral3": "mistral3",
+    "granitemoeshared": "granitemoe",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 # Files name their post_attention_layernorm after attention, as transformers.
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
+_POST_NORMED += ("glm4moe", "seed_oss")
+_PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
+_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -394,6 +472,7 @@ _FACTORS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
+    "routed_scaling_factor": "expert_weights_scale",
 }
 _OF_EXPERTS = {
     "num_experts": "expert_count",
@@ -402,6 +481,15 @@ _OF_EXPERTS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "num_dense_layers": "leading_dense_block_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -480,6 +568,8 @@ def write_gguf(
     experts: Kind | None = None,
     part_tensors: int = 0,
     small_first: bool = False,
+    other_cuts: bool = False,
+    named: str | None = None,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file, or in several parts, of which the first is returned.
 
@@ -496,10 +586,12 @@ def write_gguf(
         experts: kind of theirs; None: that of all matrices.
         part_tensors: how many tensors a part has; 0: all are in one file.
         small_first: the first part has no tensors.
+        other_cuts: queries, keys and values of Phi-3 are apart, and inputs of Qwen3-Next one, as in some files.
+        named: another architecture.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
-    arch = _ARCHITECTURES.get(arch, arch)
+    arch = named or _ARCHITECTURES.get(arch, arch)
     names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
     writer = gguf.GGUFWriter(file, arch, split_max_tensors=part_tensors, small_first_shard=small_first)
     writer.add_string("general.name", "tiny")
@@ -519,8 +611,8 @@ def write_gguf(
                     of = Kind.F32 if own.endswith("bias") else experts or kind
                     of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
                     writer.add_tensor(own, stored, raw_dtype=of)
-        elif inside == "linear_attn.in_proj_qkvz.weight":
-            for own, values in _inputs(weight.detach().numpy(), config).items():
+        elif cut := _cut(inside, weight.detach().numpy(), config, other_cuts=other_cuts):
+            for own, values in cut.items():
                 writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
         elif (own := _own_name(name, names)) not in without:
             values = _stored(own, inside, weight.detach().numpy(), arch, config)
@@ -563,14 +655,34 @@ def _stored(
     adds_one = arch.startswith(("gemma2", "gemma3", "qwen35", "qwen3next")) and part != "linear_attn.norm"
     if adds_one and values.ndim == 1 and inside not in _VECTORS:
         values = values + np.float32(1.0)
-    if arch in ("llama", "granite", "granitemoe", "smollm3") and part in ("self_attn.q_proj", "self_attn.k_proj"):
+    if arch in _PAIRED and part in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
         values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    if own.endswith("ffn_gate_inp_shexp.weight"):
+    if own.endswith(("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")) and values.ndim > 1:
         values = values[0]
     if part in ("conv.conv", "linear_attn.conv1d"):
         values = values[:, 0]
     return np.ascontiguousarray(values)
+
+
+def _cut(
+    inside: str, weight: np.ndarray[Any, Any], config: Mapping[str, Any], *, other_cuts: bool
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors that files have in the place of one; none for another weight."""
+    if inside == "shared_mlp.input_linear.weight":
+        return dict(zip(("ffn_gate_shexp", "ffn_up_shexp"), np.split(weight, 2), strict=True))
+    if inside == "self_attn.qkv_proj.weight" and other_cuts:
+        size = weight.shape[0] // (config["num_attention_heads"] + 2 * config["num_key_value_heads"])
+        ends = size * np.cumsum([config["num_attention_heads"], config["num_key_value_heads"]])
+        return dict(zip(("attn_v", "attn_q", "attn_k"), _rolled(np.split(weight, ends)), strict=True))
+    if inside != "linear_attn.in_proj_qkvz.weight":
+        return {}
+    return {"ssm_in": weight} if other_cuts else _inputs(weight, config)
+
+
+def _rolled(parts: list[Any]) -> list[Any]:
+    """Return the last one first: files may have them in any order."""
+    return [parts[-1], *parts[:-1]]
 
 
 def _inputs(weight: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
@@ -654,7 +766,9 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
         **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
-        **({"expert_gating_func": 2} if config["model_type"] == "lfm2_moe" else {}),
+        **({} if (rate := rope.get("llama_4_scaling_beta")) is None else {"attention.temperature_scale": rate}),
+        **({"expert_gating_func": 2} if config["model_type"] in _WITH_SIGMOIDS else {}),
+        **({"expert_weights_norm": config["norm_topk_prob"]} if "n_routed_experts" in config else {}),
     }
 
 

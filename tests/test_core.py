@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.sources import SATELLITES, SOURCES, imports, package_of
+from tests.sources import CORE_TESTS, SATELLITES, SOURCES, at_run_time, imports, package_of
+
+TESTS = Path(__file__).parent
 
 _NAMED = re.compile(rf"card\.({'|'.join(sorted(SATELLITES))})\b")
 
@@ -70,6 +73,38 @@ def test_what_only_a_docstring_says_is_no_name() -> None:
     assert list(_named('"""card.tools.bench measures."""', "card.engine")) == []
 
 
+# What tests of the core may name beside it: its own methods, and other models' modules, which they compare with.
+NAMED_IN_TESTS = ("card.family.classic", "card.theirs")
+
+
+def _named_by_tests(files: Iterable[Path]) -> set[tuple[str, str]]:
+    """Return (file, module of a satellite) for all that tests, and helpers that they import, name as they run."""
+    found, waiting, known = set(), list(files), set[Path]()
+    while waiting:
+        file = waiting.pop()
+        if file in known or not file.is_file():
+            continue
+        known.add(file)
+        source = at_run_time(file.read_text("utf-8"))
+        found.update((file.name, one) for one in _named(source, "") if not one.startswith(NAMED_IN_TESTS))
+        own = (one.module for one in imports(source, "") if one.module.startswith("tests."))
+        waiting += (TESTS.parent / f"{module.replace('.', '/')}.py" for module in own)
+    return found
+
+
+def test_the_tests_of_the_core_name_no_satellite() -> None:
+    assert _named_by_tests(file for folder in CORE_TESTS for file in (TESTS / folder).rglob("*.py")) == set()
+
+
+def test_a_test_of_the_core_that_names_a_satellite_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    for line in ("from tests.trainings import trained", "def test():\n    import card.tools.bench"):
+        file.write_text(line)
+        assert _named_by_tests([file])
+    file.write_text("from card.family.classic.sps import METHOD\nfrom tests.reaching_in import say_why_not_int8")
+    assert not _named_by_tests([file])
+
+
 # Folders that others of their kind share.
 SHARED = frozenset({"family/classic", "family/learning", "inside/adapters", "theirs/transformers"})
 # What else a folder beside the core needs of another one. The list may only shrink.
@@ -88,7 +123,8 @@ def test_a_folder_beside_the_core_needs_no_other_one_but_where_the_list_says_so(
         for other in filter(None, (_folder_of(one.module) for one in imports(source, package_of(name)))):
             if folder and other not in {folder, *SHARED}:
                 found.setdefault(folder, set()).add(other)
-    assert found == NEEDED
+    there = {_folder_of(name) for name in SOURCES}
+    assert found == {folder: others for folder, others in NEEDED.items() if folder in there}
 
 
 def _folder_of(module: str) -> str:

@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from card.models.files.gguf.header import read_header
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.server.running import command
-from tests.sources import PACKAGE
+from tests.sources import CORE_TESTS, PACKAGE
 
 PROMPT = "3 + 4 + 3 + 4 + 3 + 4"
 KEPT = {"classic"}  # methods that are settings of the core
@@ -337,12 +337,6 @@ def test_without_one_folder_all_others_are_found(name: str, tmp_path: Path) -> N
     ran = run(copied(tmp_path, without=(name,)), "methods", "--json")
     assert ran.returncode == 0, ran.stderr
     assert name not in {method["from"] for method in json.loads(ran.stdout)}
-
-
-CORE_TESTS = (
-    *("api", "assembly", "cli", "config", "drafting", "engine", "kernels", "links", "machine", "models", "protocol"),
-    *("server", "text", "tree"),
-)
 
 
 @pytest.mark.slow

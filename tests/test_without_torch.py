@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-QUESTION = "Paul has 3 apples and buys 4 more. How many apples does he have?"
-# Runs a program as if neither package were installed: not even looked for.
-ALONE = """
-import sys
-
-class NotHere:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotHere())
-"""
-COMMAND = ALONE + "from card.__main__ import main\nsys.argv[0] = 'card'\nmain()"
-
-
-def alone(*arguments: str, program: str = COMMAND) -> subprocess.CompletedProcess[str]:
-    ran = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(ran, capture_output=True, text=True, check=False, timeout=240)
+from tests.alone import ALONE, QUESTION, alone, text_of
 
 
 @pytest.mark.parametrize(
@@ -35,16 +16,12 @@ def alone(*arguments: str, program: str = COMMAND) -> subprocess.CompletedProces
         ("--method", "sps", "--temperature", "0.8", "--seed", "3", "--top-p", "0.9", "--frequency-penalty", "0.5"),
         ("--method", "suffix", "--dtype", "int8"),
         ("--method", "lookup", "--target-cost", "20M"),
-        ("--method", "specbranch", "--hrad", "demo"),
-        ("--method", "sparsespec", "--judge", "typical"),
         ("--method", "pearl", "--regex", "[0-9 ]+"),
     ],
     ids=lambda options: options[1],
 )
 def test_text_is_written(options: tuple[str, ...]) -> None:
-    done = alone("generate", QUESTION, "--max-tokens", "24", *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert text_of(*options)
 
 
 def test_python_programs_answer_with_logprobs_and_logits_processors() -> None:

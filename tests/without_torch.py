@@ -1,4 +1,4 @@
-"""Which modules of tests need torch or transformers, by what they import themselves or through helpers of tests."""
+"""Which modules of tests need torch, or what comes with it, by what they import themselves or through helpers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_LARGE = {"torch", "transformers"}
+_LARGE = {"torch", "transformers", "playwright"}
 
 
 @cache
 def needs_torch(file: Path) -> bool:
-    """Return whether a module imports one of the two as it is loaded; what the package itself imports is not asked."""
+    """Return whether a module imports one of these as it is loaded; what the package itself imports is not asked."""
     for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -59,7 +59,7 @@ def test_a_drafter_beside_the_target_is_a_fixed_row_where_it_takes_nothing_from_
     assert {row[1].get("num_speculative_tokens") for row in rows.values()} >= {1, 2, 3, 4, 5, 6, 7, 8, 10, 12}
 
 
-@pytest.mark.parametrize("name", ["poor draft", "adversarial draft"])
+@pytest.mark.parametrize("name", ["poor draft", "adversarial draft", "flat claims"])
 def test_a_made_up_draft_is_right_as_often_as_it_should_be(texts, name):
     draft = texts.MADE_UP[name]
     recording = texts.make_recording(draft)

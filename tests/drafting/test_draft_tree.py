@@ -79,7 +79,6 @@ def test_frontier_lists_the_best_unexpanded_nodes_by_path_score() -> None:
     assert cache.frontier(9) == [3, 4, 5]  # -1.5, -2.5, -4.5
     assert cache.frontier(1) == [3]
     assert cache.frontier(0) == []
-    assert cache.frontier(9, min_path_logprob=-2.5) == [3, 4]
     assert cache.frontier(9, num_layers=2) == []
     assert cache.frontier(9, num_layers=3) == [3, 4, 5]
     grow(cache, {3: [(6, -2.0)]})

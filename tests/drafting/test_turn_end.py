@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from card.drafting.beam import BeamWriter
 from card.drafting.drafter import DrafterWorker
-from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.drafter_pass import NO_END, Calibration, TurnEnd
 from card.links.in_process import InlineLink
 from card.protocol.messages import Open
 from tests.drafts import LayersWriter, draft_spec
@@ -32,7 +32,7 @@ def link_with(seed: int, num_requests: int, *, width: int = 1, spread: float = 3
     return link
 
 
-def best_chances(link: InlineLink, trust: float = 1.0) -> Mapping[int, list[float]]:
+def best_chances(link: InlineLink, level: float = 1.0) -> Mapping[int, list[float]]:
     """Return for each request the chance of its best path at each depth, from the root on."""
     chances = {}
     for request_id, drafting in link.worker.drafting.items():
@@ -41,7 +41,7 @@ def best_chances(link: InlineLink, trust: float = 1.0) -> Mapping[int, list[floa
         best: dict[int, float] = {}
         for depth, score in zip(depths, scores, strict=True):
             best[depth] = max(best.get(depth, -math.inf), score)
-        chances[request_id] = [1.0, *(math.exp(best[depth]) * trust**depth for depth in sorted(best))]
+        chances[request_id] = [1.0, *(math.exp(best[depth]) * level**depth for depth in sorted(best))]
     return chances
 
 
@@ -49,17 +49,17 @@ def best_chances(link: InlineLink, trust: float = 1.0) -> Mapping[int, list[floa
     seed=st.integers(0, 999),
     num_requests=st.integers(1, 4),
     floor=st.floats(0.01, 1.0),
-    trust=st.floats(0.5, 1.0),
+    level=st.floats(0.5, 1.0),
     num_passes=st.integers(1, 12),
 )
 @settings(max_examples=60)
 def test_no_pass_is_made_for_a_request_once_its_best_path_is_less_likely_than_the_floor(
-    seed: int, num_requests: int, floor: float, trust: float, num_passes: int
+    seed: int, num_requests: int, floor: float, level: float, num_passes: int
 ) -> None:
     link = link_with(seed, num_requests)
-    passes = link.draft(num_passes, TurnEnd((floor,), trust=trust))
+    passes = link.draft(num_passes, TurnEnd((floor,), calibration=Calibration(level)))
     depths = []
-    for *above, last in best_chances(link, trust).values():
+    for *above, last in best_chances(link, level).values():
         depths.append(len(above))
         assert all(chance >= floor for chance in above), "no layer is made below what is unlikely"
         assert last < floor or len(above) == num_passes, "each request has its own end"
@@ -86,10 +86,12 @@ def test_without_a_floor_as_many_passes_are_made_as_told(seed: int, num_requests
 
 
 def test_a_drafter_that_cannot_be_trusted_ends_its_turn_sooner() -> None:
-    def depth(trust: float) -> int:
-        return sum(len(link_with(seed, 1).draft(MANY, TurnEnd((0.2,), trust=trust))) for seed in range(10))
+    def depth(level: float) -> int:
+        return sum(
+            len(link_with(seed, 1).draft(MANY, TurnEnd((0.2,), calibration=Calibration(level)))) for seed in range(10)
+        )
 
-    depths = [depth(trust) for trust in (1.0, 0.8, 0.5)]
+    depths = [depth(level) for level in (1.0, 0.8, 0.5)]
     assert depths == sorted(depths, reverse=True)
     assert depths[0] > depths[-1] > 0
 
@@ -159,10 +161,10 @@ def test_a_drafter_of_several_layers_a_pass_ends_by_where_its_path_has_got_to() 
 
 
 @pytest.mark.parametrize(
-    ("depth", "logprob", "trust", "chance"), [(0, 0.0, 0.5, 1.0), (2, 0.1, 1.0, 1.0), (3, -0.5, 2.0, 1.0)]
+    ("depth", "logprob", "level", "chance"), [(0, 0.0, 0.5, 1.0), (2, 0.1, 1.0, 1.0), (3, -0.5, 2.0, 1.0)]
 )
-def test_no_path_is_likelier_than_certain(depth: int, logprob: float, trust: float, chance: float) -> None:
-    assert TurnEnd(trust=trust).chance(depth, logprob) == chance
+def test_no_path_is_likelier_than_certain(depth: int, logprob: float, level: float, chance: float) -> None:
+    assert Calibration(level).chance(depth, logprob) == chance
 
 
 @given(seed=st.integers(0, 999), floors=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5))

@@ -75,7 +75,7 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
     assert len(text) < 500
     assert text.startswith(str(file))
     assert not list(Path(cache).rglob("*.unfinished"))
-    assert not [one for one in entries(cache) if one not in ("v4-facts1", "v4-text")]
+    assert not [one for one in entries(cache) if one not in ("v4-facts1", "v4-text2")]
     return text.removeprefix(str(file)).strip()
 
 
@@ -99,6 +99,30 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     assert type(transformers_own) is KINDS[kind][0]
     assert torch.equal(logits(transformers_own), logits(theirs))
     assert Path(cache).exists() == kept
+
+
+@pytest.mark.parametrize("kind", ["phi3", "phi3, longrope in part", "qwen3_next"])
+def test_queries_keys_and_values_may_be_apart_or_one_tensor(folders, tmp_path, cache, kind):
+    file = write_gguf(folders(kind), tmp_path / "model.gguf", other_cuts=True)
+    theirs = load_decoder(folders(kind))
+    assert torch.equal(logits(load_decoder(file, cache_dir=cache)), logits(theirs))
+    assert torch.equal(logits(load_model(file, cache_dir=cache)), logits(theirs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "metadata"),
+    [
+        ("granite", "granitemoe", {}),
+        ("granite", "granitemoe", {"expert_count": 0}),
+        ("granitemoe", "granite", {}),
+        ("granitemoeshared", "granite", {}),
+    ],
+)
+def test_files_of_granite_have_experts_or_none_under_either_name(folders, tmp_path, cache, kind, named, metadata):
+    file = write_gguf(folders(kind), tmp_path / "model.gguf", named=named, metadata=metadata)
+    own, theirs = load_decoder(file, cache_dir=cache), load_decoder(folders(kind))
+    assert own.config.model_type == theirs.config.model_type
+    assert torch.equal(logits(own), logits(theirs))
 
 
 def test_which_layers_attend_is_read_from_a_list_or_a_period(folders, tmp_path, cache):
@@ -264,7 +288,7 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
     first = logits(load_decoder(tiny, cache_dir=cache))
     load_tokenizer(tiny, cache_dir=cache)
-    assert entries(cache) == ["v4-facts1", "v4-float16", "v4-text"]
+    assert entries(cache) == ["v4-facts1", "v4-float16", "v4-text2"]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was converted again")
@@ -302,7 +326,7 @@ def kept_files(cache: str) -> dict[str, Path]:
 def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
     expected = logits(load_decoder(tiny, cache_dir=cache))
     ids = load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?")
-    assert {"facts1/facts.json", "float16/model.safetensors", "text/seal.json"} <= kept_files(cache).keys()
+    assert {"facts1/facts.json", "float16/model.safetensors", "text2/seal.json"} <= kept_files(cache).keys()
     for name in kept_files(cache):
         whole = kept_files(cache)[name].read_bytes()
         for damage in damages(whole):
@@ -366,7 +390,7 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
     assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.sum(dtype="float64"))
-    assert entries(cache) == ["v4-facts1", "v4-float16", "v4-text"]
+    assert entries(cache) == ["v4-facts1", "v4-float16", "v4-text2"]
 
 
 def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):

@@ -51,6 +51,7 @@ KINDS = {
     "lfm2_moe": Kind.Q8_0,
 }
 KINDS |= {"gemma4, own inputs": Kind.Q4_0, "gemma4, keys as values": Kind.Q8_0, "gemma4, experts": Kind.Q4_0}
+KINDS |= dict.fromkeys(("glm4_moe", "ernie4_5_moe", "ministral3", "granitemoeshared"), Kind.Q8_0)
 KINDS |= {"phi3": Kind.Q8_0, "glm4": Kind.Q5_1, "cohere2": Kind.Q8_0}
 
 
@@ -87,6 +88,14 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     ours, theirs = logits(own), logits(unpacked)
     # Only activations are rounded; other weights, or rows in another order, would give other logits altogether.
     assert (ours - theirs).norm() < (0.4 if own.config.model_type == "qwen3_next" else 0.15) * theirs.norm()
+
+
+@pytest.mark.parametrize("kind", ["phi3", "qwen3_next"])
+def test_blocks_give_the_same_bits_however_a_file_cuts_them(written, tmp_path, kind):
+    usual, other = written(kind, Kind.Q8_0), tmp_path / "other.gguf"
+    write_gguf(usual.parent, other, kind=Kind.Q8_0, other_cuts=True)
+    for cache in (str(tmp_path / "cache"), ""):
+        assert torch.equal(*(logits(load_decoder(file, cache_dir=cache)) for file in (usual, other)))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])

@@ -19,7 +19,8 @@ from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.files.gguf.header import GgufError, Header, TensorPlace
 from card.models.files.gguf.splits import RULES
-from card.models.files.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer
+from card.models.files.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer, write_tokenizer
+from card.models.files.gguf.tokenizer import load_tokenizer as read_stored
 from card.models.loading import load_decoder, load_tokenizer
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 
@@ -345,6 +346,23 @@ def test_what_is_kept_begins_and_ends_texts_as_the_file_does(tmp_path: Path):
     found = [load_tokenizer(file, cache_dir=cache).encode("Anna's 25") for cache in ("", *[str(tmp_path)] * 2)]
     assert found[0][-1] == demo_tokenizer().eos_token_id
     assert found[0] == found[1] == found[2]
+
+
+def test_a_tokenizer_that_was_written_and_read_is_the_same_in_all_parts(trained, tmp_path: Path):
+    framed = {"token_type": [3, *[1] * (len(trained[0]) - 1)], "add_bos_token": True, "bos_token_id": 0}
+    gemma4 = {"model": "gemma4", "tokens": ["<bos>", "a", " ", "\n", "a ", "a"], "merges": ["a  "], "bos_token_id": 0}
+    files = [
+        header(**entries_of(trained, pre="qwen2", **framed)),
+        header(**entries_of(trained, pre="llama-bpe", unknown_token_id=3)),
+        header(**gemma4),
+        sentencepiece(add_eos_token=True),
+    ]
+    for idx, file in enumerate(files):
+        (folder := tmp_path / str(idx)).mkdir()
+        for made in (write_tokenizer(file, folder), read_stored(folder)):
+            core = made.backend_tokenizer
+            assert core is not None
+            assert json.loads(core.to_str()) == json.loads(read_tokenizer(file).backend_tokenizer.to_str())
 
 
 # ---- what is wrong --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from card.models.files.gguf.source import GgufSource
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.expert_weights import join_experts
+from card.models.own.mxfp4_experts import ExpertBlocks
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, plain_runner
 from card.theirs.transformers.arrays import as_tensor
@@ -147,6 +149,29 @@ def test_a_file_of_the_same_blocks_gives_the_same_bits(folders: tuple[Path, Path
     for model in (own(file), kept):
         assert type(model) is DecoderModel and model.has_blocks
         assert np.array_equal(logits(model), expected)
+
+
+def test_blocks_of_a_folder_are_packed_once_and_kept(
+    folders: tuple[Path, Path], copied_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, cache = logits(load_decoder(folders[0], cache_dir="")), str(tmp_path / "cache")
+    first = logits(load_decoder(copied_blocks, cache_dir=cache))
+    (kept,) = (tmp_path / "cache" / "gguf").glob("*-mxfp4")
+    packed, panels = list[str](), ExpertBlocks.panels
+
+    def counted(one: ExpertBlocks) -> Any:
+        packed.append(one.name)
+        return panels(one)
+
+    monkeypatch.setattr(ExpertBlocks, "panels", counted)
+    assert (first == expected).all()
+    assert (logits(load_decoder(copied_blocks, cache_dir=cache)) == expected).all() and packed == []
+    written = kept / "model.safetensors"
+    written.write_bytes(written.read_bytes()[:-64])  # cut off: it is made again
+    assert (logits(load_decoder(copied_blocks, cache_dir=cache)) == expected).all() and packed
+    packed.clear()
+    os.utime(copied_blocks / "model.safetensors", ns=(1, 1))  # another file, for all that is known
+    assert (logits(load_decoder(copied_blocks, cache_dir=cache)) == expected).all() and packed
 
 
 def test_a_folder_that_does_not_say_what_its_other_weights_are_in_is_the_same_model(

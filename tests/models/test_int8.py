@@ -415,12 +415,14 @@ def test_rows_that_are_shared_out_have_the_logits_and_states_of_few_rows(kind: s
 
 
 def test_one_pass_warms_an_integer_runner_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, sizes = RUNNERS["llama"], list[int]()
+    runner, sizes = make_runner("llama"), list[int]()
     forward = runner.forward
     monkeypatch.setattr(runner, "forward", lambda new: sizes.append(len(new[0].token_ids)) or forward(new))
     runner.warm_up(9)
     assert sizes == [1]
     assert cache_of(runner).free_bytes == 0
+    runner.warm_up(9)
+    assert sizes == [1], "a pass has run"
     sizes.clear()
     floats = make_runner("llama", in_integers=False)
     forward = floats.forward

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser
 
 from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.config import SamplingParams
-from tests.browser import chromium
-from tests.server.browsing import Opener, opener
 from tests.server.running import MAX_QUEUED, Running, Solo, serving
 from tests.waiting import until
+
+if TYPE_CHECKING:  # tests of the core have no browser
+    from playwright.sync_api import Browser
+
+    from tests.server.browsing import Opener
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +58,8 @@ def solo() -> Iterator[Solo]:
 
 @pytest.fixture(scope="module")  # while it runs, this thread has an event loop, and others could not begin one
 def browser() -> Iterator[Browser]:
+    from tests.browser import chromium
+
     with chromium() as browser:
         yield browser
 
@@ -62,4 +67,6 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def opened(browser: Browser) -> Opener:
     """Open the playground of a server in a tab of its own."""
+    from tests.server.browsing import opener
+
     return opener(browser)

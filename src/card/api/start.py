@@ -19,6 +19,7 @@ from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
+from card.kernels.compiler_process import CompilerProcess
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.machine.container import num_usable_cores
@@ -116,10 +117,11 @@ def load(asked: Asked) -> Loaded:
     if asked.spare is not None and plan.has_drafter_process and asked.draft_name is not None:
         tell_ahead(asked.spare, plan.settings)
     asked.say(f"loading {plan.settings.target}")
-    with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
-        target = load_target(asked.target, draft, plan, asked.tokenizer)
-    facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
-    loaded = _read(target, asked, facts)
+    with CompilerProcess() as compiler:
+        with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
+            target = load_target(asked.target, draft, plan, compiler, asked.tokenizer)
+        facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
+        loaded = _read(target, asked, facts)
     give_back_memory()  # before the first pass brings the weights into memory
     return loaded
 

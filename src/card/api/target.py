@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
 from card.errors import SettingsError, ShortageError
+from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
@@ -16,6 +17,7 @@ from card.models.loading import (
     check_pair,
     load_decoder,
     load_tokenizer,
+    products_in_file,
     require_parallel_draft,
     state_bytes_of,
 )
@@ -36,11 +38,18 @@ class Target:
     tokenizer: Tokenizer
 
 
-def load_target(target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, given: object = None) -> Target:
+def load_target(
+    target: str | LoadedModel,
+    draft: str | LoadedModel | None,
+    plan: Plan,
+    compiler: CompilerProcess,
+    given: object = None,
+) -> Target:
     """Load what is given by name, and inflate the model if the plan's settings say so.
 
     Args:
         draft: the draft model that must fit; None: there is none.
+        compiler: is told what both models need.
         given: a tokenizer, of ours or of transformers; None: the tokenizer of ``target``.
     Raises: SettingsError, ModelError, VocabularyError.
     """
@@ -48,17 +57,29 @@ def load_target(target: str | LoadedModel, draft: str | LoadedModel | None, plan
     is_own = given is None
     tokenizer = load_tokenizer(settings.target, cache_dir=settings.weights_dir) if is_own else as_tokenizer(given)
     check_draft_vocab(settings.draft_vocab, tokenizer)
-    if method.needs_draft and plan.placements and draft is not None:
+    needs_draft = method.needs_draft and bool(plan.placements)
+    if needs_draft and draft is not None:
         has_images = settings.max_images > 0
         check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
+    _tell_products(compiler, target, draft if needs_draft and isinstance(draft, str) else None, plan)
     if isinstance(target, str):
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = _load(target, settings) if isinstance(target, str) else _given(target)
     if settings.target_cost is not None:
         model = inflate(model, parse_parameter_count(settings.target_cost))
     return Target(model, tokenizer)
+
+
+def _tell_products(compiler: CompilerProcess, target: str | LoadedModel, draft: str | None, plan: Plan) -> None:
+    """Have compiled what models multiply by, as far as their files tell."""
+    settings, cache_dir = plan.settings, plan.settings.weights_dir
+    if isinstance(target, str):
+        compiler.compile(products_in_file(target, dtype=settings.dtype, device=settings.device, cache_dir=cache_dir))
+    if draft is not None:
+        device = settings.draft_device or settings.device
+        compiler.compile(products_in_file(draft, dtype=settings.dtype_of_draft, device=device, cache_dir=cache_dir))
 
 
 def _load(target: str, settings: EngineSettings) -> LoadedModel:

@@ -15,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.llm import LLM
-from card.cli.options import DEMO_TARGET, demo_note, given, hint_at_int8, resolve_models
+from card.cli.chosen_models import resolve_models
+from card.cli.options import DEMO_TARGET, given
+from card.cli.remarks import demo_note, hint_at_int8
 from card.cli.starting import spinner
 from card.cli.tables import show
 from card.config import SamplingParams

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from card.cli.fetching import fetch_models
-from card.cli.starting import load, spinner, start_drafter_child, tell
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
-from card.config.registry import all_methods, find_method, methods, own_kinds, own_settings
+from card.config.registry import all_methods, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError
-from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
-from card.models.files.places import local_model
 from card.text.lines import text_of
 
 if TYPE_CHECKING:  # loaded when a command runs
-    from card.api.llm import LLM
+    pass
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
-DRAFTER = "beam"  # the writer that is the draft model
 WITH_DRAFT, ALONE = "card", "suffix"  # the default methods; docs/methods.md has the reason for the latter
-_OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, by default
-_HINTED = "card.cli.options.hinted"  # of a command's run
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no reliable rate
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
@@ -280,81 +271,6 @@ def _pop_grammar(options: dict[str, Any]) -> Grammar | None:
     return Grammar("json_object") if is_object else None
 
 
-def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
-    """Remove target and draft from ``options``; built-in and known targets have a default draft.
-
-    Raises: ModelError for a path that is not a model, the target's first; SettingsError if the draft is missing.
-    """
-    target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
-    local_model(target)
-    if draft is None and needs_draft:
-        draft = DEMO_DRAFT if target == DEMO_TARGET else _known_draft(target)
-    if draft in (None, NO_DRAFT) and needs_draft:
-        raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
-    if draft == NO_DRAFT:
-        draft = None
-    if draft is not None and needs_draft:
-        local_model(draft)
-    return target, draft
-
-
-def _pair_of(target: str) -> KnownPair | None:
-    """Return the known pair of a target on the hub; a local folder of that name is not such a target."""
-    pair = known_pair(target)
-    return pair if pair is not None and local_model(target) is None else None
-
-
-def _known_draft(target: str) -> str | None:
-    """Return the draft model of a known target, and tell the user about it."""
-    pair = _pair_of(target)
-    if pair is None:
-        return None
-    click.echo(
-        f"card: {target} brings its draft model, {pair.draft.name}; both files are {gigabytes(pair.num_bytes)}, "
-        f"fetched once, and need {gigabytes(pair.memory_bytes)} of memory; {', '.join(pair.licences)}; "
-        f"--draft {NO_DRAFT} does without",
-        err=True,
-    )
-    return pair.draft.name
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenModels:
-    """A method and its models."""
-
-    method: str
-    target: str
-    draft: str | None  # None also for a remote draft model
-    note: str  # a note about the choice for the user; may be empty
-
-
-def choose_models(options: dict[str, Any]) -> ChosenModels:
-    """Remove method, target and draft from ``options``. A target alone gets a method without a draft model.
-
-    Raises: ModelError and SettingsError as in `resolve_models`.
-    """
-    asked = options.pop("method")
-    has_sibling = options["target"] in (None, DEMO_TARGET) or _pair_of(options["target"]) is not None
-    has_draft = has_sibling if options["draft"] is None else options["draft"] != NO_DRAFT
-    has_server = options.get("draft_address") is not None
-    wants_draft = DRAFTER in (options.get("writers") or ()) or any(
-        options.get(name) is not None for name in _OF_A_DRAFT
-    )
-    goes_alone = not (asked or has_draft or has_server or wants_draft)
-    method = asked or (ALONE if goes_alone else WITH_DRAFT)
-    needs_draft = find_method(method).needs_draft and not has_server
-    if find_method(method).needs_parallel_draft and options["draft"] is None:
-        options["draft"] = NO_DRAFT  # a sibling of the target is not a draft model
-    target, draft = resolve_models(options, needs_draft=needs_draft)
-    note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
-    return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
-
-
-def demo_note(target: str) -> str:
-    """Return a note about the answers of the demo target; empty for other models."""
-    return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
-
-
 def rename_option(options: dict[str, Any], alias: str, name: str) -> None:
     """Move an alias of an option to its own name. Raises: SettingsError if both are given and differ."""
     value = options.pop(alias)
@@ -368,44 +284,3 @@ def rename_option(options: dict[str, Any], alias: str, name: str) -> None:
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave a value; the rest keep the defaults of the settings."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> None:
-    """Say once how weights that run as stored could be faster, unless --dtype is given.
-
-    Args:
-        could_run_int8: of the target.
-    """
-    context = click.get_current_context(silent=True)
-    if not could_run_int8 or context is None or _HINTED in context.meta:
-        return
-    if context.get_parameter_source("dtype") is ParameterSource.DEFAULT:
-        context.meta[_HINTED] = True
-        say(
-            "the weights run as they are stored; --dtype int8 reads half as much and is faster on processors with "
-            "AVX-512, but may change words (docs/int8.md)"
-        )
-
-
-def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | None) -> None:
-    """Say, after an answer, which bound cut it off, if any, and once what would be faster."""
-    if reason == "length":
-        most = llm.host.bound_of(params)
-        told = f"the context of {llm.max_model_len} tokens is full; --max-model-len raises it if the model allows"
-        if most is not None and num_new_tokens >= most:
-            told = f"{most} tokens are the most{'' if params.max_tokens else ' by the model'}; --max-tokens allows more"
-        tell(f"the answer is cut off: {told}")
-    hint_at_int8(llm.host.could_run_int8)
-
-
-def make_llm(options: dict[str, Any]) -> LLM:
-    """Load the models that the options name, with a spinner. Raises: CardError of any kind."""
-    chosen = choose_models(options)
-    spare = start_drafter_child(chosen.method, chosen.draft, options)
-    make: type[LLM] = load("card.api.llm").LLM
-    fetch_models(chosen.target, chosen.draft)
-    with spinner(f"loading {chosen.target}") as say:
-        llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
-    if chosen.note:  # after loading, so that a failed load prints one line
-        tell(chosen.note)
-    return llm

@@ -78,21 +78,17 @@ class DraftTree(CandidateCache):
             node = node.best
         return path
 
-    def frontier(self, width: int, *, min_path_logprob: float = -math.inf, num_layers: int | None = None) -> list[int]:
+    def frontier(self, width: int, *, num_layers: int | None = None) -> list[int]:
         """Return the ids of the best nodes to expand next, best path score first, hence parents before children.
 
         Args:
             width: most ids returned.
-            min_path_logprob: nodes with a lower path score are left out. `grow` and `refill` never make such nodes, so
-                it only matters if the limit has risen since.
             num_layers: nodes at this depth below the root or deeper are left out; None: nodes as deep as the lead.
         """
         end = self._root.depth + (self.lead if num_layers is None else min(self.lead, num_layers))
         expanded = self._expanded
         ranked = [
-            (-node.score, node.id)
-            for node in self._nodes.values()
-            if node.id not in expanded and node.depth < end and node.score >= min_path_logprob
+            (-node.score, node.id) for node in self._nodes.values() if node.id not in expanded and node.depth < end
         ]
         ranked.sort()
         return [node_id for _, node_id in ranked[: max(width, 0)]]

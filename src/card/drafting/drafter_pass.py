@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from card.drafting.drafted import Drafting
 from card.drafting.protocol import DraftWriter
@@ -14,10 +14,19 @@ from card.errors import CardError, ModelError, in_words
 from card.protocol.messages import DrafterMessage
 from card.tree.nodes import NewNodes
 
-if TYPE_CHECKING:
-    from card.drafting.drafter import DrafterWorker
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Acceptance chance by a draft model's own probability p: level * p^slope for each candidate of a path."""
+
+    level: float = 1.0
+    slope: float = 1.0  # from 0, where they say nothing, to 1, where they say what they seem to
+
+    def chance(self, depth: int, path_logprob: float) -> float:
+        """Return the chance in [0, 1] that a path of this score and length is accepted to its end."""
+        return min(1.0, math.exp(self.slope * min(path_logprob, 0.0)) * self.level**depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +36,42 @@ class TurnEnd:
     floors: tuple[float, ...] = (0.0,)  # by depth: least chance at which a request is drafted further; the last
     # one holds for all that is deeper
     layer: float = 0.0  # least sum, over all requests, of chance minus floor for which a layer is made
-    trust: float = 1.0  # acceptance chance of a path over its score, per layer
+    calibration: Calibration = Calibration()
     resting: frozenset[int] = frozenset()  # numbers of requests that get no drafts
-
-    def chance(self, depth: int, path_logprob: float) -> float:
-        """Return the chance that a path of this score is accepted."""
-        return min(1.0, math.exp(min(path_logprob, 0.0)) * self.trust**depth)
 
     def spare(self, depth: int, path_logprob: float) -> float:
         """Return the chance of a path minus its floor; below 0 it is not drafted further."""
-        return self.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
+        return self.calibration.chance(depth, path_logprob) - self.floors[min(depth, len(self.floors) - 1)]
 
 
 NO_END = TurnEnd()
+
+
+class PassWorker(Protocol):
+    """The worker of a drafter, as a pass sees it."""
+
+    writer: DraftWriter
+    clock: Callable[[], float]
+    served_at: tuple[float, int]  # start of its last pass, and its place in it
+
+    def tasks(self, said: list[DrafterMessage]) -> list[Task]:
+        """Return what can run in the next pass; add messages about requests that cannot to ``said``."""
+
+    def decline(self, request_id: int, reason: str, *, has_failed: bool = False) -> list[DrafterMessage]:
+        """Stop drafting for a request, and tell its target."""
 
 
 @dataclass(slots=True)
 class Task:
     """The part of a request that can run in the next pass."""
 
-    worker: DrafterWorker
+    worker: PassWorker
     request_id: int
     drafting: Drafting
     num_tokens: int
 
 
-def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
+def step_together(workers: Sequence[PassWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
     """Make one drafter pass for all workers, which share one writer; each gets a fair share of its tokens.
 
     A worker that needs less than its share leaves the rest to the others. Within a worker the requests that have waited

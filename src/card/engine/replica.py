@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from card.config import DraftSettings, ResolvedParams, SamplingRule, ShapingRule, TreeShape
@@ -148,19 +149,18 @@ class Replica:
         trunk = self.tree.query(settings.budget, "trunk")
         return self.tree.depth == len(trunk) < wanted  # it neither branches yet nor is it long enough
 
-    def compare(self, new_ids: Sequence[int]) -> tuple[int, int, float]:
-        """Return how many committed tokens the best path can be compared with, and how many agree.
+    def compare(self, new_ids: Sequence[int]) -> tuple[int, tuple[float, ...]]:
+        """Compare the best path with committed tokens, up to the first that differs.
 
-        Returns: both numbers, and how many should agree by the drafter's probabilities.
+        Returns: how many agree, and the drafter's probability of each that was compared.
         """
         best = self.tree.query(len(new_ids), "chain", len(new_ids))
-        num_agreed, num_claimed, last_logprob = 0, 0.0, 0.0
-        for token, new_id, logprob in zip(best.tokens, new_ids, best.path_logprobs, strict=False):
-            num_claimed += math.exp(logprob - last_logprob)
-            if token != new_id:
-                return num_agreed + 1, num_agreed, num_claimed
-            num_agreed, last_logprob = num_agreed + 1, logprob
-        return num_agreed, num_agreed, num_claimed
+        num_agreed = next(
+            (idx for idx, (token, new_id) in enumerate(zip(best.tokens, new_ids, strict=False)) if token != new_id),
+            len(best),
+        )
+        scores = (0.0, *best.path_logprobs[: num_agreed + 1])
+        return num_agreed, tuple(math.exp(score - above) for above, score in pairwise(scores))
 
     def advance(self) -> bool:
         """Move the root along the tokens committed since the last call. Returns: whether all were in the tree."""

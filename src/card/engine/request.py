@@ -153,9 +153,13 @@ class Verified:
     offer: Nodes
     accepted: tuple[int, ...]  # indices into the offer, from the root down
     is_greedy: bool  # the request always takes the likeliest token
-    num_compared: int  # candidates of the best path, verified or not, compared with the target's tokens
-    num_agreed: int  # of these, how many agreed
-    num_claimed: float = 0.0  # of these, how many should have agreed by the draft's probabilities
+    num_agreed: int = 0  # candidates of the best path, verified or not, that are the target's tokens
+    claims: tuple[float, ...] = ()  # the draft model's probability of each that was compared, one that differs included
+
+    @property
+    def num_compared(self) -> int:
+        """Candidates of the best path that were compared with the target's tokens."""
+        return len(self.claims)
 
 
 @dataclass(slots=True)

@@ -354,7 +354,7 @@ class TargetWorker:
         if not was_prefilling:
             stats.count_verification(offer, verdict.accepted[: len(kept_rows)], sequence.offers.names)
             is_greedy = sequence.sampler.rule.is_greedy
-            compared = sequence.replica.compare(new_ids) if is_heard else (0, 0, 0.0)
+            compared = sequence.replica.compare(new_ids) if is_heard else ()
             result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, *compared))
         details = one.details.leading(len(kept_ids))
         result.updates.append(Update(request_id, tuple(kept_ids), reason, stats, details=details))

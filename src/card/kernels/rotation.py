@@ -72,6 +72,19 @@ def attention_factor(rope: Mapping[str, Any], num_positions: int) -> float:
     return _growth(factor, scale) / _growth(factor, divisor) if scale and divisor else _growth(factor, 1.0)
 
 
+def query_growth(rope: Mapping[str, Any], rate: float, num_positions: int) -> Floats:
+    """Return what queries are multiplied by at each position: they grow with every context of the first training.
+
+    Args:
+        rate: growth from one context to e times as many.
+    Source: Llama 4's temperature of attention, as transformers has it.
+    """
+    length = int(rope["original_max_position_embeddings"])
+    contexts = range(1, -(-num_positions // length) + 1)
+    factors = np.array([1 + rate * float(_logarithm(context)) for context in contexts], np.float32)
+    return np.repeat(factors, length)[:num_positions]
+
+
 def _growth(factor: float, scale: float) -> float:
     """Return by how much yarn lets queries and keys grow in a context that is ``factor`` times as long."""
     return 1.0 if factor <= 1 else 0.1 * scale * float(_logarithm(factor)) + 1.0

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from card.links.keys import ClientKeys, check_address, load_client_keys
 from card.links.zmq_link import Watch, ZmqLink
 from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 
+# A number and a value: http://api.zeromq.org/4-3:zmq-socket-monitor (zmq's own reader of it imports asyncio).
+_EVENT = struct.Struct("=Hi")
 _CONNECT_TIMEOUT_S = 3.0  # until the address must have accepted a connection
 _ANSWER_TIMEOUT_S = 15.0  # a server listens only after loading, and then answers at once
 _RESTING_AFTER_S = 5.0  # a target without requests does not read its link; then the link rests
@@ -164,7 +166,7 @@ class RemoteLink(ZmqLink):
     def _look_at_connection(self) -> None:
         """Read the connection's events; a broken connection ends the session."""
         while self._monitor is not None and self._monitor.poll(0):
-            event = int(recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"])
+            event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             if event == zmq.EVENT_CONNECTED:
                 self._has_connected = True
             elif event & _HANDSHAKE_FAILURES:

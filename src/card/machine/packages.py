@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 _PACKAGE = "card-decoding"
 _ROOT = Path(__file__).parents[3]  # of the checkout, if the code runs from one
@@ -22,7 +22,7 @@ def install_command(extra: str) -> str:
     origin = _origin()
     url, folder = origin.get("url", ""), origin.get("dir_info")
     if folder is not None:
-        path = Path(url2pathname(urlsplit(url).path))
+        path = Path(unquote(urlsplit(url).path))
         option = "-e " if folder.get("editable") else ""
         return f"pip install {option}{shlex.quote(f'{_from_here(path)}[{extra}]')}"
     wanted = f"{_PACKAGE}[{extra}]"
@@ -34,6 +34,7 @@ def install_command(extra: str) -> str:
     return f"pip install {shlex.quote(wanted)}"
 
 
+@functools.cache  # each look reads all that a package tells of itself
 def installed_version(package: str) -> str:
     """Return the version of a package without importing it; "none" if it is not installed."""
     try:

@@ -137,6 +137,13 @@ class DecoderConfig:
         return others
 
 
+class RoutedConfig(DecoderConfig):
+    """A config of a model with experts, with the fields that most of these have and no pass reads."""
+
+    output_router_logits: bool = False
+    router_aux_loss_coef: float = 0.001
+
+
 def _hints_of(kind: type[DecoderConfig]) -> dict[str, Any]:
     """Return the fields of a config and their types; those of a parent class come first."""
     return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}

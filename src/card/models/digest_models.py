@@ -112,16 +112,16 @@ def _part_weights(
 
 def _matrix(num_rows: int, num_in: int) -> Floats:
     """Return a weight whose products with rows of length 1 are about as long."""
-    return _numbers(num_rows * num_in, num_rows).reshape(num_rows, num_in) * np.float32(2 / np.sqrt(num_in))
+    return fixed_numbers(num_rows * num_in, num_rows).reshape(num_rows, num_in) * np.float32(2 / np.sqrt(num_in))
 
 
 def _vector(count: int) -> Floats:
     """Return numbers near 1."""
-    return np.float32(1) + _numbers(count, 3 * count) / np.float32(8)
+    return np.float32(1) + fixed_numbers(count, 3 * count) / np.float32(8)
 
 
-def _numbers(count: int, seed: int) -> Floats:
-    """Return numbers from -1 to 1, made of whole numbers alone."""
-    places = np.arange(seed, seed + count, dtype=np.int64)
+def fixed_numbers(count: int, first: int = 0) -> Floats:
+    """Return numbers from -1 to 1 without a pattern that a group could share, made of whole numbers alone."""
+    places = np.arange(first, first + count, dtype=np.int64)
     whole = (places * places * 7919 + 104729 * places) % 4093 - 2046
     return whole.astype(np.float32) / np.float32(2046)

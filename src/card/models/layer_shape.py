@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ class Experts:
     is_normed: bool  # the weights of those that a row chooses are over their sum
     has_sigmoids: bool = False  # weights are sigmoids of the scores, not their softmax
     sum_offset: float = 0.0  # what is added to the sum of such weights
-    has_biases: bool = False  # something is added to such weights for the choice alone
+    has_biases: bool = False  # something is added to sigmoids or to the softmax for the choice alone
     scale: float = 1.0  # what weights are times
     shared_width: int = 0  # of one more expert, which all rows take; 0: there is none
     has_shared_gate: bool = False  # and rows weigh it by the sigmoid of a score
@@ -74,6 +74,7 @@ class LayerShape:
     kv_source: int | None = None  # the layer whose keys and values it reads; None: it has its own
     has_values: bool = True  # False: values are made by the layer of the keys
     input_width: int = 0  # numbers that a token has for this layer alone; 0: none
+    has_head_norms: bool = True  # where an entry has norms of heads that its models may lack
     has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
     delta: DeltaHeads | None = None  # of the mixer delta_rule
 
@@ -91,6 +92,24 @@ def stated_shape(config: Any, layer: int) -> LayerShape:
         for stated in (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size)
     )
     return LayerShape(heads, kv_heads, head_dim(config, layer), inner)
+
+
+_STATED = {
+    "count": "num_experts",
+    "chosen": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "is_normed": "norm_topk_prob",
+}  # fields of `Experts`, by the names that most configs have for them
+
+
+def with_experts(shape: LayerShape, config: Any, **facts: Any) -> LayerShape:
+    """Return a shape with experts in the place of its MLP, as a config states them.
+
+    Args:
+        facts: fields of `Experts` that the config does not state, or not under the usual name.
+    """
+    stated = {of: getattr(config, name) for of, name in _STATED.items() if of not in facts}
+    return replace(shape, mlp_width=0, experts=Experts(**stated, **facts))
 
 
 def of_layer(stated: Any, layer: int) -> Any:

@@ -12,9 +12,10 @@ from card.config import INT8
 from card.config.record import load_place
 from card.config.registry import records
 from card.errors import ModelError, VocabularyError
+from card.machine.folders import weights_folder
 from card.machine.packages import install_command
 from card.models.decoder_config import DecoderConfig
-from card.models.dtypes import dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
+from card.models.dtypes import AUTO, CPU, dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
 from card.models.files.generation_config import read_generation_config
 from card.models.files.places import local_model
@@ -74,7 +75,7 @@ def load_decoder(
                 check_folder(Path(source.path))
             with explained(source, "the generation_config.json of {} cannot be used"):
                 read_generation_config(Path(source.path))
-            decoder = read_decoder(Path(source.path), dtype=wanted_dtype)
+            decoder = read_decoder(Path(source.path), dtype=wanted_dtype, cache=weights_folder(cache_dir))
     if decoder is None:
         loaded: LoadedModel = others("transformers.loading", f"{source.name} is a model that").load_to_run(
             source, dtype=dtype, device=wanted_device
@@ -84,6 +85,20 @@ def load_decoder(
     read_parallel_draft(Path(source.path) if source.is_folder else None, decoder)
     decoder.computes_int8 = dtype == INT8 or decoder.has_blocks
     return decoder
+
+
+def products_in_file(name_or_path: str, *, dtype: object, device: object, cache_dir: str | None) -> list[str]:
+    """Return the formats of the blocks of a GGUF file here that are multiplied as they are; of other models none.
+
+    Arguments as of `load_decoder`. Raises: ModelError, one line, if the file cannot be used.
+    """
+    place = local_model(name_or_path)
+    if place is None or not place.is_file() or (dtype, device) != (AUTO, CPU):
+        return []
+    source = find_source(name_or_path, cache_dir)
+    assert source.gguf is not None
+    with explained(source, "the config of {} cannot be used"):
+        return source.gguf.products
 
 
 def load_vision_tower(

@@ -7,6 +7,7 @@ So a digest of the logits of fixed texts is the same on every processor and unde
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +25,7 @@ from card.kernels.number_types import Array, Floats
 from card.kernels.packed_linear import multiply_rows
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
-from card.models.digest_models import digest_models
+from card.models.digest_models import digest_models, fixed_numbers
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.layers import BlockWeight, Linear
@@ -68,8 +69,8 @@ def digest_machine() -> MachineDigest:
 
 def _products() -> Iterator[Array]:
     """Yield products of few and many rows."""
-    rows = _numbers(33, _NUM_IN) * np.arange(1, 34, dtype=np.float32)[:, None]
-    weight = _numbers(150, _NUM_IN)
+    rows = fixed_numbers(33 * _NUM_IN).reshape(33, -1) * np.arange(1, 34, dtype=np.float32)[:, None]
+    weight = fixed_numbers(150 * _NUM_IN).reshape(150, -1)
     linears = [
         quantize_linear(weight, None),
         *(
@@ -86,7 +87,7 @@ def _products() -> Iterator[Array]:
 def _blocks(form: BlockFormat) -> Bytes:
     """Return 32 rows of blocks [32, bytes] whose bytes have no pattern; their halves are numbers from 0 to 1."""
     shape = 32, _NUM_IN // form.inputs, form.num_bytes
-    numbers = np.abs(_numbers(shape[0], shape[1] * shape[2])).reshape(shape)
+    numbers = np.abs(fixed_numbers(math.prod(shape))).reshape(shape)
     raw = (numbers * 1023).astype(np.uint16).astype(np.uint8)
     raw[raw == 128] = 0  # which the numbers of 8 bits must not be
     if form is BLOCK_FORMATS[_MXFP4]:
@@ -94,13 +95,6 @@ def _blocks(form: BlockFormat) -> Bytes:
     else:
         raw[..., form.halves] = (numbers[..., form.halves][..., ::2] / 64).astype(np.float16).view(np.uint8)
     return raw.reshape(32, -1)
-
-
-def _numbers(*shape: int) -> Floats:
-    """Return numbers from -1 to 1 without a pattern that a group could share, made of whole numbers alone."""
-    places = np.arange(shape[0] * shape[1], dtype=np.int64)
-    whole = (places * places * 7919 + 104729 * places) % 4093 - 2046
-    return whole.astype(np.float32).reshape(shape) / np.float32(2046)
 
 
 def _models() -> Iterator[DecoderModel]:

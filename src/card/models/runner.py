@@ -73,6 +73,7 @@ class RowRunner(ABC):
         self.switch_len = switch_len(model, max_model_len)
         self._long_slots: set[int] = set()  # see `make_long`
         self._decoder = self._make_decoder(model, max_model_len)
+        self._has_run = False
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
         self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
@@ -134,15 +135,16 @@ class RowRunner(ABC):
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
 
-        Machine code is there already, so that integer passes run once, for the pages of the weights. Of the rows of
-        this pass and earlier ones no memory is kept: texts need more.
+        Machine code is there already, so that exact passes run once, for the pages of the weights, unless one has run.
+        Of the rows of this pass and earlier ones no memory is kept: texts need more.
         """
-        most = 1 if self.is_exact else min(most_tokens, self.max_model_len)
-        slot = self.open(1 if self.is_exact else None)
-        for num_tokens in range(1, most + 1):
-            self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
-            self.keep(slot, 0)
-        self.close(slot)
+        if not (self.is_exact and self._has_run):
+            most = 1 if self.is_exact else min(most_tokens, self.max_model_len)
+            slot = self.open(1 if self.is_exact else None)
+            for num_tokens in range(1, most + 1):
+                self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
+                self.keep(slot, 0)
+            self.close(slot)
         self._cache.drop_free()
 
     def release(self) -> None:  # noqa: B027 - most have taken nothing from it
@@ -211,6 +213,7 @@ class RowRunner(ABC):
         if not extensions:
             return []
         held = [self._cache[extension.slot].tree.num_rows for extension in extensions]
+        self._has_run = True
         try:
             return self._forward(extensions)
         except BaseException:

@@ -12,13 +12,14 @@ from starlette.responses import Response
 from card.api.outputs import StreamChunk
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
-from card.server.generation import Choice, Generation
+from card.server.generation import Choice, Generation, generate
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
 from card.server.service import Service
-from card.server.streaming import EventStream, unless_gone
+from card.server.streaming import EventStream
 from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
+from card.server.waiting import unless_gone
 from card.tree.sampling import TokenLogprobs
 
 
@@ -49,7 +50,7 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         vocab_size=service.vocab_size,
     ).replace(grammar=plan.grammar, shown_token_ids=plan.shown_ids)
     await service.prepare(request, plan.grammar, plan.grammar_param)
-    generation = service.start(fields, [(prompt_ids, params)])
+    generation = generate(service, fields, [(prompt_ids, params)])
     request.state.generation = generation
     return generation
 

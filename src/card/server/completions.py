@@ -16,12 +16,13 @@ from card.config import SamplingParams
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
 from card.server.errors import too_long
-from card.server.generation import Choice, Generation
+from card.server.generation import Choice, Generation, generate
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
 from card.server.service import LONG_CHARS, Service
-from card.server.streaming import EventStream, unless_gone
+from card.server.streaming import EventStream
+from card.server.waiting import unless_gone
 from card.text.tokens import decode, decode_prompt
 from card.tree.sampling import TokenLogprobs
 
@@ -44,7 +45,7 @@ async def completions(request: Request) -> Response:
     service.check_model(fields.model)
     prompts = fields.prompts
     jobs = [await _job(request, service, fields, prompt) for prompt in prompts]
-    generation = service.start(fields, jobs)
+    generation = generate(service, fields, jobs)
     request.state.generation = generation
     try:
         echoes = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))

@@ -8,21 +8,21 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from card import __version__
 from card.api.async_llm import RequestStream
 from card.api.outputs import StreamChunk
+from card.config import SamplingParams
 from card.engine.request import FinishReason
 from card.errors import CardError
 from card.server.answers import event
 from card.server.errors import shutting_down
 from card.server.limits import Deadline
 from card.server.metrics import TextRecord, request_metrics
+from card.server.params import derived_seed
 from card.server.schemas import SamplingFields
-
-if TYPE_CHECKING:
-    from card.server.service import Service
+from card.server.service import Service
 
 _MANY_LOGPROBS = 5000  # of an answer; each takes microseconds
 
@@ -55,7 +55,7 @@ class Generation:
         self.choices = choices
         self.deadline = Deadline(service.settings.request_timeout_s)
         self._service, self._ticket, self._fields = service, ticket, fields
-        service.running.add(self)
+        service.running.add(self.deadline)
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return the first fields of the answer."""
@@ -129,14 +129,43 @@ class Generation:
 
     async def close(self) -> None:
         """End running texts, free the place and record the figures. May be called twice."""
-        if self not in self._service.running:
+        if self.deadline not in self._service.running:
             return
-        self._service.running.discard(self)
+        self._service.running.discard(self.deadline)
         for choice in self.choices:
             self._service.ledger.end(choice.record)
             if choice.stream is not None:
                 await choice.stream.aclose()
         self._service.gate.leave(self._ticket)
+
+
+def generate(
+    service: Service, fields: SamplingFields, jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]]
+) -> Generation:
+    """Queue the texts of a request: `n` of each job, in this order; a job without parameters writes no text.
+
+    Raises: ApiError 429 or 503 if they are not admitted; PromptError, SettingsError, WorkerError.
+    """
+    ticket = service.gate.enter(len(jobs) * fields.n)
+    choices: list[Choice] = []
+    try:
+        for prompt_ids, params in jobs:
+            for choice_idx in range(fields.n):
+                stream = None
+                if params is not None:
+                    assert params.seed is not None
+                    own = params.replace(seed=derived_seed(params.seed, choice_idx))
+                    stream = service.llm.generate(prompt_ids, own)
+                record = service.ledger.begin(len(prompt_ids), speculates=fields.speculation == "on")
+                if stream is None:
+                    record.finish_reason = "length"
+                choices.append(Choice(len(choices), prompt_ids, stream, record))
+    except BaseException:
+        for choice in choices:
+            service.ledger.forget(choice.record)
+        service.gate.leave(ticket)  # dropping the streams ends them
+        raise
+    return Generation(service, ticket, fields, choices)
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:

@@ -20,9 +20,10 @@ from card.server.errors import as_api_error
 from card.server.generation import Generation
 from card.server.response_schemas import ResponsesRequest
 from card.server.service import Service
-from card.server.streaming import EventStream, unless_gone
+from card.server.streaming import EventStream
 from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
+from card.server.waiting import unless_gone
 
 Events = list[dict[str, Any]]
 _ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as requested

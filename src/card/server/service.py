@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import Request
 
 from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
-from card.config import Grammar, SamplingParams
+from card.config import Grammar
 from card.errors import PromptError, SettingsError
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down, too_long
-from card.server.generation import Choice, Generation
-from card.server.limits import Gate
+from card.server.limits import Deadline, Gate
 from card.server.metrics import Ledger
-from card.server.params import derived_seed
-from card.server.schemas import SamplingFields
-from card.server.streaming import unless_gone
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
+from card.server.waiting import end_of, unless_gone
 from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
 from card.text.token_bytes import token_bytes
@@ -52,7 +48,7 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
-        self.running: set[Generation] = set()
+        self.running: set[Deadline] = set()  # of all requests that are being answered
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         names = {False: "card-short-text", True: "card-long-text"}
@@ -161,7 +157,7 @@ class Service:
         request.state.grammars = (*getattr(request.state, "grammars", ()), work)
         try:
             if not work.future.done():
-                await unless_gone(request, _end_of(work.future, limit_s))
+                await unless_gone(request, end_of(work.future, limit_s))
             if work.future.done():
                 work.future.result()
             elif not work.future.running():
@@ -199,56 +195,15 @@ class Service:
             return wanted
         return min(room, limit, int(self.llm.host.sampling_defaults.get("max_tokens", room)))
 
-    def start(
-        self, fields: SamplingFields, jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]]
-    ) -> Generation:
-        """Queue a request's texts: `n` of each job, in this order; a job without parameters writes no text.
-
-        Raises: ApiError 429 or 503 if they are not admitted; PromptError, SettingsError, WorkerError.
-        """
-        ticket = self.gate.enter(len(jobs) * fields.n)
-        choices: list[Choice] = []
-        try:
-            for prompt_ids, params in jobs:
-                for choice_idx in range(fields.n):
-                    stream = None
-                    if params is not None:
-                        assert params.seed is not None
-                        own = params.replace(seed=derived_seed(params.seed, choice_idx))
-                        stream = self.llm.generate(prompt_ids, own)
-                    record = self.ledger.begin(len(prompt_ids), speculates=fields.speculation == "on")
-                    if stream is None:
-                        record.finish_reason = "length"
-                    choices.append(Choice(len(choices), prompt_ids, stream, record))
-        except BaseException:
-            for choice in choices:
-                self.ledger.forget(choice.record)
-            self.gate.leave(ticket)  # dropping the streams ends them
-            raise
-        return Generation(self, ticket, fields, choices)
-
     def cut_off(self) -> None:
         """End all running requests: the time for shutting down is over."""
-        for generation in list(self.running):
-            generation.deadline.cut(shutting_down())
+        for deadline in list(self.running):
+            deadline.cut(shutting_down())
 
     def close(self) -> None:
         """Start no more work beside the event loop, without waiting for running work."""
         for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-async def _end_of(work: Future[Any], seconds: float) -> None:
-    """Wait until work is done, at most ``seconds``."""
-    loop, is_done = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell(_: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(is_done.set)
-
-    work.add_done_callback(tell)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(is_done.wait(), seconds)
 
 
 def _texts_of(one: str | Mapping[str, Any]) -> list[str]:

@@ -1,50 +1,21 @@
-"""Sending answers: as server-sent events while they are written, and only while the client is connected."""
+"""Sending answers as server-sent events while they are written."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable
 
-from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from card.errors import CardError
 from card.server.answers import error_content, event
-from card.server.errors import ApiError, as_api_error
+from card.server.errors import as_api_error
 from card.server.generation import Generation
 from card.server.http import PROBE
 
-T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b":\n\n"  # a comment in a stream of events, which readers ignore
-_GONE = 499  # status in the log if the client did not wait for the answer; nginx uses the same
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; cancel it if the client disconnects meanwhile.
-
-    Raises: ApiError then, for the log only; any error of ``work``.
-    """
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_hung_up(request))
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(_GONE, "the client has hung up", code="client_gone")
-        return task.result()
-    finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def failure(error: CardError) -> bytes:

@@ -75,7 +75,7 @@ class _MeteredEnvironment(TemplateEnvironment):
     intercepted_binops = frozenset(TemplateEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        super().__init__(finalize=_written, optimized=False)  # nothing is computed while a template is compiled
+        super().__init__(finalize=_read, optimized=False)  # nothing is computed while a template is compiled
         self.filters = {name: _metered_filter(name, one) for name, one in self.filters.items()}
         self.tests = {name: _metered_test(name, cast(Any, one)) for name, one in self.tests.items()}
         self.filters |= {_STEPS: _steps, _TEXT: _text, _LOOK: _look, _READ: _read, _COMPARE: _compare}
@@ -148,14 +148,6 @@ def _meter(context: Context) -> WorkMeter:
 
 
 @pass_context
-def _written(context: Context, value: Any) -> Any:
-    """Count what an output writes."""
-    meter = _meter(context)
-    meter.take(1, meter.read(value))
-    return value
-
-
-@pass_context
 def _steps(context: Context, num_steps: int) -> bool:
     _meter(context).take(num_steps)
     return True
@@ -185,6 +177,7 @@ def _joined(context: Context, value: Any) -> Any:
 
 @pass_context
 def _read(context: Context, value: Any) -> Any:
+    """Count what an output writes, or a filter reads."""
     meter = _meter(context)
     meter.take(1, meter.read(value))
     return value

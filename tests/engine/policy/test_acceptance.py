@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -35,12 +36,11 @@ def verified(
     offer: Nodes,
     accepted: tuple[int, ...] = (),
     *,
-    compared: int = 0,
     agreed: int = 0,
-    claimed: float = 0.0,
+    claims: tuple[float, ...] = (),
     is_greedy: bool = True,
 ) -> Verified:
-    return Verified(0, offer, accepted, is_greedy, compared, agreed, claimed)
+    return Verified(0, offer, accepted, is_greedy, agreed, claims)
 
 
 # ---- the chance of a candidate --------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_agreement_is_the_share_of_compared_candidates_that_the_target_took() ->
     acceptance = Acceptance()
     assert acceptance.agreement == FIRST_AGREEMENT
     for _ in range(200):
-        acceptance.observe([verified(NO_NODES, compared=5, agreed=2)])
+        acceptance.observe([verified(NO_NODES, agreed=2, claims=(0.4,) * 5)])
     assert acceptance.agreement == pytest.approx(0.4, abs=0.02)
 
 
@@ -156,7 +156,7 @@ def test_rounds_that_compare_nothing_bring_back_what_the_draft_model_was_all_alo
     for num_seen in (5, 50, 500):
         acceptance = Acceptance()
         for _ in range(num_seen):
-            acceptance.observe([verified(NO_NODES, compared=1, agreed=0)])
+            acceptance.observe([verified(NO_NODES, claims=(0.4,))])
         fallen.append(acceptance.agreement)
         for _ in range(2000):
             acceptance.observe([verified(NO_NODES)])
@@ -172,7 +172,7 @@ def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_th
         texts = range(num_texts)
         assert acceptance.begin(texts) < 1.0
         for _ in range(30):
-            acceptance.observe([verified(NO_NODES, compared=1, agreed=0)])
+            acceptance.observe([verified(NO_NODES, claims=(0.4,))])
         assert acceptance.begin(texts) == 1.0, "they are those of the last round"
         before = acceptance.agreement
         assert TEXT_KEPT <= acceptance.begin([*texts[1:], 99]) < 1.0
@@ -188,56 +188,90 @@ def see(acceptance: Acceptance, share: float, claimed: float, num_rounds: int = 
     """Let it see single candidates of which this share agrees, each said to be as likely as ``claimed``."""
     rng = random.Random(seed)
     for _ in range(num_rounds):
-        acceptance.observe([verified(NO_NODES, compared=1, agreed=int(rng.random() < share), claimed=claimed)])
+        acceptance.observe([verified(NO_NODES, agreed=int(rng.random() < share), claims=(claimed,))])
     return acceptance
+
+
+def see_all(share: Callable[[float], float], num_rounds: int = 600) -> Acceptance:
+    """Let it see candidates of all claims; of those with a claim, this share agrees."""
+    acceptance, rng = Acceptance(), random.Random(2)
+    for _ in range(num_rounds):
+        claim = rng.uniform(0.02, 1.0)
+        acceptance.observe([verified(NO_NODES, agreed=int(rng.random() < share(claim)), claims=(claim,))])
+    return acceptance
+
+
+def chance(acceptance: Acceptance, *claims: float) -> float:
+    """Return the chance of a path whose candidates the draft model says to be so likely."""
+    return acceptance.calibration.chance(len(claims), math.log(math.prod(claims)))
 
 
 @given(share=st.floats(0.1, 1.0), seed=st.integers(0, 99))
 @settings(max_examples=20)
 def test_an_honest_draft_model_is_trusted_whatever_it_is_worth(share: float, seed: int) -> None:
-    assert see(Acceptance(), share, share, 1000, seed).trust == pytest.approx(1.0, rel=0.25)
+    assert chance(see(Acceptance(), share, share, 1000, seed), share) == pytest.approx(share, rel=0.25)
 
 
 @pytest.mark.parametrize(("share", "claimed"), [(0.4, 0.8), (0.7, 0.95), (0.5, 0.4), (0.9, 0.6)])
-def test_trust_is_what_agrees_over_what_was_said_to_agree(share: float, claimed: float) -> None:
+def test_a_claim_is_worth_the_share_that_agreed(share: float, claimed: float) -> None:
     acceptance = see(Acceptance(), share, claimed)
-    assert acceptance.trust == pytest.approx(share / claimed, rel=0.15)
-    assert (acceptance.trust < 1.0) == (share < claimed)
+    assert chance(acceptance, claimed) == pytest.approx(share, rel=0.15)
+    assert (chance(acceptance, claimed) < claimed) == (share < claimed)
+
+
+def test_claims_of_an_honest_draft_model_tell_its_candidates_apart() -> None:
+    acceptance = see_all(lambda claim: claim)
+    for claim in (0.1, 0.3, 0.6, 0.95):
+        assert chance(acceptance, claim) == pytest.approx(claim, rel=0.3)
+
+
+def test_claims_that_say_nothing_count_for_nothing_and_the_share_holds_at_each_depth() -> None:
+    acceptance = see_all(lambda claim: 0.8)
+    for claim in (0.1, 0.3, 0.6, 0.95):
+        assert chance(acceptance, claim) == pytest.approx(0.8, rel=0.2)
+        assert chance(acceptance, claim, 0.4, claim, 0.7) == pytest.approx(0.8**4, rel=0.4)
+
+
+def test_claims_that_are_the_wrong_way_round_count_for_nothing_at_most() -> None:
+    acceptance = see_all(lambda claim: 1.0 - claim)
+    assert acceptance.calibration.slope == 0.0
+    assert chance(acceptance, 0.1) == chance(acceptance, 0.9) == pytest.approx(0.5, abs=0.1)
 
 
 def test_before_anything_was_seen_claims_are_believed() -> None:
-    acceptance = Acceptance()
-    assert acceptance.trust == pytest.approx(1.0)
-    assert acceptance.chance(3, math.log(0.3)) == pytest.approx(0.3)
+    calibration = Acceptance().calibration
+    assert (calibration.level, calibration.slope) == pytest.approx((1.0, 1.0))
+    assert calibration.chance(3, math.log(0.3)) == pytest.approx(0.3)
 
 
-def test_trust_comes_back_when_claims_become_true_and_when_nothing_more_is_seen() -> None:
+def test_claims_are_believed_again_when_they_become_true_and_when_nothing_more_is_seen() -> None:
     acceptance = see(Acceptance(), 0.3, 0.9)
-    assert acceptance.trust < 0.5
-    assert see(acceptance, 0.9, 0.9, 1500).trust > 0.9
+    assert chance(acceptance, 0.9) < 0.5
+    assert chance(see(acceptance, 0.9, 0.9, 1500), 0.9) > 0.8
     acceptance = see(Acceptance(), 0.3, 0.9, 20)
-    before = acceptance.trust
+    before = chance(acceptance, 0.9)
     for _ in range(3000):
         acceptance.observe([verified(NO_NODES)])
-    assert before < 0.8
-    assert acceptance.trust > 0.95
+    assert before < 0.75
+    assert chance(acceptance, 0.9) > 0.85
 
 
 def test_a_draft_model_that_is_never_right_leaves_no_chance_and_no_division_by_nothing() -> None:
     acceptance = see(Acceptance(lasts=True), 0.0, 0.9, 5000)
-    assert 0.0 < acceptance.trust < 0.1
-    acceptance = see(Acceptance(), 0.0, 0.0, 5000)
-    assert math.isfinite(acceptance.trust)
+    assert 0.0 < chance(acceptance, 0.9) < 0.1
+    calibration = see(Acceptance(), 0.0, 0.0, 5000).calibration
+    assert math.isfinite(calibration.level)
+    assert 0.0 <= calibration.chance(1, -math.inf) <= 0.1
 
 
-def test_paths_of_the_draft_model_are_as_likely_as_it_says_times_its_trust_for_each_layer() -> None:
+def test_paths_of_the_draft_model_are_as_likely_as_its_claims_are_worth_for_each_layer() -> None:
     acceptance = see(Acceptance(), 0.4, 0.8)
     offer = tree((-1, 0.9), (0, 0.8), (1, 0.7))
+    level, slope = acceptance.calibration.level, acceptance.calibration.slope
     probs = acceptance.probabilities(offer, is_greedy=True)
-    assert probs == pytest.approx([0.9 * acceptance.trust, 0.8 * acceptance.trust**2, 0.7 * acceptance.trust**3])
-    assert probs == pytest.approx([acceptance.chance(i + 1, score) for i, score in enumerate(offer.path_logprobs)])
+    assert probs == pytest.approx([0.9**slope * level, 0.8**slope * level**2, 0.7**slope * level**3])
     modest = see(Acceptance(), 0.9, 0.5)
-    assert modest.chance(2, math.log(0.9)) == 1.0, "a chance, however much better it is than it says"
+    assert modest.calibration.chance(2, math.log(0.9)) == 1.0, "a chance, however much better it is than it says"
 
 
 def test_what_the_draft_model_claims_says_nothing_of_candidates_that_others_propose() -> None:

@@ -30,7 +30,7 @@ def run(
         budgets = Counter({one: asking.budget(one, MOST) for one in ids})
         answers = {one: (offer, accepted) if budgets[one] else (NO_NODES, ()) for one in ids}
         if asking.was_asked:
-            observe(asking, [Verified(one, *answers[one], True, 0, 0) for one in ids])
+            observe(asking, [Verified(one, *answers[one], True) for one in ids])
         rounds.append(+budgets)
     return rounds
 
@@ -83,7 +83,7 @@ def test_requests_are_learnt_of_apart() -> None:
         asking.begin()
         budgets.append((asking.budget(0, MOST), asking.budget(1, MOST)))
         offers = [(OTHERS, (0,)), (OTHERS if budgets[-1][1] else NO_NODES, ())]
-        observe(asking, [Verified(idx, *answer, True, 0, 0) for idx, answer in enumerate(offers)])
+        observe(asking, [Verified(idx, *answer, True) for idx, answer in enumerate(offers)])
     assert all(copied == MOST for copied, _ in budgets)
     assert sum(new > 0 for _, new in budgets) <= 15 + 1
 
@@ -123,7 +123,7 @@ def test_what_costs_more_rows_than_it_brings_is_asked_for_seldom() -> None:
             num_questions += budget > 0
             answer = (OTHERS, (0,)) if budget else (NO_NODES, ())
             if asking.was_asked:
-                observe(asking, [Verified(0, *answer, True, 0, 0)], row_s=row_s)
+                observe(asking, [Verified(0, *answer, True)], row_s=row_s)
         assert (num_questions == 100) == is_worth_it, "two rows for a token"
 
 
@@ -132,4 +132,4 @@ def test_in_long_rounds_a_question_costs_nothing_that_counts() -> None:
     for _ in range(50):
         asking.begin()
         assert asking.budget(0, MOST) > 0
-        observe(asking, [Verified(0, NO_NODES, (), True, 0, 0)], seconds=1.0)
+        observe(asking, [Verified(0, NO_NODES, (), True)], seconds=1.0)

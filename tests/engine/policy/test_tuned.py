@@ -81,10 +81,10 @@ class World:
         for _ in range(num_rounds):
             policy.begin(num_requests, available)
             used[policy.schedule] += 1
-            self._round(policy, view(num_requests, takes_turns=policy.schedule == "turns"), rng)
+            self.round(policy, view(num_requests, takes_turns=policy.schedule == "turns"), rng)
         return used
 
-    def _round(self, policy: TunedPolicy, now: RoundView, rng: random.Random) -> None:
+    def round(self, policy: TunedPolicy, now: RoundView, rng: random.Random) -> None:
         schedule, num_requests, depths = policy.schedule, len(now.requests), [0] * len(now.requests)
         if schedule == "turns" and isinstance(order := policy.prepare(now), Draft):
             passes = self._turn(order, depths)
@@ -117,9 +117,7 @@ class World:
         agreed = next((i for i in range(len(drafted)) if rng.random() >= self.agreement), len(drafted))
         num_compared = min(agreed + 1, len(drafted))
         accepted = tuple(range(min(agreed, len(chosen))))
-        return Verified(
-            idx, chosen, accepted, True, num_compared, agreed, num_compared * math.exp(self._claimed_logprob)
-        )
+        return Verified(idx, chosen, accepted, True, agreed, (math.exp(self._claimed_logprob),) * num_compared)
 
     @property
     def _claimed_logprob(self) -> float:
@@ -188,10 +186,33 @@ def test_reading_a_long_prompt_does_not_count_against_the_drafter_that_reads_it(
         passes = [(1, 0.1 if is_new else 1.2e-3), (1, 1.2e-3)]
         waited_s = sum(seconds for _, seconds in passes)
         now = view(takes_turns=True, has_drafted=True, num_unread=int(is_new), passes=passes, waited_s=waited_s)
-        verified = [Verified(0, NO_NODES, (), True, 2, 2, 1.6)]
+        verified = [Verified(0, NO_NODES, (), True, 2, (0.8, 0.8))]
         result = StepResult(verified=verified, num_tokens=3, busy_s=8e-3)
         policy.observe(Outcome(now, result, 8e-3 + now.waited_s + 3e-4, 3, 0, 0.0))
     assert used["off"] <= 4, "a trial or two"
+
+
+def test_rounds_that_read_prompts_say_nothing_of_the_time_around_others():
+    policy, fresh = TunedPolicy(in_turns(), DraftSettings()), TunedPolicy(in_turns(), DraftSettings())
+    for _ in range(20):
+        policy.begin(1, frozenset({"off"}))
+        result = StepResult(num_tokens=65, busy_s=0.04)
+        policy.observe(Outcome(view(num_prompt_tokens=64), result, 0.05, 1, 0, 0.0))
+    assert policy.predicted("off") == pytest.approx(fresh.predicted("off"))
+
+
+def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_rounds():
+    policy, world, rng, used = TunedPolicy(in_turns(), DraftSettings()), World(), random.Random(0), Counter[Schedule]()
+    for idx in range(400):
+        policy.begin(1, ALL)
+        used[policy.schedule] += idx >= 200
+        if policy.schedule != "off":
+            world.round(policy, view(takes_turns=True), rng)
+            continue
+        num_tokens = 13 if idx % 4 == 0 else 1
+        result = StepResult(num_tokens=num_tokens, busy_s=7e-3)
+        policy.observe(Outcome(view(), result, 7.3e-3, num_tokens, 0, 0.0))
+    assert used["off"] > 180
 
 
 def on_trial() -> TunedPolicy:
@@ -207,7 +228,7 @@ def on_trial() -> TunedPolicy:
 def see_turn(policy: TunedPolicy, num_tokens: int, *passes: tuple[int, float]) -> Schedule:
     """Show a turn of one request, in which nothing of the drafter's was compared. Returns: the next schedule."""
     now = view(takes_turns=True, has_drafted=bool(passes), passes=passes, waited_s=sum(taken for _, taken in passes))
-    result = StepResult(verified=[Verified(0, NO_NODES, (), True, 0, 0, 0.0)], num_tokens=num_tokens, busy_s=8e-3)
+    result = StepResult(verified=[Verified(0, NO_NODES, (), True)], num_tokens=num_tokens, busy_s=8e-3)
     policy.observe(Outcome(now, result, 8e-3 + now.waited_s, num_tokens, 0, 0.0))
     policy.begin(1, ALL)
     return policy.schedule
@@ -308,7 +329,7 @@ def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more(s
     assert num_chosen(policy, [offer]) > 0
     for _ in range(120):
         policy.begin(1, ALL)
-        result = StepResult(verified=[Verified(0, offer, (), True, 1, 0, 0.95)], num_tokens=4, busy_s=0.013)
+        result = StepResult(verified=[Verified(0, offer, (), True, 0, (0.95,))], num_tokens=4, busy_s=0.013)
         policy.observe(Outcome(view(), result, 0.0135, 1, 0, 0.0))
     assert num_chosen(policy, [offer]) == 0
 
@@ -322,7 +343,7 @@ def test_writers_are_asked_for_little_where_nothing_of_theirs_is_taken_and_for_a
         for _ in range(num_rounds):
             policy.begin(1, ALL)
             found.append(policy.writer_budget(request))
-            verified = [Verified(0, offer, accepted, True, 0, 0)]
+            verified = [Verified(0, offer, accepted, True)]
             result = StepResult(verified=verified, num_tokens=3, busy_s=0.001)  # in long rounds questions cost nothing
             policy.observe(Outcome(view(), result, 0.0012, 1, 0, 0.0))
         return found
@@ -372,7 +393,8 @@ def test_a_turn_is_told_how_far_the_claims_of_the_draft_model_can_be_trusted():
     for claimed, is_below in ((0.95, True), (0.6, False)):
         policy = of_turns(cost(1e-3, 0.0))
         World({"turns": costs()["turns"]}, agreement=0.6, claimed=claimed).run(policy, 200)
-        assert (order_of(policy).end.trust < 0.85) == is_below
+        calibration = order_of(policy).end.calibration
+        assert (calibration.chance(1, math.log(claimed)) < 0.85 * claimed) == is_below
 
 
 def test_a_turn_makes_no_more_layers_than_the_budget_has_room_for():
@@ -392,7 +414,7 @@ def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
     sure = msgspec.structs.replace(chain(*[-0.001 * i for i in range(1, 13)]), writers=(2,) * 12)
     policy.begin(1, ALL)
     for _ in range(60):
-        result = StepResult(verified=[Verified(0, sure, tuple(range(12)), True, 0, 0)], num_tokens=13, busy_s=0.014)
+        result = StepResult(verified=[Verified(0, sure, tuple(range(12)), True)], num_tokens=13, busy_s=0.014)
         policy.observe(Outcome(view(takes_turns=True), result, 0.015, 13, 0, 0.0))
     assert policy.prepare(view(takes_turns=True, undrafted=[sure])) is None
     assert order_of(policy, view(takes_turns=True, undrafted=[NO_NODES])).end.resting == frozenset()

@@ -56,13 +56,13 @@ def test_a_chain_ends_where_its_next_token_is_not_worth_a_row() -> None:
 
 
 def agreeing(num_agreed: int, num_compared: int) -> Verified:
-    return Verified(0, NO_NODES, (), True, num_compared, num_agreed)
+    return Verified(0, NO_NODES, (), True, num_agreed, (0.7,) * num_compared)
 
 
 def test_a_chain_is_chosen_by_what_became_of_earlier_ones() -> None:
     policy, offer = ChainPolicy(0.3), replace(Nodes.chain((5, 6), (-0.1, -0.2)), writers=(2, 2))
     for _ in range(100):
-        policy.observe([0], [Verified(0, offer, (0,), True, 0, 0)])
+        policy.observe([0], [Verified(0, offer, (0,), True)])
     assert policy.choose(offer, 1, 8).tokens == (5,)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from card.config import SamplingParams, SamplingRule
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
-from card.tools.planner.recorder import TargetText, record_texts
-from card.tools.planner.recording import Recording
+from card.tools.planner.recorder import record_texts
+from card.tools.planner.recording import Recording, TargetText
 from card.tools.planner.scene import Scene
 from card.tree.sampling import Sampler
 from tests.toy import TableModel

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.models.candidate_scorer import CandidateScorer
-from card.tools.planner.recorder import TargetText, record_texts
-from card.tools.planner.recording import Recording, load_recording, rows_of, save_recording
+from card.tools.planner.recorder import record_texts
+from card.tools.planner.recording import Recording, TargetText, load_recording, rows_of, save_recording
 from card.tools.planner.synthetic import make_synthetic
 from tests.tools.planner.making import toy_models, toy_recording
 

@@ -12,8 +12,8 @@ from card.config import SamplingParams, SamplingRule
 from card.errors import CapacityError, PlanError
 from card.models.candidate_scorer import CandidateScorer
 from card.models.protocol import NO_PARENT, Extension
-from card.tools.planner.recorder import TargetText, record_texts
-from card.tools.planner.recording import Recording, rows_of
+from card.tools.planner.recorder import record_texts
+from card.tools.planner.recording import Recording, TargetText, rows_of
 from card.tools.planner.replay import ReplayedModel, Role
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tree.logits import top

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from card.cli.chosen_models import choose_models
 from card.cli.fetching import fetch_models
 from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     F,
-    choose_models,
     counted,
     draft_options,
     given,
-    hint_at_int8,
     kernels_option,
     method_options,
     model_options,
@@ -28,6 +27,7 @@ from card.cli.options import (
     rename_option,
     with_options,
 )
+from card.cli.remarks import hint_at_int8
 from card.cli.starting import load, run, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared

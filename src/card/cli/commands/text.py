@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from card.cli.chosen_models import make_llm
 from card.cli.help import command
 from card.cli.options import (
     all_method_options,
-    demo_note,
     draft_options,
     file_option,
-    make_llm,
     method_options,
     model_options,
     option_of,
     pop_sampling_params,
-    remark,
     rename_option,
     sampling_options,
     shaping_options,
     wide_option,
 )
 from card.cli.prompt_input import read_prompt
+from card.cli.remarks import demo_note, remark
 from card.cli.starting import load, run, spin_until_first, spinner
 from card.config import SamplingParams
 from card.config.fields import declared

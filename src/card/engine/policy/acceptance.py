@@ -6,7 +6,9 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from card.drafting.drafter_pass import Calibration
 from card.engine.offers import DRAFTER_BIT
 from card.engine.policy.cost import DISCOUNT
 from card.engine.request import Verified
@@ -73,8 +75,33 @@ class Chances:
         return min(depth.bit_length(), 4), bisect_left(_BOUNDS, path_logprob)
 
 
+@dataclass(slots=True)
+class _Claims:
+    """Candidates that the draft model claimed to be about equally likely, and how many agreed; fading.
+
+    The first few count as if what was claimed had been true.
+    """
+
+    first: float  # claim of these
+    agreed: float = 0.0
+    claimed: float = 0.0
+    compared: float = 0.0
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """The mean claim, and the share that agreed."""
+        count, prior = self.compared + PRIOR_COUNT, PRIOR_COUNT * self.first
+        return (self.claimed + prior) / count, (self.agreed + prior) / count
+
+    def fade(self, kept: float) -> None:
+        """Reduce the weight of past observations."""
+        self.agreed *= kept
+        self.claimed *= kept
+        self.compared *= kept
+
+
 class Agreement:
-    """Share of the draft model's tokens that are the target's, and the ratio to what the draft model claims.
+    """Share of the draft model's tokens that are the target's, and what the draft model's own claims are worth.
 
     Evidence of these texts fades towards the lasting evidence of the pair. The lasting evidence begins with a first
     guess, and fades only as more is seen: rounds without drafting and new texts say nothing about the pair.
@@ -87,7 +114,7 @@ class Agreement:
             lasts: False: evidence fades towards the first guess instead.
         """
         self._lasts = lasts
-        self._agreed = self._claimed = self._compared = 0.0
+        self._unsure, self._sure = _Claims(0.25), _Claims(0.75)  # claims below one half, and others
         self.num_compared = 0
         self.recall(FIRST_AGREEMENT)
 
@@ -104,19 +131,31 @@ class Agreement:
     @property
     def value(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return (self._agreed + self.lasting * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
+        agreed, compared = self._unsure.agreed + self._sure.agreed, self._unsure.compared + self._sure.compared
+        return (agreed + self.lasting * PRIOR_COUNT) / (compared + PRIOR_COUNT)
 
     @property
-    def trust(self) -> float:
-        """Acceptance chance of a path over its score, per layer; 1 for a well-calibrated draft model."""
-        prior = self.lasting * PRIOR_COUNT
-        return max(self._agreed + prior, 1e-9) / max(self._claimed + prior, 1e-9)
+    def calibration(self) -> Calibration:
+        """The line, of logarithms, through what was claimed and what agreed where claims are low and where high."""
+        (low, low_agreed), (high, high_agreed) = self._unsure.mean, self._sure.mean
+        slope = min(1.0, max(0.0, math.log(high_agreed / low_agreed) / math.log(high / low)))
+        unsure, sure = self._unsure, self._sure
+        count, prior = unsure.compared + sure.compared + PRIOR_COUNT, self.lasting * PRIOR_COUNT
+        mean, agreed = (unsure.claimed + sure.claimed + prior) / count, (unsure.agreed + sure.agreed + prior) / count
+        return Calibration(agreed / max(mean, 1e-9) ** slope, slope)
 
-    def observe(self, num_agreed: int, num_compared: int, num_claimed: float) -> None:
-        """Count candidates that were compared with the target's tokens, and how many were claimed to agree."""
-        self._agreed += num_agreed
-        self._claimed += num_claimed
-        self._compared += num_compared
+    def observe(self, num_agreed: int, claims: Sequence[float]) -> None:
+        """Count candidates that were compared with the target's tokens: so many agreed, and at most one did not.
+
+        Args:
+            claims: probability of each by the draft model.
+        """
+        for idx, claim in enumerate(claims):
+            kind = self._unsure if claim < 0.5 else self._sure
+            kind.agreed += idx < num_agreed
+            kind.claimed += claim
+            kind.compared += 1
+        num_compared = len(claims)
         self.num_compared += num_compared
         if self._lasts:
             kept = DISCOUNT**num_compared
@@ -125,16 +164,15 @@ class Agreement:
 
     def fade(self, kept: float) -> None:
         """Reduce the weight of past observations."""
-        self._agreed *= kept
-        self._claimed *= kept
-        self._compared *= kept
+        self._unsure.fade(kept)
+        self._sure.fade(kept)
 
 
 class Acceptance:
     """Estimates of each candidate's chance to be accepted.
 
-    A candidate of the draft model alone is as likely as the model says, times `trust` for each layer. Candidates of
-    other writers, shared ones included, are calibrated by their set of writers.
+    A candidate of the draft model alone is as likely as `calibration` makes of what the model says. Candidates of other
+    writers, shared ones included, are calibrated by their set of writers.
     """
 
     def __init__(self, *, lasts: bool = True) -> None:
@@ -149,13 +187,9 @@ class Acceptance:
         return self.pair.value
 
     @property
-    def trust(self) -> float:
-        """Calibration factor of the draft model; see `Agreement.trust`."""
-        return self.pair.trust
-
-    def chance(self, depth: int, path_logprob: float) -> float:
-        """Return the chance that a path of the draft model, perhaps empty, is accepted to its end."""
-        return _trusted(depth, path_logprob, self.trust)
+    def calibration(self) -> Calibration:
+        """Calibration of the draft model's probabilities; see `Agreement.calibration`."""
+        return self.pair.calibration
 
     def probabilities(self, offer: Nodes, *, is_greedy: bool) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
@@ -164,10 +198,10 @@ class Acceptance:
         separately, so sums can exceed that. The likeliest sibling keeps its chance; each other one gets at most what
         the likelier ones leave.
         """
-        trust = self.trust
+        calibration = self.calibration
         all_writers = offer.writers or (DRAFTER_BIT,) * len(offer)
         probs = [
-            _trusted(depth, logprob, trust)
+            calibration.chance(depth, logprob)
             if writers == DRAFTER_BIT
             else self._chances[is_greedy, writers].probability(depth, logprob)
             for writers, depth, logprob in zip(all_writers, offer.depths, offer.path_logprobs, strict=True)
@@ -199,8 +233,8 @@ class Acceptance:
         """Learn from the verifications of a round."""
         self.pair.fade(DISCOUNT)
         for one in verified:
-            if one.num_compared:
-                self.pair.observe(one.num_agreed, one.num_compared, one.num_claimed)
+            if one.claims:
+                self.pair.observe(one.num_agreed, one.claims)
             if one.offer.writers:
                 self._observe_offer(one)
 
@@ -211,8 +245,3 @@ class Acceptance:
         ):
             if writers != DRAFTER_BIT:
                 self._chances[one.is_greedy, writers].observe(depth, logprob, idx in on_path)
-
-
-def _trusted(depth: int, path_logprob: float, trust: float) -> float:
-    """Return the chance of a path of the draft model."""
-    return min(1.0, math.exp(min(path_logprob, 0.0)) * trust**depth)

@@ -132,10 +132,10 @@ class Costs:
             predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows, num_experts)
             place = schedule == "beside", bucket(result.num_tokens)
             self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
-        around_s = outcome.seconds - result.busy_s - view.waited_s
-        self._around.setdefault(self.drafts(schedule), Ratio()).observe(
-            around_s, self._first_around_s(schedule, num_requests)
-        )
+            around_s = outcome.seconds - result.busy_s - view.waited_s
+            self._around.setdefault(self.drafts(schedule), Ratio()).observe(
+                around_s, self._first_around_s(schedule, num_requests)
+            )
         if view.passes and not view.num_unread:  # a drafter that first reads texts gives no time of a layer
             layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
             self._first_layer.observe(*layers[0])

@@ -35,7 +35,7 @@ class ModeRecord:
     num_seen: int = 0  # rounds of single requests, which do not fade
     excess: float = 0.0  # seconds beyond a plain round as measured at start, per request
 
-    def observe(self, num_requests: int, num_tokens: int, excess: float) -> None:
+    def observe(self, num_requests: int, num_tokens: float, excess: float) -> None:
         """Add a round; one over three times as long as others is a hiccup and counts as three times."""
         if self.num_rounds:
             excess = min(excess, 3 * self.excess / self.num_rounds)
@@ -122,7 +122,7 @@ class Modes:
     def observe(
         self,
         num_requests: int,
-        num_tokens: int,
+        num_tokens: float,
         seconds: float,
         *,
         was_right: bool,
@@ -141,7 +141,7 @@ class Modes:
             was_asked: the drafter was asked to draft, or drafts unasked. A trial waits for a round in which it is.
             reading_s: of these seconds, those in which the drafter read earlier text: a trial pays for them, later
                 rounds do not.
-            num_rounds: that this observation stands for.
+            num_rounds: that this observation stands for; tokens and seconds are their mean.
             reads_prompts: the target read prompts too, so the seconds say nothing about other rounds.
         """
         if seconds <= 0.0 or (self.trial_layers is not None and not was_asked):

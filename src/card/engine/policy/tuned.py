@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from card.config import DraftSettings, Schedule
 from card.drafting.drafter_pass import TurnEnd
@@ -20,6 +21,29 @@ from card.engine.policy.modes import REVIEW_ROUNDS, Modes
 from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
 from card.engine.request import Request
 from card.tree.nodes import Nodes
+
+
+@dataclass(slots=True)
+class _PlainRounds:
+    """Plain rounds since the last one that was observed, of one number of requests."""
+
+    num_requests: int = 0
+    num_rounds: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, num_requests: int, outcome: Outcome) -> None:
+        """Count a round."""
+        if num_requests != self.num_requests:
+            self.num_requests, self.num_rounds, self.num_tokens, self.seconds = num_requests, 0, 0, 0.0
+        self.num_rounds += 1
+        self.num_tokens += outcome.num_committed
+        self.seconds += outcome.seconds
+
+    def take(self) -> tuple[float, float]:
+        """Return tokens and seconds of the mean round, and begin again."""
+        num_rounds, self.num_requests = max(1, self.num_rounds), 0
+        return self.num_tokens / num_rounds, self.seconds / num_rounds
 
 
 class TunedPolicy(Policy):
@@ -43,6 +67,7 @@ class TunedPolicy(Policy):
         self._modes = self._new_modes()
         self._has_new_text = False
         self._round = 0
+        self._plain = _PlainRounds()
         self._follow()
 
     @property
@@ -169,8 +194,10 @@ class TunedPolicy(Policy):
             self._asking.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s)
         self._round += 1
         is_plain = self.schedule == "off" and not self._modes.is_trial
+        if is_plain and not view.num_prompt_tokens:
+            self._plain.add(len(view.requests), outcome)
         if not view.requests or (is_plain and self._round % REVIEW_ROUNDS):
-            return  # plain rounds teach nothing, and must cost no more than plain decoding
+            return  # plain rounds teach nothing but their speed, and must cost no more than plain decoding
         kept = self._acceptance.begin(request.request_id for request in view.requests)
         if kept < 1.0:
             self._has_new_text = True
@@ -184,10 +211,13 @@ class TunedPolicy(Policy):
         num_compared = sum(one.num_compared for one in result.verified)
         num_agreed = sum(one.num_agreed for one in result.verified)
         only_read = bool(view.passes) and not any(num_drafted for num_drafted, _ in view.passes)
+        num_tokens, seconds = float(outcome.num_committed), outcome.seconds
+        if is_plain and not view.num_prompt_tokens:
+            num_tokens, seconds = self._plain.take()
         self._modes.observe(
             len(view.requests),
-            outcome.num_committed,
-            outcome.seconds,
+            num_tokens,
+            seconds,
             reading_s=reading_s,
             was_right=2 * num_agreed > num_compared or only_read,
             was_asked=bool(view.passes) or not view.takes_turns,
@@ -203,7 +233,7 @@ class TunedPolicy(Policy):
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a draft model's chain that bring more than this price."""
-        chances = map(self._acceptance.chance, chain.depths, chain.path_logprobs)
+        chances = map(self._acceptance.calibration.chance, chain.depths, chain.path_logprobs)
         return chain.leading(sum(chance > price for chance in chances))
 
     def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
@@ -217,7 +247,7 @@ class TunedPolicy(Policy):
         floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
         # The schedule already decided to draft, unless the user set it.
         first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
-        return TurnEnd((first, *floors), layer, self._acceptance.trust, resting)
+        return TurnEnd((first, *floors), layer, self._acceptance.calibration, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests with candidates of other writers so likely that a draft is not worth its time."""

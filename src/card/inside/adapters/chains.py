@@ -119,7 +119,7 @@ class ChainPolicy:
         gains = [0.0] * DEEPEST
         for depth, path_logprob in best_paths:
             further = further_gains(
-                self._acceptance.chance(depth, path_logprob),
+                self._acceptance.calibration.chance(depth, path_logprob),
                 range(depth, min(depth + DEEPEST, most)),
                 agreement=self._acceptance.agreement,
                 price=self.price(num_requests),

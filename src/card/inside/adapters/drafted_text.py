@@ -125,7 +125,7 @@ class DraftedText(FollowedText):
     def judge(self, new_ids: Sequence[int]) -> Verified:
         """Return which candidates were accepted, from the tokens that a step committed; before `commit`."""
         known, num_right = judged(self.chain, new_ids)
-        compared = (0, 0, 0.0) if self._replica is None else self._replica.compare(new_ids)
+        compared = () if self._replica is None else self._replica.compare(new_ids)
         return Verified(id(self), known, tuple(range(num_right)), True, *compared)
 
     def commit(self, new_ids: Sequence[int], drafting: DraftingFacts | None) -> list[TargetMessage]:

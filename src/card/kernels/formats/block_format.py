@@ -110,16 +110,11 @@ class BlockShape:
 class Blocks:
     """Blocks of some rows, split: R rows, N blocks in a row, P parts in a block."""
 
-    stored: Bytes  # [R, N, inputs], or [R, N, inputs / 2] where a group's bytes are halves as panels have them, too
+    stored: Bytes  # [R, N, inputs]; or the planes of groups of 64 as panels have them, [R, groups, 8 * bits]
     scales: Bytes  # [R, N, P] bytes, or [R, N, 2] where one half is the block's whole scale
     minima: Bytes | None = None  # in the same form
     header: Bytes | None = None  # [R, N, 64 / 16]: the halves that scales and minima are times, the second one negative
-    are_halves: bool = False
-
-    @property
-    def numbers(self) -> Bytes:
-        """The numbers [R, N, inputs]."""
-        return pairs_of_32(self.stored) if self.are_halves else self.stored
+    are_planes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +141,8 @@ class BlockFormat:
     def numbers(self, raw: Bytes) -> npt.NDArray[np.float32]:
         """Return the numbers [R, in] that rows of blocks [R, bytes] stand for, as llama.cpp computes them."""
         shape, blocks = self.shape, self.split(raw.reshape(len(raw), -1, self.num_bytes))
-        stored = blocks.numbers.reshape(*blocks.numbers.shape[:2], -1, shape.part)
+        numbers = _numbers(blocks.stored, shape) if blocks.are_planes else blocks.stored
+        stored = numbers.reshape(len(raw), -1, self.inputs // shape.part, shape.part)
         if shape.table:
             parts = (np.array(shape.table) - shape.zero).astype(np.int8)[stored]
         else:
@@ -225,7 +221,7 @@ class BlockFormat:
             if one is not None
         ]
         stored = blocks.stored.reshape(len(raw), -1)
-        if blocks.are_halves:  # of whole groups
+        if blocks.are_planes:
             steps = stored.reshape(len(raw), num_groups, -1)
         else:
             steps = _steps(_padded(stored, num_groups * GROUP).reshape(len(raw), num_groups, GROUP), shape)
@@ -267,6 +263,27 @@ def _plane(numbers: Bytes, plane: Plane) -> Bytes:
     for i in range(1, 8 // plane.bits):
         together |= steps[..., i, :] << np.uint64(plane.bits * i)
     return together.view(np.uint8)
+
+
+def _numbers(planes: Bytes, shape: BlockShape) -> Bytes:
+    """Return the numbers [R, groups, 64] of planes [R, groups, 8 * bits]: what `_plane` has taken apart."""
+    numbers, first = np.zeros((*planes.shape[:2], GROUP), np.uint8), 0
+    for plane in shape.planes:
+        its = np.ascontiguousarray(planes[..., first : first + STEPS * plane.bits // 2]).view(np.uint64)
+        mask, first = np.uint64(ONES * ((1 << plane.bits) - 1)), first + STEPS * plane.bits // 2
+        steps = [its >> np.uint64(plane.bits * i) & mask for i in range(8 // plane.bits)]
+        numbers |= np.concatenate(steps, axis=-1).view(np.uint8) << np.uint8(plane.first)
+    return numbers
+
+
+def low_planes(first: Bytes, second: Bytes, out: Bytes) -> None:
+    """Write planes of four bits, words [..., 2, n]: of the lower halves of the bytes of words [..., n], and the upper.
+
+    In each byte of a plane, the first words' half is the lower one.
+    """
+    low, high = np.uint64(ONES * 15), np.uint64(ONES * 240)
+    out[..., 0, :] = first & low | (second & low) << np.uint64(4)
+    out[..., 1, :] = first >> np.uint64(4) & low | second & high
 
 
 def nibbles(values: Bytes) -> Bytes:

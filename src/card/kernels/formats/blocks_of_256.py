@@ -13,11 +13,15 @@ from card.kernels.formats.block_format import (
     Blocks,
     BlockShape,
     Bytes,
+    low_planes,
     nibbles,
     pairs_of_32,
 )
 
 _FOUR_BITS, _SIX_BITS, _UPPER_BITS = (np.uint32(0x01010101 * byte) for byte in (0x0F, 0x3F, 0x30))  # of each byte
+
+
+_TWO_BITS, _TWICE_TWO_BITS = np.uint64(ONES * 3), np.uint64(ONES * 15)
 
 
 def _packed_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
@@ -60,16 +64,25 @@ def _split_k(raw: Bytes, *, has_fifth_bits: bool = False) -> Blocks:
     """Split blocks of 256 numbers of four or five bits."""
     factors = *_packed_scales(raw[..., 4:16]), _halves(raw[..., :4])
     if not has_fifth_bits:
-        return Blocks(raw[..., 16:], *factors, are_halves=True)
+        return Blocks(raw[..., 16:].reshape(len(raw), -1, 32), *factors, are_planes=True)
     numbers = pairs_of_32(raw[..., 48:])
     numbers |= _bits_of(raw[..., 16:48], 1, first=4)
     return Blocks(numbers, *factors)
 
 
 def _split_q6_k(raw: Bytes) -> Blocks:
-    numbers = nibbles(raw[..., :128].reshape(*raw.shape[:2], 2, 64)).reshape(*raw.shape[:2], -1)
-    numbers |= _bits_of(raw[..., 128:192], 2, first=4)
-    return Blocks(numbers, raw[..., 192:208], None, _scale_alone(raw[..., 208:]))
+    """Split blocks of 256 numbers of six bits: of each half, 64 bytes hold the lower four bits, 32 the upper two."""
+    planes = np.empty((*raw.shape[:2], 2, 2, 6), np.uint64)  # of two groups in each half
+    lower = np.ascontiguousarray(raw[..., :128]).view(np.uint64).reshape(*raw.shape[:2], 2, 2, 4)
+    low_planes(lower[..., 0, :], lower[..., 1, :], planes[..., :4])
+    upper = np.ascontiguousarray(raw[..., 128:192]).view(np.uint64).reshape(*raw.shape[:2], 2, 2, 2)
+    first, second = upper[..., 0, :], upper[..., 1, :]
+    for group in range(2):
+        pairs = [one >> np.uint64(4 * group) & _TWICE_TWO_BITS for one in (first, second)]
+        low, high = (one & _TWO_BITS | (one & ~_TWO_BITS) << np.uint64(2) for one in pairs)
+        planes[..., group, 4:] = low | high << np.uint64(2)
+    stored = planes.view(np.uint8).reshape(len(raw), -1, 48)
+    return Blocks(stored, raw[..., 192:208], None, _scale_alone(raw[..., 208:]), are_planes=True)
 
 
 def _split_q3_k(raw: Bytes) -> Blocks:

@@ -6,16 +6,39 @@ from functools import partial
 
 import numpy as np
 
-from card.kernels.formats.block_format import IQ4_TABLE, BlockFormat, Blocks, BlockShape, Bytes, nibbles
+from card.kernels.formats.block_format import IQ4_TABLE, BlockFormat, Blocks, BlockShape, Bytes, low_planes, nibbles
 
 
 def _split_32(raw: Bytes, *, has_minimum: bool = False, has_fifth_bits: bool = False) -> Blocks:
     """Split blocks of 32 numbers of four or five bits."""
     first = 4 if has_minimum else 2
-    numbers = nibbles(raw[..., first + (4 if has_fifth_bits else 0) :])
+    scales, minima = raw[..., :2], raw[..., 2:4] if has_minimum else None
+    lower, fifth = raw[..., first + (4 if has_fifth_bits else 0) :], raw[..., first : first + 4]
+    if raw.shape[1] % 2 == 0:
+        planes = _planes(lower, fifth if has_fifth_bits else None)
+        return Blocks(planes, scales, minima, are_planes=True)
+    numbers = nibbles(lower)
     if has_fifth_bits:
-        numbers |= np.unpackbits(raw[..., first : first + 4], axis=-1, bitorder="little") << 4
-    return Blocks(numbers, raw[..., :2], raw[..., 2:4] if has_minimum else None)
+        numbers |= np.unpackbits(fifth, axis=-1, bitorder="little") << 4
+    return Blocks(numbers, scales, minima)
+
+
+def _planes(lower: Bytes, fifth: Bytes | None) -> Bytes:
+    """Return the planes of pairs of blocks, of lower bits [R, N, 16] and fifth bits [R, N, 4]: [R, N / 2, 8 * bits]."""
+    pairs = np.ascontiguousarray(lower).view(np.uint64).reshape(len(lower), -1, 2, 2)
+    planes = np.empty((*pairs.shape[:2], 4 if fifth is None else 5), np.uint64)
+    low_planes(pairs[..., 0, :], pairs[..., 1, :], planes[..., :4].reshape(pairs.shape))
+    if fifth is not None:
+        planes[..., 4] = _turned(np.ascontiguousarray(fifth).reshape(*pairs.shape[:2], 8).view(np.uint64)[..., 0])
+    return planes.view(np.uint8)
+
+
+def _turned(words: Bytes) -> Bytes:
+    """Return words of eight bytes with rows and columns of their bits changed: bit i of byte j is bit j of byte i."""
+    for distance, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        moved = (words ^ words >> np.uint64(distance)) & np.uint64(mask)
+        words = words ^ moved ^ moved << np.uint64(distance)
+    return words
 
 
 _q4_1 = partial(_split_32, has_minimum=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.tiles import PRODUCT
 from card.kernels.jit.vectors import (
     FLOATS,
     INT,
     LANES,
     VOID,
-    Builder,
-    Value,
     compiled,
     fill,
     fma_of,

@@ -23,23 +23,10 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from card.kernels.formats.block_format import STEP_BYTES, SUPER, BlockShape
+from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.products import Product, Sums
 from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
-from card.kernels.jit.vectors import (
-    FLOATS,
-    GROUP,
-    INTS,
-    LANES,
-    Builder,
-    Value,
-    fetch,
-    fma_of,
-    moved,
-    read,
-    repeated,
-    splat,
-    write,
-)
+from card.kernels.jit.vectors import FLOATS, GROUP, INTS, LANES, fetch, fma_of, moved, read, repeated, splat, write
 
 _FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
 _AHEAD = 4096  # bytes of weights on their way from memory: their order in a group is none that memory foresees

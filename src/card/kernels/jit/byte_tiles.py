@@ -11,22 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.tiles import AHEAD, FETCHED_ROWS, MATRIX_ROWS, PANEL, PRODUCT, Format, Group
-from card.kernels.jit.vectors import (
-    FLOATS,
-    GROUP,
-    INTS,
-    LANES,
-    Builder,
-    Value,
-    call,
-    fetch,
-    fma_of,
-    moved,
-    read,
-    repeated,
-    splat,
-)
+from card.kernels.jit.vectors import FLOATS, GROUP, INTS, LANES, call, fetch, fma_of, moved, read, repeated, splat
 
 _I8, _I32, _I64, _VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
 _TILE_BYTES = GROUP * LANES

@@ -13,6 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.rows import exponential, sigmoid, softplus
 from card.kernels.jit.tiles import PRODUCT
 from card.kernels.jit.vectors import (
@@ -21,8 +22,6 @@ from card.kernels.jit.vectors import (
     INT,
     LANES,
     VOID,
-    Builder,
-    Value,
     add,
     compiled,
     fma_of,

@@ -11,13 +11,12 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
+from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.tiles import MOST_ROWS, PANEL, Format, Group
 from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
     LANES,
-    Builder,
-    Value,
     bfloat16s_of,
     fetch,
     fma_of,

@@ -14,34 +14,27 @@ import builtins
 import ctypes
 import functools
 import inspect
-import operator
 import struct
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
-from card.kernels.jit.object_code import ObjectCode
+from card.kernels.jit.arithmetic import (
+    BOOL,
+    BUILT_IN,
+    INT,
+    NUMBERS,
+    VOID,
+    as_kind,
+    as_kinds,
+    combined,
+    kind_of,
+    matched,
+)
+from card.kernels.jit.object_code import Builder, ObjectCode, Value
 
-if TYPE_CHECKING:
-    from card.kernels.jit.vectors import Builder, Value
-
-_BOOL, _INT, _FLOAT, _VOID = ir.IntType(1), ir.IntType(64), ir.FloatType(), ir.VoidType()
-_NUMBERS = (int, float, np.floating)  # constants, which get their kind where they are used
-_PYTHONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {  # on two constants
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-}
-_WHOLES = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_"}  # llvmlite's names
-_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 _SIGNS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
@@ -54,7 +47,7 @@ class Operation:
 
     def write(self, builder: Builder, values: Sequence[Value]) -> Value:
         """Write the instructions; return their value."""
-        return self._instructions(builder, *(_as(builder, *both) for both in zip(values, self._arguments, strict=True)))
+        return self._instructions(builder, *as_kinds(builder, values, self._arguments))
 
 
 class Function:
@@ -78,9 +71,7 @@ class Function:
 
     def write(self, builder: Builder, values: Sequence[Value]) -> Value:
         """Write a call; return its value."""
-        return builder.call(
-            self.made_in(builder.module), [_as(builder, *both) for both in zip(values, self._arguments, strict=True)]
-        )
+        return builder.call(self.made_in(builder.module), as_kinds(builder, values, self._arguments))
 
     def _compiled(self) -> ObjectCode:
         """Return machine code that takes the address of the arguments, and leaves a result where the first one was."""
@@ -93,7 +84,7 @@ class Function:
             builder.load(_place(builder, address, i), align=1, typ=kind) for i, kind in enumerate(self._arguments)
         ]
         result = Function.write(self, builder, values)
-        if self._result != _VOID:
+        if self._result != VOID:
             builder.store(result, _place(builder, address, 0), align=1)
 
 
@@ -111,15 +102,15 @@ class Apart(Function):
 
     def write(self, builder: Builder, values: Sequence[Value]) -> Value:
         """Write a call; return its value, or what the first argument was where there is none."""
-        arguments = [_as(builder, *both) for both in zip(values, self._arguments, strict=True)]
+        arguments = as_kinds(builder, values, self._arguments)
         with builder.goto_entry_block():
-            room = builder.alloca(ir.ArrayType(_INT, len(arguments)))
-        places = builder.ptrtoint(room, _INT)
+            room = builder.alloca(ir.ArrayType(INT, len(arguments)))
+        places = builder.ptrtoint(room, INT)
         for i, argument in enumerate(arguments):
             builder.store(argument, _place(builder, places, i))
-        kind = ir.FunctionType(_VOID, [_INT])
+        kind = ir.FunctionType(VOID, [INT])
         builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [places])
-        return builder.load(_place(builder, places, 0), typ=_INT)
+        return builder.load(_place(builder, places, 0), typ=INT)
 
 
 class Entered(Function):
@@ -128,7 +119,7 @@ class Entered(Function):
     def __init__(self, function: Callable[..., Any], kinds: Mapping[str, Any]) -> None:
         """Compile the function, or take what an earlier process compiled."""
         super().__init__(function, kinds)
-        self._layout = struct.Struct("=" + "".join("q" if kind == _INT else "f4x" for kind in self._arguments))
+        self._layout = struct.Struct("=" + "".join("q" if kind == INT else "f4x" for kind in self._arguments))
         self._code = self._compiled()
         self._enter = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._code.address)
 
@@ -139,31 +130,7 @@ class Entered(Function):
 
 def _place(builder: Builder, address: Value, number: int) -> Value:
     """Return where one of some arguments is."""
-    return builder.inttoptr(builder.add(address, ir.Constant(_INT, 8 * number)), ir.PointerType())
-
-
-def _kind_of(value: Any) -> Any:
-    """Return the kind of a value, of a constant the one that it has by itself."""
-    if isinstance(value, _NUMBERS):
-        return _INT if isinstance(value, int) else _FLOAT
-    return value.type
-
-
-def _as(builder: Builder, value: Any, kind: Any) -> Value:
-    """Return a value as one of a kind: constants and truths become numbers, all others must have it."""
-    if isinstance(value, _NUMBERS):
-        assert isinstance(value, int) or kind != _INT, f"{value} where {kind} belongs"
-        return ir.Constant(kind, value if kind == _INT else float(value))
-    if value.type == _BOOL and kind == _INT:
-        return builder.zext(value, _INT)
-    assert value.type == kind, f"{value.type} where {kind} belongs"
-    return value
-
-
-def _matched(builder: Builder, *values: Any) -> list[Value]:
-    """Return values as ones of the kind that those have that are no constants."""
-    known = [value for value in values if not isinstance(value, _NUMBERS)] or list(values)
-    return [_as(builder, value, _kind_of(known[0])) for value in values]
+    return builder.inttoptr(builder.add(address, ir.Constant(INT, 8 * number)), ir.PointerType())
 
 
 class _InstructionWriter:
@@ -182,7 +149,7 @@ class _InstructionWriter:
             self._set(argument.arg, value)
         self._write(tree.body)
         if not self._builder.block.is_terminated:
-            self._builder.ret_void() if self._result == _VOID else self._builder.unreachable()
+            self._builder.ret_void() if self._result == VOID else self._builder.unreachable()
 
     # ---- statements -------------------------------------------------------------------------------------------------
 
@@ -204,9 +171,9 @@ class _InstructionWriter:
     def _set(self, name: str, value: Any) -> None:
         if name not in self._places:
             with self._builder.goto_entry_block():
-                self._places[name] = self._builder.alloca(_kind_of(value), name=name)
+                self._places[name] = self._builder.alloca(kind_of(value), name=name)
         place = self._places[name]
-        self._builder.store(_as(self._builder, value, place.allocated_type), place)
+        self._builder.store(as_kind(self._builder, value, place.allocated_type), place)
 
     def _values(self, node: ast.expr) -> list[Any]:
         """Write an expression, or all those of a tuple; return their values."""
@@ -227,7 +194,7 @@ class _InstructionWriter:
     def _write_augassign(self, node: ast.AugAssign) -> None:
         assert isinstance(node.target, ast.Name), ast.unparse(node)
         value = self._value(node.value)
-        self._set(node.target.id, self._combined(type(node.op), self._read(node.target.id), value))
+        self._set(node.target.id, combined(self._builder, type(node.op), self._read(node.target.id), value))
 
     def _write_expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):  # a docstring
@@ -237,7 +204,7 @@ class _InstructionWriter:
         if node.value is None:
             self._builder.ret_void()
         else:
-            self._builder.ret(_as(self._builder, self._value(node.value), self._result))
+            self._builder.ret(as_kind(self._builder, self._value(node.value), self._result))
 
     def _write_continue(self, node: ast.Continue) -> None:
         self._builder.branch(self._nexts[-1])
@@ -276,9 +243,9 @@ class _InstructionWriter:
                 self._begin(following)
             return
         assert isinstance(node.iter, ast.Call) and isinstance(node.target, ast.Name), ast.unparse(node.iter)
-        limits = [_as(self._builder, self._value(one), _INT) for one in node.iter.args]
-        start, stop, step = {1: [ir.Constant(_INT, 0), *limits], 2: limits, 3: limits[:2]}[len(limits)] + (
-            limits[2:] or [ir.Constant(_INT, 1)]
+        limits = [as_kind(self._builder, self._value(one), INT) for one in node.iter.args]
+        start, stop, step = {1: [ir.Constant(INT, 0), *limits], 2: limits, 3: limits[:2]}[len(limits)] + (
+            limits[2:] or [ir.Constant(INT, 1)]
         )
         before, test, body, following, after = (
             self._builder.block,
@@ -286,7 +253,7 @@ class _InstructionWriter:
         )
         self._go(test)
         self._begin(test)
-        index = self._builder.phi(_INT)
+        index = self._builder.phi(INT)
         index.add_incoming(start, before)
         self._builder.cbranch(self._builder.icmp_signed("<", index, stop), body, after)
         self._begin(body)
@@ -305,10 +272,10 @@ class _InstructionWriter:
 
     def _truth(self, node: ast.expr) -> Value:
         value = self._value(node)
-        if _kind_of(value) == _BOOL:
+        if kind_of(value) == BOOL:
             return value
-        value = _as(self._builder, value, _INT)
-        return self._builder.icmp_signed("!=", value, ir.Constant(_INT, 0))
+        value = as_kind(self._builder, value, INT)
+        return self._builder.icmp_signed("!=", value, ir.Constant(INT, 0))
 
     def _read(self, name: str) -> Value:
         place = self._places[name]
@@ -334,45 +301,24 @@ class _InstructionWriter:
         callee, values = self._known(node.func), [self._value(one) for one in node.args]
         if isinstance(callee, Function | Operation):
             return callee.write(self._builder, values)
-        return _BUILT_IN[callee.__name__](self._builder, *values)
+        return BUILT_IN[callee.__name__](self._builder, *values)
 
     def _value_of_unaryop(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
             return self._builder.not_(self._truth(node.operand))
         assert isinstance(node.op, ast.USub), ast.unparse(node)
         value = self._value(node.operand)
-        if isinstance(value, _NUMBERS):
+        if isinstance(value, NUMBERS):
             return -value
-        return self._builder.neg(value) if value.type == _INT else self._builder.fneg(value)
+        return self._builder.neg(value) if value.type == INT else self._builder.fneg(value)
 
     def _value_of_binop(self, node: ast.BinOp) -> Any:
-        return self._combined(type(node.op), self._value(node.left), self._value(node.right))
-
-    def _combined(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
-        if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
-            return _PYTHONS[kind](left, right)
-        builder = self._builder
-        x, y = _matched(builder, left, right)
-        if x.type != _INT:
-            return getattr(builder, _FLOATS[kind])(x, y)
-        if kind not in (ast.FloorDiv, ast.Mod):
-            return getattr(builder, _WHOLES[kind])(x, y)
-        is_quotient = kind is ast.FloorDiv
-        if isinstance(right, int) and right > 0 and right & (right - 1) == 0:
-            shift = ir.Constant(_INT, right.bit_length() - 1)
-            return builder.ashr(x, shift) if is_quotient else builder.and_(x, ir.Constant(_INT, right - 1))
-        quotient, rest, zero = builder.sdiv(x, y), builder.srem(x, y), ir.Constant(_INT, 0)
-        # The processor rounds towards zero, Python rounds down.
-        has_other_sign = builder.icmp_signed("<", builder.xor(rest, y), zero)
-        is_over = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
-        if is_quotient:
-            return builder.sub(quotient, builder.zext(is_over, _INT))
-        return builder.add(rest, builder.select(is_over, y, zero))
+        return combined(self._builder, type(node.op), self._value(node.left), self._value(node.right))
 
     def _value_of_compare(self, node: ast.Compare) -> Value:
         [sign], [other] = node.ops, node.comparators
-        x, y = _matched(self._builder, self._value(node.left), self._value(other))
-        compare = self._builder.icmp_signed if x.type == _INT else self._builder.fcmp_ordered
+        x, y = matched(self._builder, self._value(node.left), self._value(other))
+        compare = self._builder.icmp_signed if x.type == INT else self._builder.fcmp_ordered
         return compare(_SIGNS[type(sign)], x, y)
 
     def _value_of_boolop(self, node: ast.BoolOp) -> Value:
@@ -380,7 +326,7 @@ class _InstructionWriter:
         after, ends, is_and = self._block("decided"), [], isinstance(node.op, ast.And)
         for one in node.values[:-1]:
             value, following = self._truth(one), self._block("else")
-            ends.append((ir.Constant(_BOOL, not is_and), self._builder.block))
+            ends.append((ir.Constant(BOOL, not is_and), self._builder.block))
             self._builder.cbranch(value, *((following, after) if is_and else (after, following)))
             self._begin(following)
         last = self._truth(node.values[-1])
@@ -393,7 +339,7 @@ class _InstructionWriter:
         for block, one in ((then, node.body), (other, node.orelse)):
             self._begin(block)
             ends.append((self._value(one), self._builder.block))
-        values = _matched(self._builder, *(value for value, _ in ends))
+        values = matched(self._builder, *(value for value, _ in ends))
         self._begin(ends[0][1])
         self._go(after)
         self._begin(ends[1][1])
@@ -407,31 +353,3 @@ class _InstructionWriter:
         for value, block in ends:
             joined.add_incoming(value, block)
         return joined
-
-
-def _chosen(sign: str) -> Callable[..., Value]:
-    """Return what writes min or max: the second of two if it is less or more than the first."""
-
-    def write(builder: Builder, left: Any, right: Any) -> Value:
-        x, y = _matched(builder, left, right)
-        compare = builder.icmp_signed if x.type == _INT else builder.fcmp_ordered
-        return builder.select(compare(sign, y, x), y, x)
-
-    return write
-
-
-def _root(builder: Builder, value: Any) -> Value:
-    kind = ir.FunctionType(_FLOAT, [_FLOAT])
-    function = builder.module.globals.get("llvm.sqrt.f32") or ir.Function(builder.module, kind, "llvm.sqrt.f32")
-    return builder.call(function, [value])
-
-
-_BUILT_IN: Mapping[str, Any] = {
-    "min": _chosen("<"),
-    "max": _chosen(">"),
-    "int": lambda builder, value: _as(builder, value, _INT),
-    "float32": lambda builder, value: (
-        np.float32(value) if isinstance(value, _NUMBERS) else builder.sitofp(value, _FLOAT)
-    ),
-    "sqrt": _root,
-}

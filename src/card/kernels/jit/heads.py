@@ -35,6 +35,13 @@ def turn(x: int, cos: int, sin: int, size: int) -> None:
 
 
 @compiled
+def grow(x: int, factor: float, padded: int) -> None:
+    """Multiply a head by a factor, in place."""
+    for at in range(x, x + 4 * padded, 4 * LANES):
+        store(at, times(load(at), fill(factor)))
+
+
+@compiled
 def norm_all_heads(table: int, layer: int, row: int) -> None:
     """Apply the norms of a row's queries and keys, each over all heads at once."""
     of = layer_entry(table, layer)
@@ -53,7 +60,7 @@ def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: 
     heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
     size, padded, eps = entry(of, t.HEAD), entry(of, t.PADDED_HEAD), real_entry(table, t.EPS)
     has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
-    value_norm = entry(of, t.VALUE_NORM)
+    value_norm, growth, turns_first = entry(of, t.VALUE_NORM), entry(of, t.QUERY_GROWTH), entry(of, t.TURNS_FIRST)
     for row in range(first_row, last_row):
         its = row_entry(table, row)
         angle = 4 * turned * entry(its, t.ANGLE)
@@ -61,10 +68,14 @@ def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: 
             x = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + head)
             if head < heads + kv_heads:
                 norm = entry(of, t.QUERY_NORM if head < heads else t.KEY_NORM)
+                if turned and turns_first:
+                    turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
                 if norm and has_head_norms:
                     rms_norm(x, norm, x, size, padded, eps)
-                if turned:
+                if turned and not turns_first:
                     turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
+                if growth and head < heads:
+                    grow(x, load_float(growth + 4 * entry(its, t.POSITION)), padded)
             elif value_norm:
                 rms_norm(x, value_norm, x, size, padded, eps)
             if head >= heads:

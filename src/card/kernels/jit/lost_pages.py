@@ -13,15 +13,11 @@ import mmap
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
-from card.kernels.jit.object_code import ObjectCode
+from card.kernels.jit.object_code import Builder, ObjectCode, Value
 from card.kernels.jit.vectors import INT, VOID, call, compiled, load_int, operation, write
-
-if TYPE_CHECKING:
-    from card.kernels.jit.vectors import Builder, Value
 
 _STATE = "state_of_lost_pages"
 _HANDLER, _FILES, _FORMER, _PAGE, _STATE_SIZE = range(5)  # places in the state: three addresses, and bytes of a page

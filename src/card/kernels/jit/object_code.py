@@ -13,16 +13,15 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import binding, ir
 
 from card.machine.folders import cache_folder, is_safe_folder, make_private, read_kept, write_kept
 from card.machine.processor import kernel_kind, llvm_target
 
-if TYPE_CHECKING:
-    from card.kernels.jit.vectors import Builder, Value
-
+Builder = Any  # of llvmlite, which has no types
+Value = Any
 _DIGEST_BYTES = 32  # of the code, before it: a file that was damaged must not run
 
 
@@ -41,10 +40,9 @@ class ObjectCode:
         file = _file_of(name)
         code = _kept(file)
         if code is None:
-            with _alone_at(file):
+            with _alone_at(file), _garbage_left_alone():
                 code = _kept(file) or _compiled(name, write, machine, is_optimized=is_optimized)
                 _keep(file, code)
-            gc.collect()  # instructions refer to each other: 35 MB that would stay, in pieces
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)  # which owns the code
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -61,6 +59,12 @@ def is_made_elsewhere(name: str) -> bool:
             except BlockingIOError:
                 return True
     return False
+
+
+def is_missing(name: str) -> bool:
+    """Return whether a function is to be compiled, and can be kept."""
+    file = _file_of(name)
+    return file is not None and not file.exists()
 
 
 def kept_folder() -> Path | None:
@@ -95,8 +99,13 @@ def _source_digest() -> str:
 
 def _target() -> tuple[str, str, str]:
     """Return triple, processor and features of what code is made for."""
-    triple, chosen = binding.get_process_triple(), llvm_target()
-    return triple, *(chosen or (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()))
+    return binding.get_process_triple(), *(llvm_target() or _host())
+
+
+@functools.cache
+def _host() -> tuple[str, str]:
+    """Return this machine's processor and its features."""
+    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
 def _machine_digest() -> str:
@@ -121,6 +130,22 @@ def _optimize(module: Any, machine: Any) -> None:
     options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
     builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+
+
+@contextlib.contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Look for garbage at the end of a block alone: to look again and again takes a third of writing instructions.
+
+    They refer to each other: 35 MB that would stay, in pieces.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
 
 
 def _compiled(name: str, write: Callable[[Builder, Value], None], machine: Any, *, is_optimized: bool) -> bytes:

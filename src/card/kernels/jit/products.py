@@ -14,7 +14,8 @@ from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 
 from card.kernels.formats.block_format import SMALL
-from card.kernels.jit.vectors import LANES, Builder, Value, call, read, repeated, splat
+from card.kernels.jit.object_code import Builder, Value
+from card.kernels.jit.vectors import LANES, call, read, repeated, splat
 
 _I1, _I8, _I16, _I32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _LARGE_TILES = ((16, 1),)  # 32 registers of 16 numbers

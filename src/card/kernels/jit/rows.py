@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 
+from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.tables import (
     AS_BYTES,
     AS_FLOATS,
@@ -28,9 +29,7 @@ from card.kernels.jit.vectors import (
     LANES,
     SUMS_BYTES,
     VOID,
-    Builder,
     Floats,
-    Value,
     add,
     compiled,
     copy_group,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from card.kernels.jit.object_code import ObjectCode
+from card.kernels.jit.object_code import Builder, ObjectCode, Value
 from card.kernels.jit.products import product_of
 from card.kernels.jit.vectors import (
     FLOATS,
@@ -26,8 +26,6 @@ from card.kernels.jit.vectors import (
     LANES,
     SUMS_BYTES,
     VOID,
-    Builder,
-    Value,
     fma_of,
     loop,
     moved,

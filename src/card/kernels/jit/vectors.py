@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from llvmlite import ir
 
 from card.kernels.jit.functions import Apart, Entered, Function, Operation
+from card.kernels.jit.object_code import Builder, Value
 from card.machine.processor import is_arm
 
 LANES = 16
@@ -20,15 +21,13 @@ GROUP = 64  # activations that share a scale
 PARTS = GROUP // LANES  # of a group, whose sums are known one by one
 SUMS_BYTES = 4 * (1 + PARTS)  # of what `quantize_group` leaves beside a group's bytes and its scale
 _F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_LANE_0 = ir.Constant(_I32, 0)
 FLOATS = ir.VectorType(_F32, LANES)
 INTS = ir.VectorType(_I32, LANES)
 _HALVES = ir.VectorType(_HALF, LANES)
 _ROOT_OF_HALF = 0x3F3504F3  # the bits of that float
 
-Builder = Any  # of llvmlite, which has no types
-Value = Any
 Floats = Any  # 16 of them, in compiled code
-
 
 INT, FLOAT, VOID = _I64, _F32, ir.VoidType()
 _KINDS = {"int": INT, "float": FLOAT, "Floats": FLOATS, "None": VOID}
@@ -119,11 +118,16 @@ def splat(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * kind.count)
 
 
+@functools.cache
+def _undefined(kind: Any) -> Any:
+    """Return a constant without a value."""
+    return ir.Constant(kind, ir.Undefined)
+
+
 def repeated(builder: Builder, value: Value, kind: Any) -> Value:
     """Return a vector whose lanes all are one value."""
-    lanes = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
-    places = splat(ir.VectorType(_I32, kind.count), 0)
-    return builder.shuffle_vector(lanes, ir.Constant(kind, ir.Undefined), places)
+    undefined, places = _undefined(kind), splat(ir.VectorType(_I32, kind.count), 0)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, _LANE_0), undefined, places)
 
 
 def halves_of(builder: Builder, address: Value) -> Value:

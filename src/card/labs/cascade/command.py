@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
+from card.cli.chosen_models import resolve_models
 from card.cli.files import read_prompts, read_records
-from card.cli.options import resolve_models
 from card.cli.starting import Say, spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError

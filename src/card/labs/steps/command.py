@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from card.api.llm import LLM
-from card.cli.options import given, remark, resolve_models
+from card.cli.chosen_models import resolve_models
+from card.cli.options import given
+from card.cli.remarks import remark
 from card.cli.starting import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError

@@ -5,7 +5,7 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ from card.models.layer_shape import LayerShape, Mixer, stated_shape
 
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
-    "shared", "one", "layer_input", "gated_queries", "delta_in", "delta_values", "delta_heads", "delta_value",
-    "delta_joined", "delta_scores"
+    "shared", "shared_both", "one", "layer_input", "gated_queries", "delta_in", "delta_values", "delta_heads",
+    "delta_value", "delta_joined", "delta_scores"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp", "experts"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
@@ -31,8 +31,11 @@ NormPlace = Literal[
     "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out", "input_out", "mlp_alone",
     "experts_in", "experts_out",
 ]  # fmt: skip
-# The router, the layers of each expert, those of the one that all rows take, and how much a row takes of that one.
-ExpertPlace = Literal["router", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "shared_score"]
+# The router, the layers of each expert, those of the one that all rows take (or gate and up of it as one), and how much
+# a row takes of that one.
+ExpertPlace = Literal[
+    "router", "gate", "up", "down", "shared_gate", "shared_up", "shared_both", "shared_down", "shared_score"
+]  # fmt: skip
 # Factors of a layer's hidden states, of what its router reads, and of each expert's weight; what is added to scores of
 # experts for the choice; logarithms of rates of decay, and what is added to its scores; and a score of each query head
 # beside those of the positions, which has no value.
@@ -85,6 +88,7 @@ LINEARS_WITH_QKV_AND_GATE_UP = (_QKV, LINEARS[3], _GATE_UP, LINEARS[6])
 SPLITS: Mapping[Size, tuple[Size, ...]] = {
     "qkv": ("queries", "keys", "keys"),
     "gate_up": ("inner", "inner"),
+    "shared_both": ("shared", "shared"),
     "conv_in": ("hidden", "hidden", "hidden"),
     "gated_queries": ("queries", "queries"),
     "delta_joined": ("delta_in", "delta_values"),
@@ -125,6 +129,24 @@ SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
     "shared_down": Part("mlp.shared_expert.down_proj", "ffn_down_shexp", ("hidden", "shared")),
     "shared_score": Part("mlp.shared_expert_gate", "ffn_gate_inp_shexp", ("one", "hidden")),
 }
+
+
+def has_shared_expert(shape: LayerShape) -> bool:
+    """Return whether a layer has an expert that all rows take."""
+    return shape.experts is not None and shape.experts.shared_width > 0
+
+
+# That of other families, which rows take as it is.
+PLAIN_SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
+    "shared_gate": Part("mlp.shared_experts.gate_proj", "ffn_gate_shexp", ("shared", "hidden"), only=has_shared_expert),
+    "shared_up": Part("mlp.shared_experts.up_proj", "ffn_up_shexp", ("shared", "hidden"), only=has_shared_expert),
+    "shared_down": Part("mlp.shared_experts.down_proj", "ffn_down_shexp", ("hidden", "shared"), only=has_shared_expert),
+}
+
+
+def chooses_by_biases(shape: LayerShape) -> bool:
+    """Return whether a layer's experts are chosen by scores to which something is added."""
+    return shape.experts is not None and shape.experts.has_biases
 
 
 _OF_MLP = frozenset(("inner", "gate_up"))
@@ -168,6 +190,8 @@ class Architecture:
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    turns_first: bool = False  # heads turn before they are normed
+    query_growth: str | None = None  # the setting of the angles by which queries grow in long texts
     gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
@@ -182,8 +206,12 @@ class Architecture:
     gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
     gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
     gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
+    gguf_expert_scale: str | None = None  # the config's field for the factor of weights that files may state
     gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
+    gguf_also: str | None = None  # another name, of whose files some are its own
     gguf_linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
+    gguf_expert_parts: Mapping[ExpertPlace, Part] | None = None  # likewise
+    gguf_joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which parts of these one here is made of
     gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
     gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
@@ -202,7 +230,18 @@ class Architecture:
     @property
     def in_files(self) -> "Architecture":
         """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
-        return self if self.gguf_linears is None else replace(self, linears=self.gguf_linears, gguf_linears=None)
+        linears, experts = self.gguf_linears or self.linears, self.gguf_expert_parts or self.expert_parts
+        return replace(self, linears=linears, expert_parts=experts, gguf_linears=None, gguf_expert_parts=None)
+
+    def as_stored(self, names: Iterable[str]) -> "Architecture":
+        """Return the architecture in terms of a GGUF file that has tensors, or weights, of these names.
+
+        Some files have parts as folders have them.
+        """
+        found, apart = " ".join(names), self.in_files
+        whole = [part for part in self.linears if part not in apart.linears]
+        is_whole = any(f".{name}." in found for part in whole for name in (part.name, part.gguf_name))
+        return replace(self, gguf_linears=None) if is_whole else apart
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts and of a token's own numbers."""
@@ -211,7 +250,7 @@ class Architecture:
     def parts_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the parts of a layer."""
         experts = shape.experts
-        of_experts = () if experts is None else self.expert_parts.values()
+        of_experts = (part for part in self.expert_parts.values() if part.is_in(shape) and experts is not None)
         each = (one for part in of_experts for one in part.of_each(0 if experts is None else experts.count))
         of_inputs = self.input_parts.values() if shape.input_width else ()
         others = (*of_inputs, *self.norms.values(), *self.vectors.values(), *self.filters)
@@ -341,4 +380,5 @@ def sizes_of(config: Any, shape: LayerShape) -> Mapping[Size, int]:
         }
     if experts is not None:
         sizes |= {"experts": experts.count, "expert": experts.width, "shared": experts.shared_width}
+        sizes["shared_both"] = 2 * experts.shared_width
     return sizes

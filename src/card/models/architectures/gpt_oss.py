@@ -5,12 +5,12 @@ from typing import Any
 
 from card.models.architectures.architecture import PRE_NORMS, Architecture, NormPlace, Part, expert_parts
 from card.models.architectures.mixtral import GGUF_EXPERTS, shape_of
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import RoutedConfig
 
 _ALPHA, _LIMIT = 1.702, 7.0  # of the gate, as the machine code has them
 
 
-class GptOssFields(DecoderConfig):
+class GptOssFields(RoutedConfig):
     """Its config; the first layer has a window, the second one not, and so on."""
 
     model_type = "gpt_oss"
@@ -29,8 +29,6 @@ class GptOssFields(DecoderConfig):
     num_experts_per_tok: int = 4
     swiglu_alpha: float | int = _ALPHA
     swiglu_limit: float | int = _LIMIT
-    router_aux_loss_coef: float = 0.001
-    output_router_logits: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     attention_bias: bool = True

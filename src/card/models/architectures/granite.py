@@ -27,4 +27,5 @@ ARCHITECTURE = replace(
         "logits": "logits_scaling",
     },
     gguf_name="granite",
+    gguf_also="granitemoe",
 )

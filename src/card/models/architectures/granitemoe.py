@@ -30,11 +30,12 @@ ARCHITECTURE = replace(
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     expert_parts=expert_parts("block_sparse_moe", "router"),
     file_names={
-        ".input_linear.weight": ".experts.gate_up_proj",
-        ".output_linear.weight": ".experts.down_proj",
-        ".router.layer.weight": ".router.weight",
+        r"\.block_sparse_moe\.input_linear\.weight": ".block_sparse_moe.experts.gate_up_proj",
+        r"\.block_sparse_moe\.output_linear\.weight": ".block_sparse_moe.experts.down_proj",
+        r"\.router\.layer\.weight": ".router.weight",
     },
     shapes=shape_of,
     gguf_name="granitemoe",
+    gguf_also="granite",
     gguf_experts=GGUF_EXPERTS,
 )

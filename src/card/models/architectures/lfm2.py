@@ -9,15 +9,11 @@ from card.models.decoder_config import DecoderConfig
 from card.models.layer_shape import LayerShape, stated_shape
 
 
-class Lfm2Fields(DecoderConfig):
-    """Its config."""
+class ShortConvFields(DecoderConfig):
+    """The config of LFM2 with experts or without."""
 
-    model_type = "lfm2"
     default_theta = 1_000_000.0
-    older_names: ClassVar[Mapping[str, str]] = {"intermediate_size": "block_ff_dim"}
     vocab_size: int = 65536
-    hidden_size: int = 2560
-    intermediate_size: int = 12288
     num_key_value_heads: int = 8
     max_position_embeddings: int = 128_000
     norm_eps: float = 0.00001
@@ -25,33 +21,52 @@ class Lfm2Fields(DecoderConfig):
     tie_word_embeddings: bool = True
     conv_bias: bool = False
     conv_L_cache: int = 3  # taps
+
+    def __post_init__(self, **others: Any) -> None:
+        """Read the older name of a field."""
+        self.tie_word_embeddings = others.pop("tie_embedding", self.tie_word_embeddings)
+        super().__post_init__(**others)
+
+
+class Lfm2Fields(ShortConvFields):
+    """Its config."""
+
+    model_type = "lfm2"
+    older_names: ClassVar[Mapping[str, str]] = {"intermediate_size": "block_ff_dim"}
+    hidden_size: int = 2560
+    intermediate_size: int = 12288
     block_multiple_of: int = 256
     block_ffn_dim_multiplier: float | int | None = 1.0
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: list[int] | None = None
 
     def __post_init__(self, **others: Any) -> None:
-        """Write the kind of each layer out, and read the older names of fields."""
+        """Write the kind of each layer out, and read the older name of a field."""
         if self.layer_types is None:
             layers = range(self.num_hidden_layers)
             self.full_attn_idxs = list(layers) if self.full_attn_idxs is None else self.full_attn_idxs
             self.layer_types = ["full_attention" if idx in self.full_attn_idxs else "conv" for idx in layers]
-        self.tie_word_embeddings = others.pop("tie_embedding", self.tie_word_embeddings)
         self.intermediate_size = others.pop(self.older_names["intermediate_size"], self.intermediate_size)
         super().__post_init__(**others)
 
 
+def mixed_shape(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer with an MLP of the stated width."""
+    stated = stated_shape(config, layer)
+    if config.layer_types[layer] == "conv":
+        return replace(stated, mixer="short_conv", num_taps=config.conv_L_cache)
+    return stated
+
+
 def _shape(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer; the stated width of the MLP may be what it was made from."""
-    stated, inner = stated_shape(config, layer), config.intermediate_size
+    inner = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
         inner = int(2 * inner / 3)
         if config.block_ffn_dim_multiplier is not None:
             multiple = config.block_multiple_of
             inner = -(-int(config.block_ffn_dim_multiplier * inner) // multiple) * multiple
-    if config.layer_types[layer] == "conv":
-        return replace(stated, mlp_width=inner, mixer="short_conv", num_taps=config.conv_L_cache)
-    return replace(stated, mlp_width=inner)
+    return replace(mixed_shape(config, layer), mlp_width=inner)
 
 
 def _gguf_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:

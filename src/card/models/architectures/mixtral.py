@@ -1,15 +1,14 @@
 """Mixtral."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.architecture import Architecture, expert_parts
-from card.models.decoder_config import DecoderConfig
-from card.models.layer_shape import Experts, LayerShape, stated_shape
+from card.models.decoder_config import RoutedConfig
+from card.models.layer_shape import LayerShape, stated_shape, with_experts
 
 
-class MixtralFields(DecoderConfig):
+class MixtralFields(RoutedConfig):
     """Its config."""
 
     model_type = "mixtral"
@@ -20,21 +19,13 @@ class MixtralFields(DecoderConfig):
     rms_norm_eps: float = 1e-5
     num_experts_per_tok: int = 2
     num_local_experts: int = 8
-    output_router_logits: bool = False
-    router_aux_loss_coef: float = 0.001
     router_jitter_noise: float = 0.0
 
 
 def shape_of(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer, whose MLPs are the experts."""
     shape = stated_shape(config, layer)
-    experts = Experts(
-        count=config.num_local_experts,
-        chosen=config.num_experts_per_tok,
-        width=shape.mlp_width,
-        is_normed=True,
-    )
-    return replace(shape, mlp_width=0, experts=experts)
+    return with_experts(shape, config, count=config.num_local_experts, width=shape.mlp_width, is_normed=True)
 
 
 GGUF_EXPERTS: Mapping[str, str] = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}

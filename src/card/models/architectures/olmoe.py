@@ -1,14 +1,13 @@
 """OLMoE: experts, and norms of all queries and all keys at once."""
 
-from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.architecture import PRE_NORMS, WIDE_NORMS, Architecture, expert_parts
-from card.models.decoder_config import DecoderConfig
-from card.models.layer_shape import Experts, LayerShape, stated_shape
+from card.models.decoder_config import RoutedConfig
+from card.models.layer_shape import LayerShape, stated_shape, with_experts
 
 
-class OlmoeFields(DecoderConfig):
+class OlmoeFields(RoutedConfig):
     """Its config, with two names for the number of experts."""
 
     model_type = "olmoe"
@@ -26,7 +25,6 @@ class OlmoeFields(DecoderConfig):
     clip_qkv: float | None = None
     num_experts_per_tok: int = 8
     num_experts: int = 64
-    output_router_logits: bool = False
     router_aux_loss_coef: float = 0.01
     norm_topk_prob: bool = False
 
@@ -39,13 +37,7 @@ class OlmoeFields(DecoderConfig):
 def shape_of(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer, whose MLPs are the experts."""
     shape = stated_shape(config, layer)
-    experts = Experts(
-        count=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        width=shape.mlp_width,
-        is_normed=config.norm_topk_prob,
-    )
-    return replace(shape, mlp_width=0, experts=experts)
+    return with_experts(shape, config, width=shape.mlp_width)
 
 
 def why_not(config: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from card.models.architectures.architecture import LINEARS_WITH_QKV_AND_GATE_UP, Architecture
+from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, LINEARS_WITH_QKV_AND_GATE_UP, Architecture
 from card.models.decoder_config import DecoderConfig
 
 _PARTIAL = "partial_rotary_factor"
@@ -41,4 +41,6 @@ ARCHITECTURE = Architecture(
     has_windows=True,
     turns_parts=True,
     gguf_name="phi3",
+    gguf_linears=LINEARS_WITH_GATE_UP,
+    gguf_joins={"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
 )

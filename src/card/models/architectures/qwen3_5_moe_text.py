@@ -8,10 +8,11 @@ from card.models.architectures.architecture import LINEARS, SHARED_EXPERT, exper
 from card.models.architectures.qwen2_moe import ARCHITECTURE as QWEN2_MOE
 from card.models.architectures.qwen3_5_text import ARCHITECTURE as QWEN35
 from card.models.architectures.qwen3_5_text import Qwen35Fields, mixed_shape
-from card.models.layer_shape import Experts, LayerShape
+from card.models.decoder_config import RoutedConfig
+from card.models.layer_shape import LayerShape, with_experts
 
 
-class Qwen35MoeFields(Qwen35Fields):
+class Qwen35MoeFields(RoutedConfig, Qwen35Fields):
     """Its config."""
 
     model_type = "qwen3_5_moe_text"
@@ -23,25 +24,17 @@ class Qwen35MoeFields(Qwen35Fields):
     shared_expert_intermediate_size: int = 512
     num_experts_per_tok: int = 8
     num_experts: int = 256
-    output_router_logits: bool = False
-    router_aux_loss_coef: float = 0.001
 
 
-def experts_of(config: Any) -> Experts:
-    """Return the experts of a layer."""
-    return Experts(
-        count=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        width=config.moe_intermediate_size,
-        is_normed=getattr(config, "norm_topk_prob", True),
+def routed_shape(config: Any, layer: int) -> LayerShape:
+    """Return the shape of a layer with experts, one of which all rows take."""
+    return with_experts(
+        mixed_shape(config, layer, 0),
+        config,
+        is_normed=getattr(config, "norm_topk_prob", True),  # which only Qwen3-Next states
         shared_width=config.shared_expert_intermediate_size,
         has_shared_gate=True,
     )
-
-
-def _shape(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer."""
-    return replace(mixed_shape(config, layer, 0), experts=experts_of(config))
 
 
 ARCHITECTURE = replace(
@@ -50,7 +43,7 @@ ARCHITECTURE = replace(
     config_class=Qwen35MoeFields,
     linears=tuple(part for part in QWEN35.linears if part not in LINEARS),
     expert_parts={**expert_parts(), **SHARED_EXPERT},
-    shapes=_shape,
+    shapes=routed_shape,
     gguf_name="qwen35moe",
     gguf_experts=QWEN2_MOE.gguf_experts,
 )

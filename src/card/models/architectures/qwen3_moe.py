@@ -5,40 +5,40 @@ from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.architecture import expert_parts
+from card.models.architectures.qwen2 import Qwen2Fields
 from card.models.architectures.qwen3 import ARCHITECTURE as QWEN3
-from card.models.decoder_config import DecoderConfig
-from card.models.layer_shape import Experts, LayerShape, stated_shape
+from card.models.decoder_config import RoutedConfig
+from card.models.layer_shape import LayerShape, stated_shape, with_experts
 
 
-class Qwen3MoeFields(DecoderConfig):
-    """Its config, with a window that counts only where it is switched on, and two names for the number of experts."""
+class QwenMoeFields(RoutedConfig, Qwen2Fields):
+    """The config of Qwen2 and Qwen3 with experts."""
+
+    hidden_size: int = 2048
+    num_hidden_layers: int = 24
+    decoder_sparse_step: int = 1
+    norm_topk_prob: bool = False
+    mlp_only_layers: list[int] | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Write out that no layer is without experts."""
+        self.mlp_only_layers = self.mlp_only_layers or []
+        super().__post_init__(**others)
+
+
+class Qwen3MoeFields(QwenMoeFields):
+    """Its config, with two names for the number of experts."""
 
     model_type = "qwen3_moe"
-    vocab_size: int = 151936
-    hidden_size: int = 2048
     intermediate_size: int = 6144
-    num_hidden_layers: int = 24
     num_key_value_heads: int = 4
-    max_position_embeddings: int = 32768
     attention_bias: bool = False
-    use_sliding_window: bool = False
-    sliding_window: int | None = 4096
-    decoder_sparse_step: int = 1
     moe_intermediate_size: int = 768
     num_experts_per_tok: int = 8
     num_experts: int = 128
-    norm_topk_prob: bool = False
-    output_router_logits: bool = False
-    router_aux_loss_coef: float = 0.001
-    mlp_only_layers: list[int] | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **others: Any) -> None:
-        """Drop the window that is switched off."""
-        if not self.use_sliding_window:
-            self.sliding_window = None
-        self.mlp_only_layers = self.mlp_only_layers or []
+        """Take the number of experts under its other name."""
         self.num_experts = self.num_local_experts = others.pop("num_local_experts", self.num_experts)
         super().__post_init__(**others)
 
@@ -52,15 +52,7 @@ def has_experts(config: Any, layer: int) -> bool:
 def shape_of(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer."""
     shape = stated_shape(config, layer)
-    if not has_experts(config, layer):
-        return shape
-    experts = Experts(
-        count=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        width=config.moe_intermediate_size,
-        is_normed=config.norm_topk_prob,
-    )
-    return replace(shape, mlp_width=0, experts=experts)
+    return with_experts(shape, config) if has_experts(config, layer) else shape
 
 
 GGUF_EXPERTS: Mapping[str, str] = {

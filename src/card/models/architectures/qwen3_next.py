@@ -1,33 +1,29 @@
 """Qwen3-Next: what Qwen3.5 with experts has; queries, keys, values and gates of the delta rule are one layer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from card.models.architectures.architecture import LINEARS, Part
 from card.models.architectures.qwen3_5_moe_text import ARCHITECTURE as QWEN35_MOE
-from card.models.architectures.qwen3_5_moe_text import experts_of
-from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, Qwen35Fields, mixed_shape
+from card.models.architectures.qwen3_5_moe_text import Qwen35MoeFields, routed_shape
+from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, mixed_shape
 from card.models.architectures.qwen3_moe import has_experts
 from card.models.layer_shape import LayerShape
 
 
-class Qwen3NextFields(Qwen35Fields):
+class Qwen3NextFields(Qwen35MoeFields):
     """Its config."""
 
     model_type = "qwen3_next"
+    older_names: ClassVar[Mapping[str, str]] = {}
     vocab_size: int = 151936
-    hidden_size: int = 2048
     intermediate_size: int = 5632
     num_hidden_layers: int = 48
-    num_key_value_heads: int = 2
     decoder_sparse_step: int = 1
-    moe_intermediate_size: int = 512
-    shared_expert_intermediate_size: int = 512
+    norm_topk_prob: bool = True
     num_experts_per_tok: int = 10
     num_experts: int = 512
-    norm_topk_prob: bool = True
-    output_router_logits: bool = False
-    router_aux_loss_coef: float = 0.001
     mlp_only_layers: list[int] | None = None
 
     def __post_init__(self, **others: Any) -> None:
@@ -40,7 +36,7 @@ def _shape(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer."""
     if not has_experts(config, layer):
         return mixed_shape(config, layer, config.intermediate_size)
-    return replace(mixed_shape(config, layer, 0), experts=experts_of(config))
+    return routed_shape(config, layer)
 
 
 _SCORES = Part("linear_attn.in_proj_ba", "ssm_ba", ("delta_scores", "hidden"), mixer="delta_rule")

@@ -15,7 +15,7 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import SPLITS, Part, sizes_of
+from card.models.architectures.architecture import SPLITS, ExpertPlace, Part, sizes_of
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled
@@ -23,13 +23,16 @@ from card.models.files.weight_files import is_of_drafter, weight_files
 from card.models.inner_text import inner_name
 from card.models.layer_shape import DeltaHeads, LayerShape
 from card.models.own.expert_weights import split_experts
+from card.models.own.kept_experts import read_experts
 from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight
-from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, mxfp4_experts, with_blocks
+from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, with_blocks
 from card.models.own.plain_config import read_config
 
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_SHARED_PLACES: tuple[ExpertPlace, ...] = ("shared_both", "shared_gate", "shared_up", "shared_down")
 
 Angles = Callable[[int, str], tuple[Floats, Floats]]
 
@@ -254,7 +257,9 @@ def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLi
         Mlp(*(its[names[place].format(expert)] for place in ("gate", "up", "down"))) for expert in range(experts.count)
     ]
     if experts.shared_width:
-        each.append(Mlp(*(its[names[place]] for place in ("shared_gate", "shared_up", "shared_down"))))
+        sizes = {"shared": experts.shared_width}
+        shared = [architecture.expert_parts[one] for one in _SHARED_PLACES if one in architecture.expert_parts]
+        each.append(Mlp(*(layer for part in shared for layer in _split(its[part.name], part, sizes, None))))
     return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
 
 
@@ -290,11 +295,12 @@ def release_pages(model: DecoderModel) -> None:
         pages.release()
 
 
-def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
+def read_decoder(folder: Path, *, dtype: str, cache: Path | None = None) -> DecoderModel | None:
     """Return the model in a folder; None if it is unusual: transformers then loads it, or says what is wrong.
 
     Args:
         dtype: "auto" takes what the config names, and leaves blocks as they are.
+        cache: the folder for blocks that are packed at a first start; None keeps nothing.
     Raises: ModelError if blocks are damaged, or what stands beside them is: transformers would unpack them first.
     """
     try:
@@ -307,13 +313,14 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
         return None
     wanted = STORED_DTYPES[cast(str, config.dtype) if dtype == "auto" else dtype]
     try:
-        files = [] if scaled is not None else [MappedWeights(file) for file in weight_files(folder)]
+        paths = [] if scaled is not None else weight_files(folder)
+        files = [MappedWeights(file) for file in paths]
         stored = (
             scaled.read(wanted)
             if scaled is not None
             else {name: array for file in files for name, array in file.arrays.items()}
         )
-        blocks = mxfp4_experts(stored, architecture, None if dtype == "auto" else wanted)
+        blocks, kept = read_experts(stored, architecture, None if dtype == "auto" else wanted, paths, cache)
         if architecture.outer_type is not None:
             stored = {own: array for name, array in stored.items() if (own := inner_name(name)) is not None}
         weights = {
@@ -333,6 +340,7 @@ def read_decoder(folder: Path, *, dtype: str) -> DecoderModel | None:
             say_scaled(folder, scaled, wanted)
         elif is_mapped:
             model.pages = tuple(files)
+        model.pages += kept
     except ModelError:
         raise
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong

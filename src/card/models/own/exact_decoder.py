@@ -267,7 +267,7 @@ class ExactDecoder:
     def _expert_bytes(self) -> int:
         """Return what a thread needs besides, if there are experts."""
         rooms, width = self._layers.expert_rooms, padded(self._width, GROUP)
-        room_for = machine_code("experts").room_for_experts
+        room_for = machine_code("expert_rows").room_for_experts
         needed = (room_for(self._buffers.num_rows, room.listed, room.taken, width) for room in rooms)
         return padded(max(needed, default=0), 4 * GROUP)
 

@@ -69,7 +69,7 @@ def expert_table(
         biases: what is added to the scores for the choice alone, [count].
     """
     code, router = machine_code("tables"), _router(its)
-    biases = None if biases is None else extended(biases.astype(np.float32), PANEL * len(router.panels))
+    biases = None if biases is None else extended(biases.ravel().astype(np.float32), PANEL * len(router.panels))
     each = _packed(pack, its.each, factor)
     listed = [(*gate.entry, *up.entry, *down.entry, len(gate.panels) * PANEL // GROUP) for gate, up, down in each]
     entries = np.zeros(code.EXPERT_LIST + code.EXPERT_SIZE * len(each), np.int64)

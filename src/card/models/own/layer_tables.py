@@ -11,7 +11,14 @@ from card.errors import ModelError
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
-from card.models.architectures.architecture import NormPlace, VectorPlace, neighbours_first, rotary_size
+from card.kernels.rotation import query_growth
+from card.models.architectures.architecture import (
+    NormPlace,
+    VectorPlace,
+    neighbours_first,
+    rotary_parameters,
+    rotary_size,
+)
 from card.models.layer_kinds import layer_windows
 from card.models.layer_shape import LayerShape
 from card.models.long_texts import switch_len
@@ -70,7 +77,7 @@ class LayerTables:
         self._summing = [idx for idx, one in enumerate(self.shapes) if one.mixer != "attention"]
         its = [self.shapes[idx] for idx in self._keeping]
         self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in its), kv_dtype)
-        self._windows = layer_windows(config, max_model_len)
+        self._windows, self._num_positions = layer_windows(config, max_model_len), max_model_len
         kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
         self._kinds: list[Rotation | None] = [None if kind is None else (kind, one.head_size) for kind, one in kinds]
         turning = [kind for kind in dict.fromkeys(self._kinds) if kind is not None]
@@ -204,7 +211,7 @@ class LayerTables:
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
             table[place : place + code.LINEAR_SIZE] = linear.entry
-        arrays = {**self._norms(layer), **self._filter(layer), **self._of_delta(layer)}
+        arrays = {**self._norms(layer), **self._filter(layer), **self._of_delta(layer), **self._growth(idx)}
         if (sinks := self._vectors(layer).get("sinks")) is not None:
             arrays[code.SINKS] = sinks.astype(np.float32)
         for place, array in arrays.items():
@@ -219,6 +226,7 @@ class LayerTables:
             code.MORE_HEADS: heads.more,
             code.SPARE_HEADS: heads.spare,
             code.OUT_HEADS: heads.out,
+            code.TURNS_FIRST: self._architecture.turns_first,
             code.HEAD: shape.head_size,
             code.PADDED_HEAD: heads.size,
             code.MLP: self.mlp_widths[-1],
@@ -253,6 +261,14 @@ class LayerTables:
         source = self.shapes[idx].kv_source
         number = self._keeping.index(idx if source is None else source)
         return {code.KV_AT: self.layout.places[number] * self.layout.dtype.itemsize, code.KV_LAYER: number}
+
+    def _growth(self, idx: int) -> dict[int, Floats]:
+        """Return what a layer's queries are times at each position, by its place, if they grow."""
+        name, kind = self._architecture.query_growth, self._kinds[idx]
+        if name is None or kind is None:
+            return {}
+        rope = rotary_parameters(self._config)[kind[0]]
+        return {self._code.QUERY_GROWTH: query_growth(rope, float(rope[name]), self._num_positions)}
 
     def _filter(self, layer: DecoderLayer) -> dict[int, Floats]:
         """Return the weights of a layer's convolution [taps, channels] by their place, if it has one."""

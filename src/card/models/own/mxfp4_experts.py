@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import Bytes
 from card.kernels.number_types import BFLOAT16, FLOAT32, Array, Dtype, empty, zeros
 from card.kernels.packed_linear import PANEL
-from card.machine.container import num_usable_cores
 from card.models.architectures import Architecture
 from card.models.files.mxfp4 import gguf_blocks
 from card.models.own.expert_weights import halves
@@ -25,6 +24,54 @@ _QUANTIZATION, _METHOD = "quantization_config", "mxfp4"
 _TENSOR = re.compile(r"(?P<stem>(?P<block>.*\.experts)\.(?P<kind>gate_up|down)_proj)_(blocks|scales)")
 _FORM = BLOCK_FORMATS[39]
 _ROWS = 20 * PANEL  # that are packed at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertBlocks:
+    """A weight of one expert, as a folder has it."""
+
+    name: str
+    blocks: Array  # [out, in / 32, 16]
+    scales: Array  # [out, in / 32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight."""
+        return len(self.blocks), self.blocks.shape[1] * _FORM.inputs
+
+    @property
+    def packed_shape(self) -> tuple[int, int]:
+        """The shape of its panels, which are bytes."""
+        num_out, num_in = self.shape
+        return -(-num_out // PANEL), _FORM.panel_bytes(num_in)
+
+    def block_weight(self, panels: Bytes) -> BlockWeight:
+        """Return the weight of these panels."""
+        return BlockWeight(_FORM.type_id, panels, self.shape)
+
+    def panels(self) -> Bytes:
+        """Return the weight as passes read it. Raises: ModelError if a scale is no number."""
+        panels = zeros(self.packed_shape, np.uint8)
+        with self._named():
+            for first, raw in _raw_rows(self.blocks, self.scales):
+                _FORM.pack(raw, panels[first // PANEL : (first + _ROWS) // PANEL])
+        return panels
+
+    def numbers(self, dtype: Dtype) -> Array:
+        """Return the numbers that the blocks stand for. Raises: ModelError if a scale is no number."""
+        numbers = empty(self.shape, dtype)
+        with self._named():
+            for first, raw in _raw_rows(self.blocks, self.scales):
+                _FORM.check(raw)
+                numbers[first : first + _ROWS] = _FORM.numbers(raw)
+        return numbers
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise ModelError(f"{self.name}: {error}") from error
 
 
 def without_mxfp4(raw: Mapping[str, Any], architecture: Architecture) -> Mapping[str, Any]:
@@ -48,19 +95,15 @@ def _match(name: str, architecture: Architecture) -> re.Match[str] | None:
     return _TENSOR.fullmatch(name) if architecture.interleaves_experts else None
 
 
-def mxfp4_experts(stored: Mapping[str, Array], architecture: Architecture, dtype: Dtype | None) -> dict[str, Weight]:
-    """Return the weights of all experts that are in MXFP4, one by one.
+def experts_in(stored: Mapping[str, Array], architecture: Architecture) -> list[ExpertBlocks]:
+    """Return the weights of all experts that are in MXFP4, one by one; nothing is read of them yet.
 
     Args:
         stored: tensors of a folder by name; all but those of `is_mxfp4` are left aside.
-        dtype: of the numbers that the blocks stand for; None: they stay blocks.
-    Raises: ModelError that names a tensor which is missing, has another shape, or holds a scale that is no number.
+    Raises: ModelError that names a tensor which is missing or has another shape.
     """
     found = {match["stem"]: match for name in stored if (match := _match(name, architecture)) is not None}
-    tensors = [one for match in found.values() for one in _each(match, stored, architecture)]
-    with ThreadPoolExecutor(num_usable_cores()) as threads:
-        weights = threads.map(lambda one: _weight(one[0], one[1], one[2], dtype), tensors)
-        return {one[0]: weight for one, weight in zip(tensors, weights, strict=True)}
+    return [one for match in found.values() for one in _each(match, stored, architecture)]
 
 
 def with_blocks(weights: Mapping[str, Array], blocks: Mapping[str, Weight]) -> dict[str, Weight]:
@@ -85,10 +128,8 @@ def blocks_explained(blocks: Mapping[str, Weight]) -> Iterator[None]:
         raise ModelError(f"{what}; download it again") from error
 
 
-def _each(
-    found: re.Match[str], stored: Mapping[str, Array], architecture: Architecture
-) -> Iterator[tuple[str, Array, Array]]:
-    """Yield the name of each expert's weight, its blocks [out, in / 32, 16] and their scales [out, in / 32]."""
+def _each(found: re.Match[str], stored: Mapping[str, Array], architecture: Architecture) -> Iterator[ExpertBlocks]:
+    """Yield the weights of each expert."""
     names = [f"{found['stem']}_{what}" for what in ("blocks", "scales")]
     if missing := [name for name in names if name not in stored]:
         raise ModelError(f"{missing[0]} is missing; download it again")
@@ -104,25 +145,7 @@ def _each(
         if len(kinds) > 1:
             both = list(zip(halves(its, architecture), halves(its_scales, architecture), strict=True))
         for kind, pair in zip(kinds, both, strict=True):
-            yield f"{found['block']}.{expert}.{kind}_proj.weight", *pair
-
-
-def _weight(name: str, blocks: Array, scales: Array, dtype: Dtype | None) -> Weight:
-    """Return a weight [out, in] of its blocks, or its numbers."""
-    shape = len(blocks), blocks.shape[1] * _FORM.inputs
-    try:
-        if dtype is None:
-            panels = zeros((-(-shape[0] // PANEL), _FORM.panel_bytes(shape[1])), np.uint8)
-            for first, raw in _raw_rows(blocks, scales):
-                _FORM.pack(raw, panels[first // PANEL : (first + _ROWS) // PANEL])
-            return BlockWeight(_FORM.type_id, panels, shape)
-        numbers = empty(shape, dtype)
-        for first, raw in _raw_rows(blocks, scales):
-            _FORM.check(raw)
-            numbers[first : first + _ROWS] = _FORM.numbers(raw)
-        return numbers
-    except ValueError as error:
-        raise ModelError(f"{name}: {error}") from error
+            yield ExpertBlocks(f"{found['block']}.{expert}.{kind}_proj.weight", *pair)
 
 
 def _raw_rows(blocks: Array, scales: Array) -> Iterator[tuple[int, Bytes]]:

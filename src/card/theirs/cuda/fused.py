@@ -74,6 +74,8 @@ def why_not_fused(model: PreTrainedModel) -> str | None:
     architecture = architecture_of(model)
     if architecture is not None and architecture.norms_values:
         return "it norms its values"
+    if architecture is not None and (architecture.turns_first or architecture.query_growth is not None):
+        return "its heads turn before they are normed, or its queries grow in long texts"
     return "it has experts" if architecture is not None and architecture.expert_parts else None
 
 

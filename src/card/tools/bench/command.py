@@ -15,7 +15,8 @@ from rich.console import Console
 
 from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, hint_at_int8
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.remarks import hint_at_int8
 from card.cli.starting import Say
 from card.cli.tables import show
 from card.config import SamplingParams

@@ -17,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.llm import LLM
+from card.cli.chosen_models import resolve_models
 from card.cli.files import read_prompts
-from card.cli.options import ALONE, DEMO_TARGET, given, hint_at_int8, resolve_models
+from card.cli.options import ALONE, DEMO_TARGET, given
+from card.cli.remarks import hint_at_int8
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, pop_sampling_params, resolve_models
+from card.cli.chosen_models import resolve_models
+from card.cli.options import given, pop_sampling_params
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError

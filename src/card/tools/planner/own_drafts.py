@@ -7,7 +7,7 @@ each drafted token is marked. The drafts of a head depend on the text alone: the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +25,7 @@ from card.models.features import FINAL, FeatureWish
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_tensor
-from card.tools.planner.recording import HeadRows, pack_head
-
-if TYPE_CHECKING:
-    from card.tools.planner.recorder import TargetText
+from card.tools.planner.recording import HeadRows, TargetText, pack_head
 
 HEAD = "ctc"  # the writer whose candidates are recorded
 _HEAD_WISH = FeatureWish((FINAL,), "logits")

@@ -22,22 +22,13 @@ from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
 from card.tools.planner.own_drafts import check_recordable, record_head, record_method
-from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, pack_text
+from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, TargetText, pack_text
 from card.tree.logits import Logits, as_array, top
 
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
 _RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
 _CHUNK = 64  # positions whose logits are in memory at once
-
-
-@dataclass(frozen=True, slots=True)
-class TargetText:
-    """Text of the target after a prompt."""
-
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

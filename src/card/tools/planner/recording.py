@@ -80,6 +80,15 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
+class TargetText:
+    """Text of the target after a prompt."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """The arrays of one text."""
 

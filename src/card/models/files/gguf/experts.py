@@ -11,7 +11,7 @@ from typing import Any
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import ExpertPlace, Part
 from card.models.files.gguf.header import DamagedError, GgufError, TensorPlace
-from card.models.files.gguf.keys import GgufFacts
+from card.models.files.gguf.keys import EXPERT_SCALE, GgufFacts
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
 
 _SINGLE = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # of one expert, as the first files of Mixtral have it
@@ -34,7 +34,10 @@ def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, An
             f"cannot be used: its tokens take {chosen} experts each (expert_used_count), and there are {count} of them"
             " (expert_count); copy or download it again"
         )
-    fields = {field: facts.whole(key) for field, key in architecture.gguf_experts.items()}
+    fields: dict[str, Any] = {field: facts.whole(key) for field, key in architecture.gguf_experts.items()}
+    if architecture.gguf_expert_scale is not None:
+        scale = facts.number(EXPERT_SCALE) if facts.optional(EXPERT_SCALE, 0) != 0 else 1.0  # 0 means none
+        fields[architecture.gguf_expert_scale] = scale
     normed = facts.optional("expert_weights_norm", None)
     return fields if normed is None else {**fields, "norm_topk_prob": bool(normed)}
 

@@ -20,6 +20,7 @@ from card.machine.memory import is_shortage
 from card.models.files.gguf.sealed import is_whole, seal
 from card.models.warn_once import warn_once
 
+KEPT_FOLDER = "gguf"  # below the cache folder
 MOST_BYTES = 20 << 30  # of all entries but a single one that is larger; those not used for longest go first
 _SPARE_BYTES = 1 << 30  # left free on the disk
 

@@ -43,14 +43,15 @@ _HARMLESS = _names(
 )
 # Settings of experts: without any they change nothing. With some the first ones are followed, and the others must have
 # a value under which they change nothing.
+SHARED_WIDTH = "expert_shared_feed_forward_length"
 _OF_EXPERTS = _names(
-    "expert_count expert_used_count expert_feed_forward_length expert_shared_feed_forward_length expert_weights_norm "
-    "expert_gating_func"
-)
+    "expert_count expert_used_count expert_feed_forward_length expert_weights_norm expert_gating_func"
+) | {SHARED_WIDTH}
+EXPERT_SCALE = "expert_weights_scale"
 _IDLE_WITH_EXPERTS: Mapping[str, tuple[object, ...]] = {
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
-    "expert_weights_scale": (0, 1),
+    EXPERT_SCALE: (0, 1),
     "leading_dense_block_count": (0,),
     "interleave_moe_layer_step": (0, 1),
     "moe_every_n_layers": (0, 1),
@@ -180,7 +181,11 @@ class GgufFacts:
         known |= architecture.gguf_ignored | ({PERIOD, RECURRENT} if architecture.gguf_period else set())
         idle = _IDLE
         if architecture.gguf_experts:
-            must_be_idle = _IDLE_WITH_EXPERTS.keys() - {*architecture.gguf_sizes.values()}
+            of_them = {*architecture.gguf_sizes.values(), *architecture.gguf_experts.values()}
+            if architecture.gguf_expert_scale is not None:
+                of_them.add(EXPERT_SCALE)
+            known |= of_them
+            must_be_idle = _IDLE_WITH_EXPERTS.keys() - of_them
             known, idle = (known | _OF_EXPERTS) - must_be_idle, {**_IDLE, **_IDLE_WITH_EXPERTS}
         else:
             known |= (_OF_EXPERTS - {"expert_count"}) | _IDLE_WITH_EXPERTS.keys()

@@ -19,11 +19,11 @@ from card.models.architectures.architecture import Part
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROTATION_TENSORS, read_config
-from card.models.files.gguf.delta_inputs import joined_inputs
 from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
-from card.models.files.gguf.keys import GgufFacts
+from card.models.files.gguf.joined import joined_weights
+from card.models.files.gguf.keys import SHARED_WIDTH, GgufFacts
 from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
 from card.models.files.gguf.relatives import RELATIVES
 from card.models.files.gguf.weights import (
@@ -54,12 +54,12 @@ class GgufModel:
 
     header: Header  # of all parts
     config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
-    weights: Sequence[Weight]  # in terms of files, see `Architecture.in_files`
+    weights: Sequence[Weight]  # in terms of files, see `Architecture.as_stored`
 
     @property
     def folder_weights(self) -> Sequence[Weight]:
         """The weights, or parts of them, that make up those of a folder, under its names."""
-        return joined_inputs(self.weights, self.config)
+        return joined_weights(self.weights, self.config)
 
     @property
     def num_elements(self) -> int:
@@ -89,13 +89,14 @@ def open_gguf(path: Path) -> GgufModel:
     """
     first = read_header(path)
     check_is_first(path, first)
-    architecture = _architecture(first).in_files
-    facts, headers = GgufFacts(first.metadata, first.architecture), read_parts(path, first)
+    known, headers = _architecture(first), read_parts(path, first)
+    facts = GgufFacts(first.metadata, first.architecture)
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     for file, one in headers.items():
         with named(file, path):
             check_tensors(one)
     header = joined(headers)
+    architecture = known.as_stored(header.tensors)
     config = read_config(path, header, architecture)
     plain = config_of(config)
     if plain is None:
@@ -123,7 +124,7 @@ def _architecture(header: Header) -> Architecture:
     if (kind := header.metadata.get("general.type", "model")) != "model":
         raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
     known = [one for one in all_architectures() if one.gguf_name]
-    found = [one for one in known if one.gguf_name == header.architecture]
+    found = [one for one in known if header.architecture in (one.gguf_name, one.gguf_also)]
     if not found:
         names, relative = dict.fromkeys(str(one.gguf_name) for one in known), RELATIVES.get(header.architecture)
         instead = f"use a folder saved by transformers (its {relative} runs)" if relative else "try its folder"
@@ -131,8 +132,12 @@ def _architecture(header: Header) -> Architecture:
             f"holds a model of the architecture {header.architecture[:40] or 'unknown'}, which is not read from GGUF "
             f"files: {instead}; those of {', '.join(names)} are read"
         )
-    has_experts = bool(header.metadata.get(f"{header.architecture}.expert_count"))
-    return next((one for one in found if bool(one.gguf_experts) == has_experts), found[0])
+    has_experts, has_shared = (
+        bool(header.metadata.get(f"{header.architecture}.{key}")) for key in ("expert_count", SHARED_WIDTH)
+    )
+    found.sort(key=lambda one: one.gguf_name != header.architecture)
+    fits = [one for one in found if bool(one.gguf_experts) == has_experts] or found[:1]
+    return next((one for one in fits if (SHARED_WIDTH in one.gguf_experts.values()) == has_shared), fits[0])
 
 
 def _without_drafter(header: Header, facts: GgufFacts) -> Header:
@@ -193,6 +198,8 @@ def _vector(place: TensorPlace, architecture: Architecture, config: DecoderConfi
     if found is None:
         return None
     role, part = found
+    if len(part.shape) > len(place.shape):
+        place = replace(place, shape=(1, *place.shape))  # as folders have it
     return Weight(
         f"model.layers.{layer}.{part.name}",
         place,

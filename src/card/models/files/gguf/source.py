@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGMLQuantizationType
-
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
 from card.kernels.packed_linear import GROUP, LANES
@@ -23,8 +21,9 @@ from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
-from card.models.files.gguf.kept_weights import KeptWeights
+from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
 from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
     check_tokenizer,
@@ -46,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 4  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
+_TEXT_FORMAT = 2  # of tokenizers
 _FACTS_FORMAT = 1  # of what is told of a file
-_FOLDER = "gguf"  # below the cache folder
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 
@@ -63,7 +62,7 @@ class GgufSource:
         """
         self._path = path
         self._state = _state_of(path)
-        self._store = None if cache is None else KeptWeights(cache / _FOLDER)
+        self._store = None if cache is None else KeptWeights(cache / KEPT_FOLDER)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -77,7 +76,14 @@ class GgufSource:
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, with the chat template."""
-        kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
+        made: list[Tokenizer] = []
+
+        def write(folder: Path) -> None:
+            made.append(self._write_text(folder))
+
+        kept = None if self._store is None else self._store.make(self._name(f"text{_TEXT_FORMAT}"), _TEXT_BYTES, write)
+        if made:  # also if it could not be kept in the end
+            return made[0]
         if kept is not None:
             return load_tokenizer(kept)
         header = self._model.header
@@ -113,7 +119,7 @@ class GgufSource:
         """The reason that the file's blocks cannot run as they are where passes of integers do; None: they can."""
         types = set(self.config["matrix_types"])  # kept, as formats may have been added since
         if unknown := sorted(types - BLOCK_FORMATS.keys() - PLAIN_DTYPES.keys()):
-            names = ", ".join(GGMLQuantizationType(one).name for one in unknown)
+            names = ", ".join(map(type_name, unknown))
             return f"some of its tensors are {names}, which have no products of integers here"
         if types.isdisjoint(BLOCK_FORMATS):
             return "it has none"
@@ -123,6 +129,12 @@ class GgufSource:
         if (own := self.config.get("hidden_size_per_layer_input", 0)) % GROUP:
             return f"{own} numbers of a token for each layer are no multiple of {GROUP}"
         return None
+
+    @property
+    def products(self) -> list[str]:
+        """The formats of the blocks that passes multiply by as they are."""
+        types = [one for one in self.config["matrix_types"] if one in BLOCK_FORMATS]
+        return [] if self.why_not_blocks is not None else [BLOCK_FORMATS[one].product for one in types]
 
     def block_decoder(self) -> DecoderModel:
         """Return the model with the file's own blocks, packed for integer passes; `why_not_blocks` must be None."""
@@ -163,7 +175,9 @@ class GgufSource:
         assert config is not None
         config.dtype = dtype.name
         generation = GenerationConfig.of(generation_config(self.config))
-        model = DecoderModel(architecture.in_files if as_stored else architecture, config, generation, weights)
+        model = DecoderModel(
+            architecture.as_stored(weights) if as_stored else architecture, config, generation, weights
+        )
         model.pages = () if pages is None else (pages,)
         return model
 
@@ -231,12 +245,13 @@ class GgufSource:
         _write_json(folder / _FACTS_NAME, self._read_facts())
         self._check_unchanged()
 
-    def _write_text(self, folder: Path) -> None:
+    def _write_text(self, folder: Path) -> Tokenizer:
         header = self._model.header
         _ = self._facts  # which are asked for next: kept now, while the header is at hand
         with _tokenizer_explained():
-            write_tokenizer(header, folder)
+            tokenizer = write_tokenizer(header, folder)
         self._check_unchanged()
+        return tokenizer
 
     def _write_model(self, folder: Path, *, dtype: Dtype) -> None:
         write_weights(folder / "model.safetensors", self._model, dtype)

@@ -7,7 +7,6 @@ Source of both: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-voca
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +15,14 @@ from typing import Any
 import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
-from tokenizers.models import BPE
 
 from card.models.files.gguf.header import DamagedError, GgufError, Header
+from card.models.files.gguf.kept_tokenizer import Pairs, Parts, read_parts, write_parts
 from card.models.files.gguf.splits import RULES, UNNAMED, SplitRule
 from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_CORE_NAME, _FRAME_NAME = "tokenizer.json", "frame.json"  # files of a tokenizer that is kept
 _BYTES, _SENTENCEPIECE = "gpt2", "llama"  # kinds of tokenizers: pairs of bytes, and SentencePiece
 _GEMMA4 = "gemma4"  # a third kind: pairs of characters, the rest as SentencePiece
 _BLANK = "▁"  # how SentencePiece writes one
@@ -120,32 +118,31 @@ def read_tokenizer(header: Header) -> Tokenizer:
 
     Raises: almost anything, if the file is damaged.
     """
-    return _framed(*_parts(header))
+    return _framed(_parts(header))
 
 
-def write_tokenizer(header: Header, folder: Path) -> None:
-    """Write the tokenizer to a folder, for `load_tokenizer`. Raises: as `read_tokenizer`, and OSError."""
-    core, frame = _parts(header)
-    (folder / _CORE_NAME).write_text(core.to_str(), "utf-8")
-    (folder / _FRAME_NAME).write_text(json.dumps(frame), "utf-8")
+def write_tokenizer(header: Header, folder: Path) -> Tokenizer:
+    """Write the tokenizer to a folder for `load_tokenizer`; return it. Raises: as `read_tokenizer`, and OSError."""
+    parts = _parts(header)
+    write_parts(folder, parts)
+    return _framed(parts)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer that was written to a folder."""
-    frame = json.loads((folder / _FRAME_NAME).read_text("utf-8"))
-    return _framed(tokenizers.Tokenizer.from_file(str(folder / _CORE_NAME)), frame)
+    return _framed(read_parts(folder))
 
 
-def _framed(core: tokenizers.Tokenizer, frame: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer of its two parts; a token with a part of its own is special, whatever its type says."""
+def _framed(parts: Parts) -> Tokenizer:
+    """Return the tokenizer of its parts; a token with a part of its own is special, whatever its type says."""
+    core, frame = parts.core, parts.frame
     special = {role: frame[role] for role in _ROLES if role in frame}
     known = {token.content for token in core.get_added_tokens_decoder().values()}
     core.add_tokens([AddedToken(token, special=True) for token in special.values() if token not in known])
     return Tokenizer(core, special_tokens=special, chat_template=frame["chat_template"])
 
 
-def _parts(header: Header) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Return what makes tokens of text, and what the tokenizer around it is told besides."""
+def _parts(header: Header) -> Parts:
     metadata = header.metadata
     tokens, types = _without_padding(metadata)
     special = {
@@ -155,10 +152,10 @@ def _parts(header: Header) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     }
     if metadata["tokenizer.ggml.model"] == _BYTES:
         rule = _split_rule(metadata)
-        core = _byte_level(tokens, metadata["tokenizer.ggml.merges"], rule)
+        core, pairs = _byte_level(tokens, metadata["tokenizer.ggml.merges"], rule)
         begins = rule.begins_with_bos
     else:
-        core = _sentencepiece(tokens, metadata, special.get("unk_token"))
+        core, pairs = _sentencepiece(tokens, metadata, special.get("unk_token"))
         begins = True
     is_gemma4 = metadata["tokenizer.ggml.model"] == _GEMMA4  # whose first files say that texts begin with nothing
     ends = {token_id for token_id in end_ids(metadata) if token_id < len(tokens)}
@@ -173,7 +170,7 @@ def _parts(header: Header) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     before = [special.get("bos_token")] if begins else []
     after = [special.get("eos_token")] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
     _set_frame(core, [one for one in before if one], [one for one in after if one])
-    return core, {"chat_template": metadata.get("tokenizer.chat_template"), **special}
+    return Parts(core, pairs, {"chat_template": metadata.get("tokenizer.chat_template"), **special})
 
 
 def _without_padding(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
@@ -199,15 +196,14 @@ def _split_rule(metadata: Mapping[str, Any]) -> SplitRule:
     return RULES[name or UNNAMED]
 
 
-def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: SplitRule) -> tokenizers.Tokenizer:
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    pairs = [_pair(merge) for merge in merges]
-    core = tokenizers.Tokenizer(BPE(vocab=vocab, merges=pairs, ignore_merges=rule.looks_up_words))
+def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: SplitRule) -> tuple[tokenizers.Tokenizer, Pairs]:
+    pairs = Pairs(tokens, [_pair(merge) for merge in merges], {"ignore_merges": rule.looks_up_words})
+    core = tokenizers.Tokenizer(pairs.model())
     if (normalizer := rule.normalizer()) is not None:
         core.normalizer = normalizer
     core.pre_tokenizer = rule.pre_tokenizer()
     core.decoder = decoders.ByteLevel()
-    return core
+    return core, pairs
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -216,25 +212,28 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[:cut], merge[cut + 1 :]
 
 
-def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None) -> tokenizers.Tokenizer:
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = metadata.get("tokenizer.ggml.merges")
-    if merges is None:
-        pairs = _pairs_by_score(vocab, metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens))
+def _sentencepiece(
+    tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None
+) -> tuple[tokenizers.Tokenizer, Pairs]:
+    stated = metadata.get("tokenizer.ggml.merges")
+    if stated is None:
+        merges = _pairs_by_score(tokens, metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens))
     else:
-        pairs = [_pair(merge) for merge in merges]
-    core = tokenizers.Tokenizer(BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+        merges = [_pair(merge) for merge in stated]
+    pairs = Pairs(tokens, merges, {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True})
+    core = tokenizers.Tokenizer(pairs.model())
     is_plain = metadata["tokenizer.ggml.model"] == _SENTENCEPIECE
     adds_blank = is_plain and metadata.get("tokenizer.ggml.add_space_prefix", True)
     scheme = "first" if adds_blank else "never"
     core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme=scheme, split=False)
     steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     core.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_blank else steps)
-    return core
+    return core, pairs
 
 
-def _pairs_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _pairs_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return which pairs SentencePiece joins, the best first: the score of a token is that of joining its halves."""
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = [
         (token[:cut], token[cut:])
         for token in vocab

@@ -5,7 +5,6 @@ They are dequantised some rows at a time, so that no more than the result is eve
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from decimal import Context, Decimal
 from typing import Any, BinaryIO
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
+from card.models.files.gguf.other_types import block_sizes, type_name, unpacked
 from card.models.rows.row_tree import IntArray
 
 PLAIN_DTYPES = {0: FLOAT32, 1: FLOAT16, 30: BFLOAT16}  # of ggml's types
@@ -68,34 +66,22 @@ def _block_of(place: TensorPlace) -> tuple[int, int]:
     form = BLOCK_FORMATS.get(place.type_id)
     if form is not None:
         return form.inputs, form.num_bytes
-    try:
-        kind = GGMLQuantizationType(place.type_id)
-    except ValueError:
-        raise _unreadable(place, f"type {place.type_id}") from None
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-    if not _can_dequantize(kind, block_bytes):
-        raise _unreadable(place, kind.name)
-    return block, block_bytes
-
-
-def _unreadable(place: TensorPlace, name: str) -> GgufError:
-    return GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
-
-
-@functools.cache
-def _can_dequantize(kind: GGMLQuantizationType, block_bytes: int) -> bool:
-    try:
-        return bool(dequantize(np.zeros((1, block_bytes), np.uint8), kind).dtype == np.float32)
-    except (NotImplementedError, ValueError, TypeError):
-        return False
+    if (plain := PLAIN_DTYPES.get(place.type_id)) is not None:
+        return 1, plain.itemsize
+    if (sizes := block_sizes(place.type_id)) is None:
+        raise GgufError(
+            f"has weights quantised as {type_name(place.type_id)} ({place.name}), which cannot be read; use another one"
+        )
+    return sizes
 
 
 def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> Array:
     """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is none."""
     form = BLOCK_FORMATS.get(place.type_id)
+    if (plain := PLAIN_DTYPES.get(place.type_id)) is not None:
+        return raw.view(plain).astype(np.float32, copy=False)
     if form is None:
-        values: Array = dequantize(raw, GGMLQuantizationType(place.type_id))
-        return values
+        return unpacked(raw, place.type_id)
     try:
         form.check(raw)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.config.registry import methods
-from card.drafting.beam import BeamSequence
+from card.drafting.drafted import Drafting
 from card.errors import SettingsError
-from card.family.copying.phrase_drafting import PhraseDraftSequence
 from card.kernels.int8_linear import why_not_int8
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
+from card.protocol.messages import Layer
 from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
 from tests.pair import Pair
@@ -43,16 +44,14 @@ def expected(pair: Pair) -> Iterator[Callable[[SamplingParams], list[tuple[int, 
 
 @pytest.fixture
 def drafted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The tokens that drafters in this process make nodes of."""
-    tokens: set[int] = set()
-    for kind in (BeamSequence, PhraseDraftSequence):
+    """The tokens that drafters in this process send."""
+    tokens, layer = set[int](), Drafting.layer
 
-        def noted(self: BeamSequence, *args: object, grow: Callable[..., NewNodes] = kind.grow) -> NewNodes:
-            nodes = grow(self, *args)
-            tokens.update(nodes.tokens)
-            return nodes
+    def noted(self: Drafting, request_id: int, nodes: NewNodes, **more: Any) -> Layer:
+        tokens.update(nodes.tokens)
+        return layer(self, request_id, nodes, **more)
 
-        monkeypatch.setattr(kind, "grow", noted)
+    monkeypatch.setattr(Drafting, "layer", noted)
     return tokens
 
 

@@ -1,0 +1,105 @@
+"""The method and the models that options name, and an `LLM` of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from card.cli.fetching import fetch_models
+from card.cli.options import ALONE, DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, WITH_DRAFT, given
+from card.cli.starting import load, spinner, start_drafter_child, tell
+from card.config.registry import find_method
+from card.errors import SettingsError
+from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
+from card.models.files.places import local_model
+
+if TYPE_CHECKING:  # loaded when a command runs
+    from card.api.llm import LLM
+
+DRAFTER = "beam"  # the writer that is the draft model
+_OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
+
+
+def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
+    """Remove target and draft from ``options``; built-in and known targets have a default draft.
+
+    Raises: ModelError for a path that is not a model, the target's first; SettingsError if the draft is missing.
+    """
+    target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
+    local_model(target)
+    if draft is None and needs_draft:
+        draft = DEMO_DRAFT if target == DEMO_TARGET else _known_draft(target)
+    if draft in (None, NO_DRAFT) and needs_draft:
+        raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+    if draft == NO_DRAFT:
+        draft = None
+    if draft is not None and needs_draft:
+        local_model(draft)
+    return target, draft
+
+
+def _pair_of(target: str) -> KnownPair | None:
+    """Return the known pair of a target on the hub; a local folder of that name is not such a target."""
+    pair = known_pair(target)
+    return pair if pair is not None and local_model(target) is None else None
+
+
+def _known_draft(target: str) -> str | None:
+    """Return the draft model of a known target, and tell the user about it."""
+    pair = _pair_of(target)
+    if pair is None:
+        return None
+    click.echo(
+        f"card: {target} brings its draft model, {pair.draft.name}; both files are {gigabytes(pair.num_bytes)}, "
+        f"fetched once, and need {gigabytes(pair.memory_bytes)} of memory; {', '.join(pair.licences)}; "
+        f"--draft {NO_DRAFT} does without",
+        err=True,
+    )
+    return pair.draft.name
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModels:
+    """A method and its models."""
+
+    method: str
+    target: str
+    draft: str | None  # None also for a remote draft model
+    note: str  # a note about the choice for the user; may be empty
+
+
+def choose_models(options: dict[str, Any]) -> ChosenModels:
+    """Remove method, target and draft from ``options``. A target alone gets a method without a draft model.
+
+    Raises: ModelError and SettingsError as in `resolve_models`.
+    """
+    asked = options.pop("method")
+    has_sibling = options["target"] in (None, DEMO_TARGET) or _pair_of(options["target"]) is not None
+    has_draft = has_sibling if options["draft"] is None else options["draft"] != NO_DRAFT
+    has_server = options.get("draft_address") is not None
+    wants_draft = DRAFTER in (options.get("writers") or ()) or any(
+        options.get(name) is not None for name in _OF_A_DRAFT
+    )
+    goes_alone = not (asked or has_draft or has_server or wants_draft)
+    method = asked or (ALONE if goes_alone else WITH_DRAFT)
+    needs_draft = find_method(method).needs_draft and not has_server
+    if find_method(method).needs_parallel_draft and options["draft"] is None:
+        options["draft"] = NO_DRAFT  # a sibling of the target is not a draft model
+    target, draft = resolve_models(options, needs_draft=needs_draft)
+    note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
+    return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
+
+
+def make_llm(options: dict[str, Any]) -> LLM:
+    """Load the models that the options name, with a spinner. Raises: CardError of any kind."""
+    chosen = choose_models(options)
+    spare = start_drafter_child(chosen.method, chosen.draft, options)
+    make: type[LLM] = load("card.api.llm").LLM
+    fetch_models(chosen.target, chosen.draft)
+    with spinner(f"loading {chosen.target}") as say:
+        llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
+    if chosen.note:  # after loading, so that a failed load prints one line
+        tell(chosen.note)
+    return llm

@@ -1,0 +1,88 @@
+"""A process that compiles machine code while this one reads files: a first start keeps two cores busy with it.
+
+The code reaches this process through the folder where it is kept. What the other process is compiling is waited for;
+what it has not begun is compiled here, when it is needed. So it may fail, or be missing, at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+from card.kernels.machine_code import has_machine_code, machine_code
+from card.machine.children import import_paths
+from card.machine.container import num_usable_cores
+
+_PROGRAM = """import sys
+sys.path += sys.argv[1:]
+from card.kernels.compiler_process import compile_told
+compile_told()
+"""
+_PASS = "passes_run"  # the last part of a pass that is compiled
+
+
+class CompilerProcess:
+    """Compiles what is told, if it is not kept yet; the process begins with the first such part.
+
+    At the end of its block all of it is there: this process helps, so that what follows has both cores.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a pass, which every model needs."""
+        self._is_useful = has_machine_code() and num_usable_cores() > 1 and bool(sys.executable)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told: list[str] = []
+        if self._is_useful and machine_code("object_code").is_missing(_PASS):
+            self._start()
+
+    def compile(self, products: Iterable[str]) -> None:
+        """Compile the products of these formats, too."""
+        if not self._is_useful:
+            return
+        for name in products:
+            if name not in self._told and machine_code("object_code").is_missing(name):
+                self._told.append(name)
+                self._tell(name)
+
+    def __enter__(self) -> CompilerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kind is not None:
+            process.kill()
+        with contextlib.suppress(OSError), process:  # which closes its input, and waits for its end
+            if kind is None:
+                machine_code("formats").prepare(self._told)
+
+    def _start(self) -> None:
+        with contextlib.suppress(OSError):  # everything is compiled here then
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-E", "-c", _PROGRAM, *import_paths(sys.path)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C reaches this process only
+            )
+
+    def _tell(self, name: str) -> None:
+        if self._process is None:
+            self._start()
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                self._process.stdin.write(f"{name}\n".encode())
+                self._process.stdin.flush()
+
+
+def compile_told() -> None:
+    """Compile a pass, then the products of each format that standard input names, until it ends."""
+    machine_code("passes")
+    for line in sys.stdin:
+        machine_code("formats").prepare([line.strip()])
