@@ -47,12 +47,16 @@ from transformers import (
     Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     Phi3Config,
@@ -366,6 +370,12 @@ KINDS |= {
         GraniteMoeSharedConfig,
         {**KINDS["granitemoe"][2], "shared_intermediate_size": 64},
     ),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 9}),
+    "minimax_m2": (
+        MiniMaxM2ForCausalLM,
+        MiniMaxM2Config,
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
+    ),
     "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
 }
 _NAMES = {
@@ -436,6 +446,7 @@ _NAMES = {
 _BUFFERS = ("expert_bias", "layer_scalar", "e_score_correction_bias")  # that files have
 _VECTORS = {  # whose names end there
     "feed_forward.expert_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
@@ -456,6 +467,8 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "minimax_m2": "minimax-m2",
     "granitemoeshared": "granitemoe",
     "ernie4_5_moe": "ernie4_5-moe",
 }
@@ -463,7 +476,7 @@ _ARCHITECTURES = {
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
 _POST_NORMED += ("glm4moe", "seed_oss")
 _PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
-_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1")
+_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1", "minimax_m2")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",

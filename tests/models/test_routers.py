@@ -15,8 +15,17 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 
-KINDS = ("glm4_moe", "glm4_moe, norms of heads", "dots1", "ernie4_5_moe", "ministral3", "granitemoeshared")
-WITH_BIASES = KINDS[:4]
+KINDS = (
+    "glm4_moe",
+    "glm4_moe, norms of heads",
+    "dots1",
+    "ernie4_5_moe",
+    "ministral3",
+    "granitemoeshared",
+    "minimax_m2",
+    "olmo3",
+)
+WITH_BIASES = (*KINDS[:4], "minimax_m2")
 TOKEN_IDS = [3 + 7 * i * i % 90 for i in range(40)]
 
 

@@ -228,6 +228,11 @@ class Architecture:
         return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
 
     @property
+    def gguf_names(self) -> tuple[str, ...]:
+        """llama.cpp's names of what its files may be named after."""
+        return tuple(name for name in (self.gguf_name, self.gguf_also) if name is not None)
+
+    @property
     def in_files(self) -> "Architecture":
         """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
         linears, experts = self.gguf_linears or self.linears, self.gguf_expert_parts or self.expert_parts

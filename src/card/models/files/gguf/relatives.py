@@ -28,7 +28,6 @@ RELATIVES: Mapping[str, str] = {
     "mamba": "mamba",
     "mamba2": "mamba2",
     "minicpm3": "minicpm3",
-    "minimax-m2": "minimax_m2",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
     "olmo": "olmo",
