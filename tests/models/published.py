@@ -275,6 +275,35 @@ _QWEN35 = {
         "rope_type": "default",
     },
 }
+_HUNYUAN = {
+    "attention_bias": False,
+    "attention_dropout": 0.1,
+    "bos_token_id": 1,
+    "eod_token_id": 127967,
+    "eos_token_id": 127960,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    },
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.41.2",
+    "use_cache": True,
+    "use_qk_norm": True,
+}
 CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
     "Llama 2": (
         {
@@ -1002,6 +1031,20 @@ CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
             "use_cache": True,
             "use_qk_norm": True,
             "use_routing_bias": True,
+        },
+        True,
+    ),
+    "Hunyuan 7B": (
+        {**_HUNYUAN, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense"},
+        True,
+    ),
+    "Hunyuan A13B": (
+        {
+            **_HUNYUAN,
+            "architectures": ["HunYuanMoEV1ForCausalLM"],
+            "model_type": "hunyuan_v1_moe",
+            "moe_topk": [2, 2],
+            "num_experts": 8,
         },
         True,
     ),

@@ -190,6 +190,7 @@ class Architecture:
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    scales_bases: bool = False  # the config may have the base of its angles times a power of a factor (alpha)
     turns_first: bool = False  # heads turn before they are normed
     query_growth: str | None = None  # the setting of the angles by which queries grow in long texts
     gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it

@@ -19,8 +19,6 @@ RELATIVES: Mapping[str, str] = {
     "gpt2": "gpt2",
     "gptneox": "gpt_neox",
     "granitehybrid": "granitemoehybrid",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "hunyuan-moe": "hunyuan_v1_moe",
     "jais2": "jais2",
     "jamba": "jamba",
     "kimi-linear": "kimi_linear",
