@@ -645,6 +645,8 @@ def write_gguf(
                     writer.add_tensor(own, stored, raw_dtype=of)
         elif cut := _cut(inside, weight.detach().numpy(), config, other_cuts=other_cuts):
             for own, values in cut.items():
+                if f"blk.{layer}.{own}.weight" in without:
+                    continue
                 writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
         elif (own := _own_name(name, names)) not in without:
             values = _stored(own, inside, weight.detach().numpy(), arch, config)
