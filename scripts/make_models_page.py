@@ -260,8 +260,8 @@ def _files_of(names: Sequence[str]) -> str:
     found: dict[str, list[str]] = {}
     for name in names:
         entry = find_architecture(name)
-        if entry is not None and entry.gguf_name is not None:
-            found.setdefault(entry.gguf_name, []).append(name)
+        for known in () if entry is None else entry.gguf_names:
+            found.setdefault(known, []).append(name)
     files = [file if its == [file] else f"{file} ({', '.join(its)})" for file, its in sorted(found.items())]
     return ", ".join(files) or "none"
 

@@ -41,18 +41,26 @@ from transformers import (
     GraniteMoeForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     Phi3Config,
@@ -366,6 +374,18 @@ KINDS |= {
         GraniteMoeSharedConfig,
         {**KINDS["granitemoe"][2], "shared_intermediate_size": 64},
     ),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 9}),
+    "minimax_m2": (
+        MiniMaxM2ForCausalLM,
+        MiniMaxM2Config,
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
+    ),
+    "hunyuan_v1_dense": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {"head_dim": 32}),
+    "hunyuan_v1_moe": (
+        HunYuanMoEV1ForCausalLM,
+        HunYuanMoEV1Config,
+        {"head_dim": 32, "num_experts": 6, "moe_topk": 2},
+    ),
     "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
 }
 _NAMES = {
@@ -420,6 +440,12 @@ _NAMES = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "feed_forward.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
@@ -436,6 +462,7 @@ _NAMES = {
 _BUFFERS = ("expert_bias", "layer_scalar", "e_score_correction_bias")  # that files have
 _VECTORS = {  # whose names end there
     "feed_forward.expert_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
@@ -456,6 +483,10 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "minimax_m2": "minimax-m2",
     "granitemoeshared": "granitemoe",
     "ernie4_5_moe": "ernie4_5-moe",
 }
@@ -463,7 +494,7 @@ _ARCHITECTURES = {
 _POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
 _POST_NORMED += ("glm4moe", "seed_oss")
 _PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
-_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1")
+_WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1", "minimax_m2")
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -485,6 +516,7 @@ _OF_EXPERTS = {
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_topk": "expert_used_count",
     "moe_num_experts": "expert_count",
     "moe_k": "expert_used_count",
     "moe_num_shared_experts": "expert_shared_count",
@@ -613,6 +645,8 @@ def write_gguf(
                     writer.add_tensor(own, stored, raw_dtype=of)
         elif cut := _cut(inside, weight.detach().numpy(), config, other_cuts=other_cuts):
             for own, values in cut.items():
+                if f"blk.{layer}.{own}.weight" in without:
+                    continue
                 writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
         elif (own := _own_name(name, names)) not in without:
             values = _stored(own, inside, weight.detach().numpy(), arch, config)

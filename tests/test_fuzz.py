@@ -157,7 +157,11 @@ _FILES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "qwen2_moe": (Kind.Q5_1, {"metadata": {"nextn_predict_layers": 0}}),
     "lfm2": (Kind.Q8_0, {}),
     "qwen3, yarn": (Kind.Q4_0, {}),
-    "phi3, longrope": (Kind.Q4_1, {}),
+    "phi3, longrope": (Kind.Q4_1, {"other_cuts": True}),
+    "glm4_moe": (Kind.Q8_0, {}),
+    "ernie4_5_moe": (Kind.Q8_0, {}),
+    "granitemoeshared": (Kind.Q8_0, {}),
+    "ministral3": (Kind.Q4_0, {}),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import platform
 import sys
@@ -77,7 +78,13 @@ def test_the_compiler_works_when_its_pages_are_given_back() -> None:
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no pages of 2 MB")
 def test_large_pages_are_asked_for_between_the_borders_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr("card.machine.memory._advise", lambda *told: asked.append(told) or True)
+
+    class Library:
+        def madvise(self, first: ctypes.c_void_p, size: ctypes.c_size_t, advice: int) -> int:
+            asked.append((first.value or 0, size.value, advice))
+            return 0
+
+    monkeypatch.setattr("card.machine.memory.ctypes.CDLL", lambda name: Library())
     page = mmap.PAGESIZE
     assert take_large_pages(3 * page + 8, 5 * page)
     assert asked == [(4 * page, 4 * page, mmap.MADV_HUGEPAGE)]

@@ -116,9 +116,12 @@ def test_queries_keys_and_values_may_be_apart_or_one_tensor(folders, tmp_path, c
         ("granite", "granitemoe", {"expert_count": 0}),
         ("granitemoe", "granite", {}),
         ("granitemoeshared", "granite", {}),
+        ("qwen2", "qwen2vl", {"rope.dimension_sections": [2, 3, 3, 0]}),
+        ("qwen3", "qwen3vl", {"rope.dimension_sections": [4, 6, 6, 0], "n_deepstack_layers": 3}),
+        ("qwen3_moe", "qwen3vlmoe", {"rope.dimension_sections": [4, 6, 6, 0], "n_deepstack_layers": 3}),
     ],
 )
-def test_files_of_granite_have_experts_or_none_under_either_name(folders, tmp_path, cache, kind, named, metadata):
+def test_files_may_have_another_name_and_be_the_same_model(folders, tmp_path, cache, kind, named, metadata):
     file = write_gguf(folders(kind), tmp_path / "model.gguf", named=named, metadata=metadata)
     own, theirs = load_decoder(file, cache_dir=cache), load_decoder(folders(kind))
     assert own.config.model_type == theirs.config.model_type
@@ -616,7 +619,7 @@ def test_an_unknown_architecture_is_told_all_that_is_read_and_what_else_works(ti
     said = failure(file, cache)
     assert said.startswith(words) and said.endswith(" are read")
     read = said.removeprefix(words).removesuffix(" are read").split(", ")
-    assert read == list(dict.fromkeys(one.gguf_name for one in all_architectures() if one.gguf_name))
+    assert read == list(dict.fromkeys(name for one in all_architectures() for name in one.gguf_names))
 
 
 def test_unknown_quantisations_are_refused(tiny, tmp_path, cache):

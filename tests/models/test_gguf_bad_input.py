@@ -77,6 +77,26 @@ def test_experts_that_are_not_there_or_cannot_be_chosen(folders, tmp_path, refus
     assert line.endswith((_AGAIN, "use a folder saved by transformers"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("glm4_moe", {"metadata": {"expert_group_count": 4}}, "asks for expert_group_count 4, which is not known here"),
+        ("glm4_moe", {"metadata": {"expert_weights_scale": -1.0}}, "its glm4moe.expert_weights_scale is -1.0"),
+        ("glm4_moe", {"metadata": {"expert_gating_func": 1}}, "chooses experts by a router of the kind 1"),
+        ("glm4_moe", {"metadata": {"expert_shared_count": 0}}, "its glm4moe.expert_shared_count is 0"),
+        ("glm4_moe", {"without": ("blk.1.exp_probs_b.bias",)}, "layers.1.mlp.gate.e_score_correction_bias is missing"),
+        ("ernie4_5_moe", {"metadata": {"interleave_moe_layer_step": 0}}, "interleave_moe_layer_step is 0"),
+        ("ernie4_5_moe", {"metadata": {"interleave_moe_layer_step": 1}}, "layers.2.mlp.gate.weight is missing"),
+        ("ministral3", {"metadata": {"attention.temperature_scale": -1.0}}, "attention.temperature_scale is -1.0"),
+        ("granitemoeshared", {"without": ("blk.0.ffn_gate_shexp.weight",)}, "shared_mlp.gate_linear.weight is missing"),
+    ],
+)
+def test_entries_and_tensors_of_newer_families(folders, tmp_path, refused, kind, options, said):
+    line = refused(write_gguf(folders(kind), tmp_path / "model.gguf", **options))
+    assert said in line
+    assert line.endswith((_AGAIN, "use a folder saved by transformers"))
+
+
 def test_one_expert_of_many_that_is_missing(folders, tmp_path, refused):
     options = {"joins_experts": None, "without": ("blk.1.ffn_up.2.weight",)}
     line = refused(write_gguf(folders("mixtral"), tmp_path / "model.gguf", **options))

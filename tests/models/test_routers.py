@@ -15,8 +15,9 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 
-KINDS = ("glm4_moe", "glm4_moe, norms of heads", "dots1", "ernie4_5_moe", "ministral3", "granitemoeshared")
-WITH_BIASES = KINDS[:4]
+WITH_BIASES = ("glm4_moe", "glm4_moe, norms of heads", "dots1", "ernie4_5_moe", "minimax_m2")
+KINDS = (*WITH_BIASES, "ministral3", "granitemoeshared", "olmo3", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss")
+KINDS += ("ernie4_5",)
 TOKEN_IDS = [3 + 7 * i * i % 90 for i in range(40)]
 
 

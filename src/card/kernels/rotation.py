@@ -22,6 +22,7 @@ LEAST_SETTING = 1e-6  # a base or a factor: with less, angles turn more often th
 _DIGITS = 30  # of a power: twice those of a float64
 _PI = Decimal("3.14159265358979323846264338327950288")
 PROPORTIONAL = "proportional"  # angles of a part of each head's pairs, at the pace that they have in the whole head
+WITH_ALPHA = "dynamic"  # what configs call a base times a power of a fixed factor, as Hunyuan has it
 _LEAST_WIDTH = 0.001  # of yarn's channels between those that slow down and those that do not, as transformers has it
 _BLOCK = 128  # positions computed at once: what lies between stays in a core's cache
 _TWO_OVER_PI = 6.36619772367581382433e-01
@@ -44,16 +45,18 @@ def inverse_frequencies(
     """Return by how much each pair of a head turns from one position to the next, [size / 2].
 
     Args:
-        rope: a config's ``rope_parameters``, of the type default, linear, llama3, yarn, longrope or proportional.
+        rope: a config's ``rope_parameters``, of the type default, linear, llama3, yarn, longrope or proportional,
+                or dynamic with an alpha.
         size: number of a head's channels that turn.
         num_positions: the most that the model has.
         is_long: of texts beyond the context of the first training, where longrope has other factors.
     Returns: None for another type, or a base of 0 or less.
     """
     kind = rope["rope_type"]
-    if kind not in (*_SCALED, "longrope") or not rope["rope_theta"] > 0:
+    is_known = kind in (*_SCALED, "longrope") and (kind != WITH_ALPHA or rope.get("alpha"))
+    if not is_known or not rope["rope_theta"] > 0:
         return None
-    plain = _plain_frequencies(rope["rope_theta"], size)
+    plain = _plain_frequencies(rope["rope_theta"], size, rope["alpha"] if kind == WITH_ALPHA else 1)
     if kind == "longrope":
         factors = np.array(rope["long_factor" if is_long else "short_factor"], np.float32)
         return (plain / factors).astype(np.float32)
@@ -111,10 +114,10 @@ def _logarithm(value: float | Decimal) -> Decimal:
         return Decimal(value).ln()
 
 
-def _plain_frequencies(theta: float, size: int) -> _Reals:
+def _plain_frequencies(theta: float, size: int, alpha: float = 1) -> _Reals:
     with localcontext() as context:
         context.prec = _DIGITS
-        base = Decimal(theta)
+        base = Decimal(theta) if alpha == 1 else Decimal(theta) * Decimal(alpha) ** (Decimal(size) / Decimal(size - 2))
         return np.array([float(base ** (Decimal(-channel) / Decimal(size))) for channel in range(0, size, 2)])
 
 
@@ -162,6 +165,7 @@ def _proportional_frequencies(plain: _Reals, rope: Mapping[str, Any], _: int) ->
 
 _SCALED: Mapping[str, Callable[[_Reals, Mapping[str, Any], int], _Reals]] = {
     "default": lambda plain, rope, _: plain,
+    WITH_ALPHA: lambda plain, rope, _: plain,
     "linear": lambda plain, rope, _: plain / float(rope["factor"]),
     "llama3": _llama3_frequencies,
     "yarn": _yarn_frequencies,

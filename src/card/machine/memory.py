@@ -63,7 +63,9 @@ def take_large_pages(first: int, size: int) -> bool:
 
 def _advise(first: int, size: int, advice: int) -> bool:
     """Tell the system how whole pages are used; return whether it takes that."""
-    return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice) == 0)
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice) == 0)
+    return False
 
 
 def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list[tuple[int, int]]:

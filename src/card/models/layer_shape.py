@@ -44,6 +44,11 @@ class DeltaHeads:
         """Channels that the convolution takes in."""
         return 2 * self.num_keys * self.key_size + self.num_values * self.value_size
 
+    @property
+    def state_size(self) -> int:
+        """Numbers of the states of a text."""
+        return self.num_values * self.key_size * self.value_size
+
     def ungrouped(self, sizes: Sequence[int]) -> list[IntArray]:
         """Return which rows of a weight make up each of its parts, if it has some of each part for each key.
 
@@ -81,7 +86,7 @@ class LayerShape:
     def state_size(self, hidden: int) -> int:
         """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""
         if self.delta is not None:
-            return self.delta.num_values * self.delta.key_size * self.delta.value_size
+            return self.delta.state_size
         return 0 if self.mixer == "attention" else self.num_taps * hidden
 
 

@@ -190,6 +190,7 @@ class Architecture:
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    scales_bases: bool = False  # the config may have the base of its angles times a power of a factor (alpha)
     turns_first: bool = False  # heads turn before they are normed
     query_growth: str | None = None  # the setting of the angles by which queries grow in long texts
     gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
@@ -226,6 +227,11 @@ class Architecture:
         """Return the linear layers that a layer with this mixer has a place for, but for those of its experts."""
         found = (part for part in self.linears if part.mixer in (None, shape.mixer))
         return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
+
+    @property
+    def gguf_names(self) -> tuple[str, ...]:
+        """llama.cpp's names of what its files may be named after."""
+        return tuple(name for name in (self.gguf_name, self.gguf_also) if name is not None)
 
     @property
     def in_files(self) -> "Architecture":

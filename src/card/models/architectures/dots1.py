@@ -56,6 +56,7 @@ ARCHITECTURE = replace(
     shapes=shape_of,
     why_not=GLM4_MOE.why_not,
     gguf_name="dots1",
+    gguf_also=None,
     gguf_has_sigmoids=True,
     gguf_experts=GLM4_MOE.gguf_experts,
     gguf_expert_scale=GLM4_MOE.gguf_expert_scale,

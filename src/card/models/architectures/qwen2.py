@@ -28,5 +28,9 @@ class Qwen2Fields(DecoderConfig):
 
 
 ARCHITECTURE = Architecture(
-    model_class="Qwen2ForCausalLM", config_class=Qwen2Fields, biases={"qkv": True}, gguf_name="qwen2"
+    model_class="Qwen2ForCausalLM",
+    config_class=Qwen2Fields,
+    biases={"qkv": True},
+    gguf_name="qwen2",
+    gguf_also="qwen2vl",
 )

@@ -18,4 +18,6 @@ ARCHITECTURE = Architecture(
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     norms={**PRE_NORMS, **HEAD_NORMS},
     gguf_name="qwen3",
+    gguf_also="qwen3vl",
+    gguf_ignored=frozenset({"n_deepstack_layers"}),
 )

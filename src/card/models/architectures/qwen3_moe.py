@@ -67,6 +67,7 @@ ARCHITECTURE = replace(
     expert_parts=expert_parts(),
     shapes=shape_of,
     gguf_name="qwen3moe",
+    gguf_also="qwen3vlmoe",
     gguf_experts=GGUF_EXPERTS,
     gguf_fields=lambda config: {"norm_topk_prob": True},
 )

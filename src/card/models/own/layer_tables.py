@@ -121,7 +121,10 @@ class LayerTables:
     @property
     def state_size(self) -> int:
         """Numbers of the states of a text, of all layers together; 0 if there are none."""
-        return sum(map(_state_size, self.shapes))
+        return self._states_before(len(self.shapes))
+
+    def _states_before(self, idx: int) -> int:
+        return sum(shape.delta.state_size for shape in self.shapes[:idx] if shape.delta is not None)
 
     @property
     def has_both(self) -> bool:
@@ -255,7 +258,7 @@ class LayerTables:
                     code.VALUE_SIZE: delta.value_size,
                     code.IS_TILED: delta.is_tiled,
                     code.STATES_CODE: machine_code("gated_delta").advance_states.address,
-                    code.STATE_AT: 4 * sum(_state_size(self.shapes[one]) for one in before),
+                    code.STATE_AT: 4 * self._states_before(idx),
                 }
             return numbers
         source = self.shapes[idx].kv_source
@@ -390,12 +393,6 @@ class LayerTables:
         if architecture.norms_values:
             norms[code.VALUE_NORM] = extended(np.ones(shape.head_size, np.float32), size)
         return norms
-
-
-def _state_size(shape: LayerShape) -> int:
-    """Return the numbers of a layer's states."""
-    delta = shape.delta
-    return 0 if delta is None else delta.num_values * delta.key_size * delta.value_size
 
 
 def padded_head(shape: LayerShape) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from card.kernels.number_types import STORED_DTYPES
-from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL
+from card.kernels.rotation import LEAST_SETTING, PROPORTIONAL, WITH_ALPHA
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import ACTIVATIONS, rotary_parameters, rotary_size
 from card.models.decoder_config import DecoderConfig
@@ -28,6 +28,7 @@ _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each need
     "yarn": ("factor", "original_max_position_embeddings"),
     LONG_ROPE: ("original_max_position_embeddings",),
     PROPORTIONAL: (),
+    WITH_ALPHA: ("alpha",),
 }
 _MAY_STATE = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # numbers, or None
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
@@ -141,6 +142,7 @@ def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> b
     part = rope.get(_PARTIAL, 1.0)
     return (
         rope["rope_type"] in _ROPE_TYPES
+        and (rope["rope_type"] != WITH_ALPHA or architecture.scales_bases)
         and all(_is_above_zero(rope.get(name)) for name in ("rope_theta", *_ROPE_TYPES[rope["rope_type"]]))
         and (rope["rope_type"] != "llama3" or rope["low_freq_factor"] < rope["high_freq_factor"])
         and all(rope.get(name) is None or _is_above_zero(rope[name]) for name in _MAY_STATE)

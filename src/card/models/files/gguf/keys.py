@@ -43,7 +43,7 @@ _HARMLESS = _names(
 )
 # Settings of experts: without any they change nothing. With some the first ones are followed, and the others must have
 # a value under which they change nothing.
-SHARED_WIDTH = "expert_shared_feed_forward_length"
+SHARED_WIDTH, WINDOW = "expert_shared_feed_forward_length", "attention.sliding_window"
 _OF_EXPERTS = _names(
     "expert_count expert_used_count expert_feed_forward_length expert_weights_norm expert_gating_func"
 ) | {SHARED_WIDTH}

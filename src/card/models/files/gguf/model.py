@@ -6,7 +6,7 @@ Architectures whose entry has llama.cpp's name are read; files that ask for more
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from card.models.files.gguf.experts import expert_weights
 from card.models.files.gguf.fused import cut_fused
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.joined import joined_weights
-from card.models.files.gguf.keys import SHARED_WIDTH, GgufFacts
+from card.models.files.gguf.keys import SHARED_WIDTH, WINDOW, GgufFacts
 from card.models.files.gguf.parts import check_is_first, joined, named, read_parts
 from card.models.files.gguf.relatives import RELATIVES
 from card.models.files.gguf.weights import (
@@ -124,20 +124,27 @@ def _architecture(header: Header) -> Architecture:
     if (kind := header.metadata.get("general.type", "model")) != "model":
         raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
     known = [one for one in all_architectures() if one.gguf_name]
-    found = [one for one in known if header.architecture in (one.gguf_name, one.gguf_also)]
+    found = [one for one in known if header.architecture in one.gguf_names]
     if not found:
-        names, relative = dict.fromkeys(str(one.gguf_name) for one in known), RELATIVES.get(header.architecture)
+        names, relative = (
+            dict.fromkeys(name for one in known for name in one.gguf_names),
+            RELATIVES.get(header.architecture),
+        )
         instead = f"use a folder saved by transformers (its {relative} runs)" if relative else "try its folder"
         raise GgufError(
             f"holds a model of the architecture {header.architecture[:40] or 'unknown'}, which is not read from GGUF "
             f"files: {instead}; those of {', '.join(names)} are read"
         )
-    has_experts, has_shared = (
-        bool(header.metadata.get(f"{header.architecture}.{key}")) for key in ("expert_count", SHARED_WIDTH)
-    )
     found.sort(key=lambda one: one.gguf_name != header.architecture)
-    fits = [one for one in found if bool(one.gguf_experts) == has_experts] or found[:1]
-    return next((one for one in fits if (SHARED_WIDTH in one.gguf_experts.values()) == has_shared), fits[0])
+    asked: tuple[tuple[str, Callable[[Architecture], bool]], ...] = (
+        ("expert_count", lambda one: bool(one.gguf_experts)),
+        (SHARED_WIDTH, lambda one: SHARED_WIDTH in one.gguf_experts.values()),
+        (WINDOW, lambda one: one.has_windows),
+    )
+    for key, has_it in asked:  # the ones that have what the file states, as long as there are any
+        is_stated = bool(header.metadata.get(f"{header.architecture}.{key}"))
+        found = [one for one in found if has_it(one) == is_stated] or found
+    return found[0]
 
 
 def _without_drafter(header: Header, facts: GgufFacts) -> Header:
