@@ -38,10 +38,10 @@ _JUNK_KEYS = {  # and the architectures that read them
     "router_logit_softcapping": (),
     "final_logit_softcapping": ("gemma2", "gemma3", "gemma4"),
     "attention.sliding_window": ("gemma2", "gemma3", "gemma4", "gpt-oss", "cohere2"),
-    "rope.dimension_sections": ("qwen35", "qwen35moe"),
+    "rope.dimension_sections": ("qwen35", "qwen35moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"),
     "expert_weights_norm": (),  # llama.cpp norms by the architecture
 }
-_JUNK_TENSORS = re.compile(r"\.(input_)?scale$|^cls|^output\.bias|^rope_freqs|^rope_factors")
+_JUNK_TENSORS = re.compile(r"\.(input_)?scale$|^cls|^output\.bias|^rope_freqs|^rope_factors|\.ssm_in\.")
 _BIASES = re.compile(r"(attn_(q|k|v|output|qkv)|ffn_(gate|up|down|gate_inp)(_exps)?)\.bias$")
 _WITH_BIASES = {"gpt-oss": ("attn", "ffn"), "qwen2": ("attn_q", "attn_k", "attn_v")}
 _WITH_BIASES["qwen2moe"] = _WITH_BIASES["qwen2"]

@@ -5,7 +5,7 @@ The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the r
 embeddings, and a head that may be tied. An entry states what differs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -242,11 +242,15 @@ class Architecture:
     def as_stored(self, names: Iterable[str]) -> "Architecture":
         """Return the architecture in terms of a GGUF file that has tensors, or weights, of these names.
 
-        Some files have parts as folders have them.
+        Some files have parts as folders have them; what others have counts first.
         """
         found, apart = " ".join(names), self.in_files
-        whole = [part for part in self.linears if part not in apart.linears]
-        is_whole = any(f".{name}." in found for part in whole for name in (part.name, part.gguf_name))
+
+        def has_some(those: Sequence[Part], others: Sequence[Part]) -> bool:
+            alone = (part for part in those if part not in others)
+            return any(f".{name}." in found for part in alone for name in (part.name, part.gguf_name))
+
+        is_whole = has_some(self.linears, apart.linears) and not has_some(apart.linears, self.linears)
         return replace(self, gguf_linears=None) if is_whole else apart
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:

@@ -57,6 +57,7 @@ ARCHITECTURE = replace(
     why_not=GLM4_MOE.why_not,
     gguf_name="dots1",
     gguf_also=None,
+    gguf_ignored=frozenset(),
     gguf_has_sigmoids=True,
     gguf_experts=GLM4_MOE.gguf_experts,
     gguf_expert_scale=GLM4_MOE.gguf_expert_scale,

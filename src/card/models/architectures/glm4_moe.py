@@ -90,8 +90,8 @@ def _has_head_norms(shape: LayerShape) -> bool:
 
 
 def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return whether heads have norms, which files tell by their tensors."""
-    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+    """Return whether heads have norms, as files tell by their tensors; weights are over no sum unless they say so."""
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors, "norm_topk_prob": False}
 
 
 VECTORS: Mapping[VectorPlace, Part] = {

@@ -20,7 +20,7 @@ from card.models.files.weight_files import check_counts, raw_config
 
 _HUB_TIMEOUT_S = 10.0
 _MOST_NAMED = 8  # files of a repository in an error
-_MOST_OF_GGUF = 400  # characters of an error of ours, which may list all that is read
+_MOST_OF_GGUF = 500  # characters of an error of ours, which may list all that is read
 
 
 @dataclass(frozen=True, slots=True)
