@@ -38,12 +38,12 @@ class Terminal:
         """Press these keys."""
         os.write(self._master, keys.encode())
 
-    def wait_for(self, words: str, *, after: int = 0) -> int:
-        """Read until these words stand behind position ``after`` of the text; return where they end."""
-        deadline = monotonic() + PATIENCE_S
-        while (found := self.text.find(words, after)) < 0:
+    def wait_for(self, *words: str, after: int = 0) -> int:
+        """Read until one of these words stands behind position ``after`` of the text; return where it ends."""
+        deadline, pattern = monotonic() + PATIENCE_S, re.compile("|".join(map(re.escape, words)))
+        while (found := pattern.search(self.text, after)) is None:
             assert self._read(deadline - monotonic()), f"{words!r} never came:\n{self.text}"
-        return found + len(words)
+        return found.end()
 
     def wait_for_text(self) -> None:
         """Read until something stands where a spinner was."""

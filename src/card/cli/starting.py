@@ -66,7 +66,7 @@ def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]
 # ---- imports ---------------------------------------------------------------------------------------------------------
 
 
-_WORDS = "importing torch and transformers"
+_WORDS = "importing libraries"
 
 
 def load(name: str, words: str = _WORDS, write: Say = write_line) -> Any:

@@ -151,7 +151,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
 
     with bind(settings) as own:
         spare = start_drafter_child(chosen.method, chosen.draft, options)
-        serving = _server("serving", "importing torch and transformers")
+        serving = _server("serving", "importing libraries")
         status = serving.serve(make_llm, settings, own, announce=announce)
     raise SystemExit(status)
 
