@@ -66,11 +66,26 @@ def test_what_a_process_that_fails_was_told_is_compiled_here(
     assert kept_names() == {"f16"}
 
 
+def endless_program(folder: Path) -> str:
+    """Return the path of a program that reads nothing and does not end."""
+    program = folder / "endless"
+    program.write_text("#!/bin/sh\nexec sleep 100\n")
+    program.chmod(0o700)
+    return str(program)
+
+
+def test_a_process_that_never_ends_is_not_waited_for(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", endless_program(tmp_path))
+    with CompilerProcess(patience_s=0.05) as compiler:
+        compiler.compile(["f16"])
+    assert started[0].returncode is not None
+    assert kept_names() == {"f16"}
+
+
 def test_an_error_ends_the_process_at_once(started: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    endless = tmp_path / "endless"
-    endless.write_text("#!/bin/sh\nexec sleep 100\n")
-    endless.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(endless))
+    monkeypatch.setattr(sys, "executable", endless_program(tmp_path))
     with pytest.raises(ValueError, match="no model"), CompilerProcess() as compiler:
         compiler.compile(["f16"])
         raise ValueError("no model")

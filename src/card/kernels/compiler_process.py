@@ -30,8 +30,14 @@ class CompilerProcess:
     At the end of its block all of it is there: this process helps, so that what follows has both cores.
     """
 
-    def __init__(self) -> None:
-        """Begin with a pass, which every model needs."""
+    def __init__(self, *, patience_s: float = 60.0) -> None:
+        """Begin with a pass, which every model needs.
+
+        Args:
+            patience_s: seconds that the process may still take at the end of the block, where a pass takes 3; then it
+                is ended, and what it leaves is compiled when it is needed.
+        """
+        self._patience_s = patience_s
         self._is_useful = has_machine_code() and num_usable_cores() > 1 and bool(sys.executable)
         self._process: subprocess.Popen[bytes] | None = None
         self._told: list[str] = []
@@ -56,11 +62,14 @@ class CompilerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        if kind is not None:
-            process.kill()
-        with contextlib.suppress(OSError), process:  # which closes its input, and waits for its end
-            if kind is None:
-                machine_code("formats").prepare(self._told)
+        with contextlib.suppress(OSError), process:  # which waits for its end
+            try:
+                if kind is None:
+                    machine_code("formats").prepare(self._told)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.communicate(timeout=self._patience_s)  # which closes its input
+            finally:
+                process.kill()
 
     def _start(self) -> None:
         with contextlib.suppress(OSError):  # everything is compiled here then
