@@ -90,7 +90,7 @@ def check(traffic: Traffic, *, may_ask_again: bool = False) -> None:
     assert traffic.num_answered >= REQUESTS
     assert traffic.accepted_tokens > 0
     until(lambda: figures()["leases"] == 0, what="no leases")
-    assert figures()["load"] == 0
+    until(lambda: figures()["load"] == 0, what="no load, of requests that lost their answers either")
 
 
 def test_all_is_well(cluster: RayCluster, questions: list[Question]) -> None:
