@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+from threading import Event
 
 import psutil
 import pytest
 
+from card.cli.interrupts import raising
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
 
@@ -46,6 +49,30 @@ def test_an_interrupt_while_modules_are_imported_is_silent(moment: str, pair: Pa
         [sys.executable, "-c", AT_IMPORT, moment, *arguments], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+class Finalised:
+    """Is interrupted `times` times while Python finalises objects, where an error goes to `sys.unraisablehook`."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __del__(self) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            if self.times > 1:
+                self.__class__(self.times - 1)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("more_work", [True, False])
+def test_an_interrupt_within_a_callback_ends_the_block_all_the_same(times: int, *, more_work: bool) -> None:
+    with pytest.raises(KeyboardInterrupt), raising():
+        Finalised(times)
+        if more_work:
+            Event().wait(60)
+            pytest.fail("the interrupt was lost")
 
 
 @pytest.mark.parametrize("words", [["importing"], ["loading", "measuring", "waiting"], ["reading"]], ids="-".join)

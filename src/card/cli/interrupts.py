@@ -12,10 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
+from time import sleep
 from types import FrameType
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
 _CLEAN_LINE = b"\r\x1b[2K\x1b[?25h"  # clear the line and show the cursor, as a spinner may have used both
+
+_OUT_OF_CALLBACKS_S = 0.02  # how long a callback, such as one of the garbage collector's, may still run
 
 _Handler = Callable[[int, FrameType | None], object]
 
@@ -36,12 +39,23 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Within the block Ctrl-C raises KeyboardInterrupt, even in a callback, where Python would only print it."""
-    hook = sys.unraisablehook
+    """Within the block Ctrl-C raises KeyboardInterrupt, even in a callback, where Python would only print it.
+
+    What is raised within the hook that hears of it would be printed too, so another thread interrupts a moment later:
+    again and again until the main thread is outside of callbacks, or at the block's end at the latest.
+    """
+    hook, is_owed = sys.unraisablehook, False  # no Event: a callback may run while its lock is held
+
+    def interrupt_later() -> None:
+        sleep(_OUT_OF_CALLBACKS_S)
+        if is_owed:
+            _thread.interrupt_main()
 
     def raise_again(caught: sys.UnraisableHookArgs) -> None:
+        nonlocal is_owed
         if issubclass(caught.exc_type, KeyboardInterrupt):
-            _thread.interrupt_main()
+            is_owed = True
+            _thread.start_new_thread(interrupt_later, ())
         else:
             hook(caught)
 
@@ -49,8 +63,14 @@ def raising() -> Iterator[None]:
     try:
         with _handled_by(signal.default_int_handler):
             yield
+    except KeyboardInterrupt:
+        is_owed = False
+        raise
     finally:
         sys.unraisablehook = hook
+    if is_owed:
+        is_owed = False
+        raise KeyboardInterrupt
 
 
 @contextmanager
