@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.text.grammar import BackgroundGrammars
     from card.text.matcher import MatcherState
     from card.text.tokens import Detokenizer
-    from card.tree.sampling import GumbelNoise
+    from card.tree.noise import GumbelNoise
 
 
 def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:
@@ -139,8 +139,8 @@ def sessions_of(module: ModuleType) -> MutableMapping[PreTrainedModel, Any]:
 
 
 def num_kept(noise: GumbelNoise) -> int:
-    """Return how many rows of noise are kept, in each of its two forms at most."""
-    return max(len(noise._rows), len(noise._bits))
+    """Return how many rows of noise are kept."""
+    return len(noise._rows)
 
 
 def num_pending_tokens(detokenizer: Detokenizer) -> int:

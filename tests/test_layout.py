@@ -35,8 +35,10 @@ FLAT_MODULES = frozenset({"__init__", "__main__", "errors"}) | DOORS
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("tree", "machine"),
-    ("protocol", "text", "kernels"),
+    ("machine",),
+    ("kernels",),
+    ("tree",),
+    ("protocol", "text"),
     ("models",),
     ("drafting",),
     ("links",),

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from card.config import SamplingRule
 from card.models.candidate_scorer import CandidateScorer
-from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise, Sampler, filter_logits
+from card.tree.filters import filter_logits
+from card.tree.noise import GumbelNoise
+from card.tree.sampling import CHOICE_SHARPNESS, Sampler
 from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules
 
 LOGITS = [0.3, -0.6, 1.1, 0.0, -1.4]
@@ -60,7 +62,8 @@ def test_first_coupled_candidate_is_what_the_target_would_choose(logits: Any, ru
     scorer = CandidateScorer(rule, logits.shape[1], coupled=True)
     tokens, logprobs = map(torch.tensor, scorer.top(logits, positions, 2))
     assert tokens[:, 0].tolist() == Sampler(rule, logits.shape[1]).choose(logits, positions)
-    scores = filter_logits(logits, rule) + GumbelNoise(rule.seed, logits.shape[1]).rows(positions)
+    noise = GumbelNoise(rule.seed, logits.shape[1])
+    scores = filter_logits(logits, rule) + np.stack([noise.row(position) for position in positions])
     sharpened = torch.from_numpy(scores * CHOICE_SHARPNESS)
     torch.testing.assert_close(logprobs, sharpened.log_softmax(-1).topk(min(2, logits.shape[1])).values)
 

@@ -1,4 +1,4 @@
-"""Logits to tokens: noise is a pure function, and choices follow the law."""
+"""Logits to tokens: choices follow the law, and filters leave it what they should."""
 
 from __future__ import annotations
 
@@ -18,93 +18,10 @@ from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
 from card.kernels.number_types import BFLOAT16
 from card.theirs.cuda.recorded_filters import filter_on_device
-from card.tree import sampling
+from card.tree.filters import filter_logits
 from card.tree.logits import FloatArray, softmax
-from card.tree.sampling import GumbelNoise, Sampler, filter_logits
-from tests.reaching_in import num_kept
-from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, seeds, slow_law
-
-# ---- noise ----------------------------------------------------------------------------------------------------------
-
-
-def slow_philox(seed: int, position: int, count: int) -> list[int]:
-    """Return the first words of Philox 4x64 with ten rounds. Source: Salmon et al. 2011, section 3."""
-    words: list[int] = []
-    for block in range(1, -(-count // 4) + 1):
-        c0, c1, c2, c3 = block, 0, position, 0
-        k0, k1 = seed, 0
-        for _ in range(10):
-            high0, low0 = divmod(0xD2E7470EE14C6C93 * c0, 2**64)
-            high1, low1 = divmod(0xCA5A826395121157 * c2, 2**64)
-            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-            k0, k1 = (k0 + 0x9E3779B97F4A7C15) % 2**64, (k1 + 0xBB67AE8584CAA73B) % 2**64
-        words += [c0, c1, c2, c3]
-    return words[:count]
-
-
-@given(seed=seeds, position=st.integers(0, 2**40))
-def test_noise_is_the_gumbel_transform_of_philox_keyed_by_seed_and_position(seed: int, position: int) -> None:
-    uniforms = [((word >> 12) + 0.5) / 2**52 for word in slow_philox(seed, position, 9)]
-    expected = np.array([-math.log(-math.log(u)) for u in uniforms], np.float32)
-    np.testing.assert_allclose(GumbelNoise(seed, 9).row(position), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_noise_is_finite_at_both_ends_of_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Extremes:
-        def __init__(self, **_: object) -> None: ...
-
-        def random_raw(self, count: int) -> np.ndarray:
-            return np.array([0, 2**64 - 1] * count, np.uint64)[:count]
-
-    monkeypatch.setattr(np.random, "Philox", Extremes)
-    assert np.isfinite(GumbelNoise(0, 2).row(0)).all()
-
-
-@given(seed=seeds, positions=st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
-def test_noise_depends_on_nothing_but_seed_position_and_token(seed: int, positions: list[int]) -> None:
-    rows = GumbelNoise(seed, 33).rows(positions)
-    other = GumbelNoise(seed, 33)
-    for position in reversed(positions):  # another order, and each asked for twice
-        other.row(position)
-    for row, position in zip(rows, positions, strict=True):
-        assert np.array_equal(other.row(position), row)
-        assert np.array_equal(GumbelNoise(seed, 10).row(position), row[:10]), "rows of padding change nothing"
-
-
-def test_noise_is_the_same_after_it_has_been_forgotten() -> None:
-    noise, scores = GumbelNoise(5, 60_000), np.zeros(60_000, np.float32)
-    before, choice = noise.row(0).copy(), noise.likeliest(scores, 0)
-    for position in range(1, 100):
-        noise.row(position)
-        noise.likeliest(scores, position)
-    assert num_kept(noise) < 99, "memory is bounded"
-    assert np.array_equal(noise.row(0), before)
-    assert noise.likeliest(scores, 0) == choice
-
-
-@given(seed=seeds, spread=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]), position=st.integers(0, 500))
-def test_looking_at_tokens_that_can_win_finds_the_winner_of_all(seed: int, spread: float, position: int) -> None:
-    scores = np.random.default_rng(position).normal(0, spread, 2_000).astype(np.float32)
-    scores[position:] = scores[: 2_000 - position].copy()  # a part repeats: equal scores
-    noise = GumbelNoise(seed, 2_000)
-    sums = scores + noise.row(position)
-    assert noise.likeliest(scores, position) == (int(sums.argmax()), float(sums.max()))
-
-
-@given(rows=batches(), top_p=st.sampled_from([0.999, 0.9, 0.5, 0.05, 1e-9]))
-def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: FloatArray, top_p: float) -> None:
-    rows = rows + np.random.default_rng(0).random(rows.shape, np.float32) / 100  # no ties: their order is free
-    ordered = softmax(-np.sort(-rows, axis=-1).astype(np.float64))
-    if np.abs((ordered.cumsum(-1) - ordered) - top_p).min() < 1e-5:
-        reject()  # so close that rounding decides it
-    rule = replace(PLAIN, top_p=top_p)
-    assert np.array_equal(sampling.keep_likely(rows, top_p), filter_on_device(torch.from_numpy(rows), rule).numpy())
-
-
-def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
-    values = [v for seed in range(4) for position in range(25) for v in GumbelNoise(seed, 50).row(position).tolist()]
-    assert len(set(values)) > len(values) - 5  # float32 may repeat by chance; a shared stream repeats by tens
-
+from card.tree.sampling import Sampler
+from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, slow_law
 
 # ---- choice ---------------------------------------------------------------------------------------------------------
 
@@ -209,6 +126,16 @@ def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
 
 
 # ---- filters --------------------------------------------------------------------------------------------------------
+
+
+@given(rows=batches(), top_p=st.sampled_from([0.999, 0.9, 0.5, 0.05, 1e-9]))
+def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: FloatArray, top_p: float) -> None:
+    rows = rows + np.random.default_rng(0).random(rows.shape, np.float32) / 100  # no ties: their order is free
+    ordered = softmax(-np.sort(-rows, axis=-1).astype(np.float64))
+    if np.abs((ordered.cumsum(-1) - ordered) - top_p).min() < 1e-5:
+        reject()  # so close that rounding decides it
+    rule = replace(PLAIN, top_p=top_p)
+    assert np.array_equal(filter_logits(rows, rule), filter_on_device(torch.from_numpy(rows), rule).numpy())
 
 
 @settings(max_examples=200)

@@ -12,6 +12,8 @@ import numpy as np
 from card.kernels.machine_code import has_machine_code, machine_code
 from card.kernels.number_types import Array
 
+_FEW = 256  # tokens that are put in order while the others are looked at
+
 
 def likeliest(scores: Array, count: int, *, sharpness: float = 1.0) -> tuple[list[list[int]], list[list[float]]]:
     """Return the best ``count`` tokens of each row and their log-probabilities, best first; all V if there are fewer.
@@ -41,6 +43,13 @@ def likeliest(scores: Array, count: int, *, sharpness: float = 1.0) -> tuple[lis
         [tokens[first : first + count] for first in firsts],
         [[value - log for value in values[first : first + count]] for first, log in zip(firsts, logs, strict=True)],
     )
+
+
+def kth_largest(scores: Array, count: int) -> Any:
+    """Return the ``count``-th largest of scores [V], float32 or float64; any of them if one is NaN."""
+    if count <= _FEW and scores.dtype == np.float32 and _rank() is not None:
+        return scores[likeliest(scores[None], count)[0][0][-1]]
+    return np.partition(scores, -count)[-count]
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")

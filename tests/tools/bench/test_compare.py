@@ -7,7 +7,7 @@ import torch
 
 from card.config import SamplingParams
 from card.tools.bench.compare import Gap, TextJudge
-from card.tree.sampling import GumbelNoise
+from card.tree.noise import GumbelNoise
 from tests.pair import make_model
 
 GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()

@@ -23,7 +23,7 @@ from card.theirs.cuda.device_step import BeamStep, DraftStepResult, NewestLayer,
 from card.theirs.cuda.graphs import FetchedTensor, bucket_of
 from card.theirs.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
 from card.tree.nodes import NewNodes
-from card.tree.sampling import GumbelNoise
+from card.tree.noise import GumbelNoise
 
 _MAX_STEPS = 16  # recorded ones; the least recently used one is dropped
 _NOISE_BUCKETS = tuple(2**i for i in range(3, 14))

@@ -19,7 +19,8 @@ from card.models.rows.row_tree import BoolArray
 from card.theirs.cuda.graphs import FetchedTensor, StagedTensor
 from card.theirs.cuda.recorded_filters import filter_on_device
 from card.theirs.cuda.static_cache import StaticDecoder
-from card.tree.sampling import CHOICE_SHARPNESS, GumbelNoise
+from card.tree.noise import GumbelNoise
+from card.tree.sampling import CHOICE_SHARPNESS
 
 _NO_CHILD = -1  # entry of an empty place of the next layer
 

@@ -12,7 +12,7 @@ _NEGATIVE_INFINITY = float("-inf")
 
 
 def filter_on_device(logits: Tensor, rule: SamplingRule) -> Tensor:
-    """As `card.tree.sampling.filter_logits`; logits are [N, V] float32 or float64."""
+    """As `card.tree.filters.filter_logits`; logits are [N, V] float32 or float64."""
     scaled = logits / rule.temperature if rule.temperature != 1.0 else logits
     if 0 < rule.top_k < scaled.shape[-1]:
         kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]

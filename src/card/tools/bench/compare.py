@@ -16,7 +16,7 @@ from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.tools.bench.records import Check, Compared, GroupKey, Run, Sample, TextDifference, compared_texts
-from card.tree.sampling import GumbelNoise
+from card.tree.noise import GumbelNoise
 
 # In 16-bit dtypes a first difference is a near-tie if the gap is at most this many spacings of the larger logit. Two
 # orders of summation may differ by as much.
