@@ -35,6 +35,7 @@ def filter_logits(logits: FloatArray, rule: SamplingRule) -> FloatArray:
     return cut
 
 
+@silent_about_no_numbers
 def with_temperature(logits: FloatArray, rule: SamplingRule) -> FloatArray:
     """Return logits over the temperature, in their dtype."""
     return logits / logits.dtype.type(rule.temperature) if rule.temperature != 1.0 else logits
