@@ -361,7 +361,7 @@ def test_the_readme_s_table_of_a_real_pair_is_that_of_its_lines(peers: SimpleNam
 
 
 def test_the_readme_s_table_of_the_inflated_target_is_that_of_its_lines(peers: SimpleNamespace) -> None:
-    files = ("peers_90M_zen5_default.jsonl.gz", "peers_90M_at_once_zen5_default.jsonl.gz")
+    files = ("peers_90M_zen4_default.jsonl.gz", "peers_90M_at_once_zen4_default.jsonl.gz")
     of = ("questions", "code", "copy-edit"), ("questions, 4 at once", "questions, 16 at once")
     columns = [
         fastest(peers, f"demo-90M, {one}", "Q4_0", file) for file, some in zip(files, of, strict=True) for one in some
