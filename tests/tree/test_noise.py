@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from card.kernels import gumbel
 from card.tree.noise import GumbelNoise
 from tests.reaching_in import num_kept
 from tests.sampling_laws import seeds
@@ -100,6 +101,16 @@ def test_the_noise_itself_decides_between_sums_that_quick_noise_cannot_tell_apar
         row = noise.row(position)
         scores = np.random.default_rng(position).normal(0, width, 1_000).astype(np.float32) - row
         assert noise.likeliest(scores, position)[0] == int((scores + row).argmax())
+
+
+def test_without_machine_code_the_noise_itself_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise, scores, tokens = GumbelNoise(3, 1_000), np.linspace(0, 3, 1_000, dtype=np.float32), np.arange(0, 1_000, 7)
+    quick = [noise.likeliest(scores, 5), noise.likeliest(scores[tokens], 5, tokens)]
+    monkeypatch.setattr(gumbel, "draws_noise", lambda: False)
+    noise = GumbelNoise(3, 1_000)
+    assert [noise.likeliest(scores, 5), noise.likeliest(scores[tokens], 5, tokens)] == quick
+    assert np.array_equal(noise.near(5), noise.row(5))
+    assert np.array_equal(noise.near(5, tokens), noise.row(5)[tokens])
 
 
 def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
