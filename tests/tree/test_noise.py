@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.kernels import gumbel
+from card.models.candidate_scorer import CandidateScorer
 from card.tree.noise import GumbelNoise
+from card.tree.sampling import Sampler
 from tests.reaching_in import num_kept
-from tests.sampling_laws import seeds
+from tests.sampling_laws import PLAIN, seeds
 
 
 def slow_philox(seed: int, position: int, count: int) -> list[int]:
@@ -88,10 +91,10 @@ def test_the_winner_is_that_of_the_noise_itself(dtype: type, seed: int, spread: 
     scores[position:] = scores[: 2_000 - position].copy()  # a part repeats: equal scores
     noise = GumbelNoise(seed, 2_000)
     sums = scores + noise.row(position)
-    assert noise.likeliest(scores, position) == (int(sums.argmax()), float(sums.max()))
+    assert noise.likeliest(scores, position) == (int(sums.argmax()), pytest.approx(sums.max(), abs=1e-4))
     tokens = np.flatnonzero(np.random.default_rng(seed).random(2_000) < 0.1)
     found = noise.likeliest(scores[tokens], position, tokens)
-    assert found == (int(sums[tokens].argmax()), float(sums[tokens].max()))
+    assert found == (int(sums[tokens].argmax()), pytest.approx(sums[tokens].max(), abs=1e-4))
 
 
 @pytest.mark.parametrize("width", [1e-7, 1e-5])
@@ -105,12 +108,28 @@ def test_the_noise_itself_decides_between_sums_that_quick_noise_cannot_tell_apar
 
 def test_without_machine_code_the_noise_itself_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     noise, scores, tokens = GumbelNoise(3, 1_000), np.linspace(0, 3, 1_000, dtype=np.float32), np.arange(0, 1_000, 7)
-    quick = [noise.likeliest(scores, 5), noise.likeliest(scores[tokens], 5, tokens)]
+    quick = [noise.likeliest(scores, 5)[0], noise.likeliest(scores[tokens], 5, tokens)[0]]
     monkeypatch.setattr(gumbel, "draws_noise", lambda: False)
     noise = GumbelNoise(3, 1_000)
-    assert [noise.likeliest(scores, 5), noise.likeliest(scores[tokens], 5, tokens)] == quick
+    assert [noise.likeliest(scores, 5)[0], noise.likeliest(scores[tokens], 5, tokens)[0]] == quick
     assert np.array_equal(noise.near(5), noise.row(5))
     assert np.array_equal(noise.near(5, tokens), noise.row(5)[tokens])
+
+
+def test_a_row_that_a_drafter_has_drawn_is_not_drawn_again_for_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def noise(seed: int, position: int, num_tokens: int) -> np.ndarray:
+        drawn.append(position)
+        return np.zeros(num_tokens, np.float32)
+
+    monkeypatch.setattr(gumbel, "draws_noise", lambda: True)
+    monkeypatch.setattr(gumbel, "noise", noise)
+    rule, logits = replace(PLAIN, seed=812), np.array([[0.0, 2.0, 1.0]] * 2, np.float32)
+    scorer, sampler = CandidateScorer(rule, 3, coupled=True), Sampler(rule, 3)
+    scorer.top(logits, [4, 5], 1)
+    sampler.choose(logits, [4, 5])
+    assert drawn == [4, 5]
 
 
 def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:

@@ -63,7 +63,7 @@ def raising() -> Iterator[None]:
     try:
         with _handled_by(signal.default_int_handler):
             yield
-    except KeyboardInterrupt:
+    except BaseException:  # the block ends by itself
         is_owed = False
         raise
     finally:

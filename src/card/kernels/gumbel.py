@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from card.kernels.machine_code import has_machine_code, machine_code
 
-_GROUP = 64  # tokens whose noise is drawn together
-_WORD = 1 << 64
+_WORD = 1 << 64  # numbers of 64 bits; a seed has two of them
 
 
 def draws_noise() -> bool:
     """Return whether there is machine code for it."""
-    return _draw() is not None
+    return _code() is not None
 
 
 def noise(seed: int, position: int, num_tokens: int) -> NDArray[np.float32]:
@@ -24,7 +23,7 @@ def noise(seed: int, position: int, num_tokens: int) -> NDArray[np.float32]:
 
     Needs machine code.
     """
-    return _noise_of_groups(seed, position, None, -(-num_tokens // _GROUP)).reshape(-1)[:num_tokens]
+    return _noise_of_groups(seed, position, None, -(-num_tokens // _code().TOKENS)).reshape(-1)[:num_tokens]
 
 
 def noise_of(seed: int, position: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -33,27 +32,30 @@ def noise_of(seed: int, position: int, tokens: NDArray[np.int64]) -> NDArray[np.
     Args:
         tokens: [N], in ascending order.
     """
-    of_tokens = tokens // _GROUP
+    size = _code().TOKENS
+    of_tokens = tokens // size
     is_first = np.ones(len(tokens), np.bool_)
     np.not_equal(of_tokens[1:], of_tokens[:-1], out=is_first[1:])
     groups, places = of_tokens[is_first], np.cumsum(is_first) - 1
-    found: NDArray[np.float32] = _noise_of_groups(seed, position, groups, len(groups))[places, tokens % _GROUP]
+    found: NDArray[np.float32] = _noise_of_groups(seed, position, groups, len(groups))[places, tokens % size]
     return found
 
 
 def _noise_of_groups(seed: int, position: int, groups: NDArray[np.int64] | None, count: int) -> NDArray[np.float32]:
-    """Return the noise of groups of tokens, of the first ones if none are named: [count, 64]."""
-    out = np.empty((count, _GROUP), np.float32)
+    """Return the noise of groups of tokens, of the first ones if none are named: [count, tokens of a group]."""
+    code = _code()
+    out = np.empty((count, code.TOKENS), np.float32)
     named = 0 if groups is None else groups.ctypes.data
-    _draw()(named, count, position, _signed(seed % _WORD), _signed(seed // _WORD % _WORD), out.ctypes.data)
+    code.draw_noise(named, count, position, _signed(seed % _WORD), _signed(seed // _WORD % _WORD), out.ctypes.data)
     return out
 
 
 def _signed(word: int) -> int:
+    """Return an unsigned number of 64 bits as the signed one of the same bits, which machine code takes."""
     return word - _WORD if word >= _WORD // 2 else word
 
 
 @functools.cache
-def _draw() -> Any:
+def _code() -> Any:
     """Return the machine code; None if there is none."""
-    return machine_code("gumbel").draw_noise if has_machine_code() else None
+    return machine_code("gumbel") if has_machine_code() else None

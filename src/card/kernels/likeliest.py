@@ -12,7 +12,7 @@ import numpy as np
 from card.kernels.machine_code import has_machine_code, machine_code
 from card.kernels.number_types import Array
 
-_FEW = 256  # tokens that are put in order while the others are looked at
+_FEW = 256  # tokens that are put in order while others are looked at: 0.06 to 0.2 ms of 152,000; parting takes 0.8
 
 
 def likeliest(scores: Array, count: int, *, sharpness: float = 1.0) -> tuple[list[list[int]], list[list[float]]]:

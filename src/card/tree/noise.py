@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from card.kernels import gumbel
 
 _BYTES_KEPT = 1 << 24  # noise that a request remembers: 1,024 positions of 4,096 tokens, 27 of 152,000
-_FEW = 64  # tokens whose bits are drawn one by one
-# Sums with noise that is near enough differ by less from those with the noise itself, for each 1 of their size.
+# By how much two sums may change places when the noise itself takes the place of noise within 1e-5 of it, and by how
+# much of their size, which floats of 24 bits round: five times what either can do.
 _NEAR, _ROUNDED = 1e-4, 1e-6
-_WORDS = 4  # that one counter of Philox gives
 
 
 class GumbelNoise:
@@ -35,7 +34,7 @@ class GumbelNoise:
 
     def row(self, position: int) -> NDArray[np.float32]:
         """Return the noise of one position: [V]."""
-        return _noise_of(self._philox(position, 0).random_raw(self._vocab_size))
+        return _noise_of(np.random.Philox(key=self._seed, counter=[0, 0, position, 0]).random_raw(self._vocab_size))
 
     def near(self, position: int, tokens: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Return the noise of one position within 1e-5: [V], or of some tokens, which are in ascending order."""
@@ -53,7 +52,7 @@ class GumbelNoise:
     def likeliest(
         self, scores: NDArray[np.floating[Any]], position: int, tokens: NDArray[np.int64] | None = None
     ) -> tuple[int, float]:
-        """Return where the largest sum of score and noise is, the first of equal ones, and that sum.
+        """Return where the largest sum of score and noise is, the first of equal ones, and nearly that sum.
 
         Args:
             scores: [V], or those of ``tokens``. If a sum is no finite number, the largest may be none either.
@@ -65,21 +64,11 @@ class GumbelNoise:
         if not math.isfinite(reached):
             return best, reached
         close = np.flatnonzero(sums >= reached - _NEAR - _ROUNDED * abs(reached))
-        exact = scores[close] + self._of(position, close if tokens is None else tokens[close])
+        if len(close) == 1:
+            return best, reached
+        exact = scores[close] + self.row(position)[close if tokens is None else tokens[close]]
         winner = int(exact.argmax())
         return int(close[winner]), float(exact[winner])
-
-    def _of(self, position: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the noise of some tokens."""
-        if len(tokens) > _FEW:
-            return self.row(position)[tokens]
-        words = [
-            self._philox(position, token // _WORDS).random_raw(_WORDS)[token % _WORDS] for token in tokens.tolist()
-        ]
-        return _noise_of(np.array(words, np.uint64))
-
-    def _philox(self, position: int, counter: int) -> np.random.Philox:
-        return np.random.Philox(key=self._seed, counter=[counter, 0, position, 0])
 
 
 _shared: WeakValueDictionary[tuple[int, int], GumbelNoise] = WeakValueDictionary()

@@ -33,14 +33,15 @@ from card.kernels.jit.vectors import (
     write,
 )
 
-COUNTERS, WORDS = LANES, 4  # counters at a time, and the words that each gives
-TOKENS = COUNTERS * WORDS
+COUNTERS = LANES  # at a time
+TOKENS = 4 * COUNTERS  # of a group: each counter gives four words
+# Multipliers, steps from a round's key to the next, and rounds: section 3 of the source.
 _FACTORS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 _LONGS = ir.VectorType(INT, COUNTERS)
 _HALF_WORD, _LOW_HALF = splat(_LONGS, 32), splat(_LONGS, (1 << 32) - 1)
-_UNUSED_BITS = 12  # of 64: 52 make a number between 0 and 1, as in `card.tree.sampling`
+_UNUSED_BITS = 12  # of 64: 52 make a number between 0 and 1, as in `card.tree.noise`
 _LAST = (1 << 64 - _UNUSED_BITS) - 1
 _UNIT = np.float32(2.0**-52)
 
