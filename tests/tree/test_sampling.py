@@ -167,6 +167,14 @@ def test_filters_never_rule_out_the_largest_logit_alone_or_everything(logits: Fl
     assert np.array_equal(filtered.max(-1), (logits / np.float32(rule.temperature)).max(-1))
 
 
+def test_many_tokens_far_below_the_best_one_count_if_their_mass_is_needed() -> None:
+    logits = np.zeros((1, 100_001), np.float32)
+    logits[0, 0] = 10.0  # e^10 = 22,026 times as likely as each of the others
+    kept = np.isfinite(filter_logits(logits, replace(PLAIN, top_p=0.5))[0])
+    assert int(kept.sum()) == pytest.approx(1 + (122_026 / 2 - 22_026), rel=1e-3)
+    assert kept[: kept.sum()].all(), "of equal tokens the first"
+
+
 def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
     logits = np.array([[0.1, 2.0, 0.3]], np.float32)
     kept = np.isfinite(filter_logits(logits, replace(PLAIN, top_p=5e-324))[0]).tolist()
