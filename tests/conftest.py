@@ -54,9 +54,19 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
-settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+# The same examples wherever the tests run, so that everybody finds the same things; `make test-slow` draws new ones. No
+# deadline: a loaded machine is slow, not wrong.
+settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("new", deadline=None, print_blob=True)
+EXAMPLES = "new" if os.environ.get("CARD_TEST_EXAMPLES") == "new" else "same"
+settings.load_profile(EXAMPLES)
+
+
+def pytest_report_header() -> str:
+    """Tell which examples property tests draw, and how to draw others."""
+    if EXAMPLES == "same":
+        return "property tests draw the same examples each time; CARD_TEST_EXAMPLES=new draws others"
+    return "property tests draw new examples; a failure says how to repeat it, and --hypothesis-seed=N repeats a run"
 
 
 def pytest_configure(config: pytest.Config) -> None:

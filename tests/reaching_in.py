@@ -183,6 +183,15 @@ def policy_of(engine: Engine) -> Any:
     return engine._policy
 
 
+def fill_buffers(runner: RowRunner) -> None:
+    """Fill with NaN what passes compute in, but not what machine code only reads."""
+    decoder: Any = runner._decoder
+    code = decoder._code
+    for place, part in decoder._buffers.parts.items():
+        if place not in (code.NORM, code.OWN_NORM, code.TOKEN_INPUTS):
+            part.view("int8")[...] = -1
+
+
 def buffer_bytes_of(runner: RowRunner) -> dict[int, int]:
     """Return the sizes of the buffers of a runner's exact passes, by their places in the table of a pass."""
     decoder: Any = runner._decoder

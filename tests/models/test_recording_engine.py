@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,3 +109,30 @@ def test_a_request_whose_rows_wait_in_a_file_goes_on_as_if_nothing_had_happened(
     texts = run_all(engine, {0: [first], 12: [second]})
     assert texts[0][0] == expected(kind, 90, 60)
     assert texts[1][0] == expected(kind, 91, 8)
+
+
+@each_model
+def test_turns_that_share_a_beginning_write_what_transformers_writes(kind: str) -> None:
+    """The first prompt ends at a landmark, the second one goes on with it, the third one has only its beginning."""
+    engine = engine_of(kind, "vanilla")
+    for i, length in enumerate((33, 90, 40)):
+        params = SamplingParams(temperature=0.0, max_tokens=8)
+        request = make_request(i, prompt=tuple(TEXT[:length]), params=params, method="vanilla", uses_drafter=False)
+        assert run_all(engine, {0: [request]})[i][0] == expected(kind, length, 8)
+    assert engine.stats().prefix_hits == 2
+
+
+@each_model
+def test_scores_behind_a_kept_beginning_are_those_of_the_whole_text(kind: str) -> None:
+    """A part of a text whose logits are all asked for may be longer than the room for records."""
+    runner, whole = (KINDS[kind].make_runner(max_tree_rows=room) for room in (12, 256))
+    slot, other = runner.open(), whole.open()
+    (expected_logits,) = whole.forward([Extension.of_text(other, TEXT, first_logits=0)])
+    runner.forward([Extension.of_text(slot, TEXT[:30])])
+    runner.keep(slot, 29)
+    again = runner.open()
+    runner.copy_rows(slot, again, 29)
+    for first in range(29, 150, 40):
+        part = TEXT[: first + 40]
+        (logits,) = runner.forward([Extension.of_text(again, part, first, first_logits=first)])
+        assert np.array_equal(logits, expected_logits[first : first + 40])

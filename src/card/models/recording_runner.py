@@ -30,10 +30,17 @@ class RecordingRunner(ExactRunner):
     """
 
     def forward(self, extensions: Sequence[Extension]) -> list[Any]:
-        """Run a pass, see `RowRunner.forward`; states that a failed one has lost are made again first."""
+        """Run a pass, see `RowRunner.forward`; states and records that a failed one has lost are made again first."""
         for extension in extensions:
             self._mend(extension.slot)
-        return super().forward(extensions)
+        all_records = [self._records(extension.slot) for extension in extensions]
+        firsts = [records.first for records in all_records]
+        try:
+            return super().forward(extensions)
+        except BaseException:
+            for records, first in zip(all_records, firsts, strict=True):
+                records.is_lost |= records.first > first
+            raise
 
     def _mend(self, slot: int) -> None:
         if self._records(slot).is_lost:

@@ -3,7 +3,8 @@
 Each row is computed alone: the order of its sums is that of the positions of its own text, of the channels or of the
 groups, whatever the rows beside it, its place in the cache, its tile or its thread. Threads share out heads and output
 channels, and wait for each other five times a layer, or twice more where what a block adds is normed first. Many rows
-are shared out instead, except in attention: then they wait twice, and none prepares rows that another one prepares.
+are shared out instead, except in attention: then they wait twice, three times where records are kept, and none prepares
+rows that another one prepares.
 """
 
 from __future__ import annotations
@@ -272,6 +273,8 @@ def end_layer(
     of = layer_entry(table, layer)
     if entry(of, t.KEY_SIZE):
         keep_records(table, of, first_row, num_rows, part, parts)
+        if shares_rows(table):  # rows are of another size in the next layer, so that a thread's lie where others' were
+            turn = wait(entry(table, t.BARRIER), entry(table, t.THREADS), turn)
     row_bytes = attended_bytes(of)
     groups, out = row_bytes // (4 * GROUP), of + 8 * t.ATTENTION_OUT
     scales = scales_behind(own, num_rows, groups)

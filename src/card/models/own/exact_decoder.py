@@ -141,6 +141,7 @@ class ExactDecoder:
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
         hidden[:, : self._width] = self._embedded.of(ids)
+        hidden[:, self._width :] = 0.0  # a pass that gave NaN would otherwise leave it to all passes behind it
         if self._inputs is not None:
             self._inputs.take(ids)
         if images is not None and len(images.rows):
@@ -161,6 +162,9 @@ class ExactDecoder:
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
         table[code.STEPS], table[code.NUM_STEPS] = state_table.ctypes.data, len(state_table)
         table[code.EXPERTS_READ] = 0
+        for step in steps:
+            if step.sequence.records is not None:
+                step.sequence.records.make_way(step.sequence.tree.num_rows)
         with taking_steps(sequences):
             if states:
                 self._run_and_take(states, hidden)

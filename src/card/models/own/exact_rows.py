@@ -71,13 +71,17 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
 
 
 def input_tables(steps: Sequence[NewRows]) -> IntArray:
-    """Return the tables of what convolutions of a pass's rows take in, see `card.kernels.jit.tables`."""
+    """Return the tables of what convolutions of a pass's rows take in, see `card.kernels.jit.tables`.
+
+    Raises: ModelError if a row hangs below one whose record is gone.
+    """
     tables, offset = list[IntArray](), 0
     for step in steps:
         tree, records = step.sequence.tree, step.sequence.records
         assert records is not None
         start = tree.num_rows - step.num_new
         ancestors = tree.ancestors(start, records.layout.num_needed)
+        records.require_held(ancestors[(ancestors >= 0) & (ancestors < start)])
         held = np.where(ancestors < 0, 0, records.addresses(ancestors))
         sources = np.where(ancestors < start, held, start - offset - 1 - ancestors)
         places = records.places(np.arange(start, tree.num_rows), tree.num_rows)

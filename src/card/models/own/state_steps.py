@@ -81,6 +81,7 @@ class _Planner:
         parents = self._tree.parents[self._unsure].tolist()
         self._parents: dict[int, int] = dict(zip(self._unsure.tolist(), parents, strict=True))
         self._addresses: dict[int, int] = {}
+        self._repeated: list[int] = []  # rows whose records the steps read
 
     def plan(self) -> StateSteps:
         """Have places for the records of rows in doubt, and return the steps."""
@@ -91,16 +92,22 @@ class _Planner:
                 " with keep() first"
             )
         num_needed = self._end - absorbed + self._records.layout.num_needed
-        self._records.have_places(num_needed, self._start, self._end)
+        self._records.have_places(num_needed, self._start)
         self._addresses = dict(zip(self._parents, self._records.addresses(self._unsure).tolist(), strict=True))
         steps = [self._step(row, self._kept, self._kept, self._mark_of(row + 1)) for row in range(before, absorbed)]
         num_prompt = self._num_text if self._ends_prompt and before < self._num_text <= absorbed else 0
-        return StateSteps(self._records, [*steps, *self._branches(absorbed)], absorbed, num_prompt)
+        steps += self._branches(absorbed)
+        self._records.require_held(np.array(self._repeated, np.int64))
+        return StateSteps(self._records, steps, absorbed, num_prompt)
 
     @property
     def _ends_prompt(self) -> bool:
-        """True if the text that is read here is worth a landmark: logits follow, and texts may share what is new."""
-        return self._num_text < self._end and self._num_text - self._start >= MIN_SHARED_TOKENS
+        """True if the text that is read here is worth a landmark: logits follow, and texts may share what is new.
+
+        Where one stands anyway it needs no second one. A step writes to one place, so the first would miss its state.
+        """
+        is_worth = self._num_text < self._end and self._num_text - self._start >= MIN_SHARED_TOKENS
+        return is_worth and not self._records.mark_of(self._num_text)
 
     def _mark_of(self, num_rows: int) -> int:
         """Return where the state behind so many rows goes, too; 0 for nowhere."""
@@ -125,6 +132,7 @@ class _Planner:
     def _step(self, row: int, source: int, target: int, mark: int = 0) -> Step:
         if row >= self._start:
             return row - self._start + self._offset, 0, source, target, mark
+        self._repeated.append(row)
         return 0, self._addresses[row], source, target, mark
 
     def _branches(self, absorbed: int) -> list[Step]:

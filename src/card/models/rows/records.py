@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from card.errors import ModelError
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import padded
 from card.models.rows.row_tree import IntArray
@@ -106,23 +107,24 @@ class Records:
 
     def note(self, start: int, token_ids: Sequence[int]) -> None:
         """Take the tokens of new rows, whose records a pass is about to fill."""
-        end = start + len(token_ids)
-        self.token_ids[start:end] = token_ids
+        self.token_ids[start : start + len(token_ids)] = token_ids
         self.num_text = min(self.num_text, start)
         self.num_prompt = self.num_prompt if self.num_prompt <= start else 0
-        self.first = max(self.first, end - self.layout.num_recent)
 
-    def have_places(self, num_needed: int, start: int, end: int) -> None:
-        """Have places for the last ``num_needed`` of ``end`` rows, or as many as possible; ``start`` of them are there.
-
-        A pass is about to fill the others, and may then write over older ones.
-        """
+    def have_places(self, num_needed: int, start: int) -> None:
+        """Have places for so many rows, or as many as possible; those before ``start`` that are held stay."""
         num_places = min(padded(num_needed, _FEW_PLACES), self.layout.num_recent)
         if num_places > self.num_places:
             rows = np.arange(self.first, start)
             self.ring[rows % num_places] = self.ring[self._places_of(rows)]
             self.num_places = num_places
-        self.first = max(self.first, end - self.num_places)
+
+    def make_way(self, num_rows: int) -> None:
+        """Let a pass write the records of its rows, up to ``num_rows`` in all, over the oldest ones.
+
+        Call it when all that the pass reads is known: it reads records before it writes over them.
+        """
+        self.first = max(self.first, num_rows - self.num_places)
 
     def holds(self, num_rows: int) -> bool:
         """Return whether a text can go on behind its first ``num_rows`` rows, without a landmark."""
@@ -207,6 +209,15 @@ class Records:
             np.where(rows >= num_rows - self.num_places, self.addresses(rows), 0),
             np.where(marks >= 0, self.marks.ctypes.data + marks * self.marks.strides[0], 0),
         )
+
+    def require_held(self, rows: IntArray) -> None:
+        """Raise ModelError if the ring has lost the records of some rows that a pass is to read."""
+        if len(rows) and (oldest := int(rows.min())) < self.first:
+            raise ModelError(
+                f"a token was given a parent whose record is gone: row {oldest}, of which those before row {self.first}"
+                " have made way; run fewer candidates behind a text, or make the model's runner with more"
+                " max_tree_rows"
+            )
 
     def addresses(self, rows: IntArray) -> IntArray:
         """Return where the ring holds the records of rows."""
