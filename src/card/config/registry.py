@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from card.config.engine import EngineSettings
 from card.config.fields import declared
 from card.config.method import Method
 from card.config.record import Command, Record
@@ -117,6 +118,11 @@ def own_kinds() -> tuple[type[Any], ...]:
 def own_settings() -> Mapping[str, type[Any]]:
     """Return the class that declares each setting of a folder, by the setting's name."""
     return {name: kind for kind in own_kinds() for name in declared(kind)}
+
+
+def own_value(settings: EngineSettings, name: str) -> Any:
+    """Return the value of a setting that a folder declares; its default if it was not set."""
+    return getattr(settings.of(own_settings()[name]), name)
 
 
 def gifts(name: str) -> list[str]:
