@@ -14,7 +14,7 @@ RAY := .venv-ray
 CORE := .venv-core
 # Pythons to try the core in, and which of its tests: make test-core PYTHONS=python3.12 TESTS=tests/machine
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/test_without_torch.py
+TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/crosses tests/test_without_torch.py
 CORE_TOOLS := hypothesis openai psutil pytest pytest-timeout pytest-xdist
 # What test-latest keeps as it is: another PyTorch would be gigabytes to download.
 TORCH := $(shell grep '^torch==' constraints.txt)

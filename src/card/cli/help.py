@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from card.cli.files import refuse_losses
 from card.config.fields import declared
 from card.config.record import Command, load_place
 from card.config.registry import commands, own_settings
@@ -64,6 +65,12 @@ class CardCommand(click.Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += [_VERBOSE, _HELP_ALL]
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments. Raises: SettingsError if an output is an input too."""
+        rest = super().parse_args(context, args)
+        refuse_losses(self, context)
+        return rest
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; rare options only if all are requested."""
