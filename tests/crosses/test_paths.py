@@ -9,7 +9,7 @@ import pytest
 
 from card.cli.files import OutputPath
 from tests.commands import run_command
-from tests.crosses.typing import commands, harmless, takes_text, typed
+from tests.crosses.typing import commands, needed, takes_text, typed
 
 CONTENT = "what was in the file before\n"
 _FORMS = ("{}", "name={}", "{}:0.5")  # of a text that names a file
@@ -22,23 +22,16 @@ _OUTPUTS = [
 ]
 
 
-def named_twice(
-    command: click.Command, output: click.Parameter, other: click.Parameter, path: Path, form: str, folder: Path
-) -> list[str]:
-    """Return the arguments of a call whose output and another argument name the same place."""
-    required = [one for one in command.params if one.required and one not in (output, other)]
-    rest = [word for one in required for word in typed(one, harmless(one, folder))]
-    return [*typed(other, form.format(path)), *typed(output, str(path)), *rest]
-
-
 @pytest.mark.parametrize(("words", "command", "output"), _OUTPUTS, ids=lambda one: getattr(one, "name", None))
 def test_a_path_that_another_argument_names_too_is_refused_and_keeps_its_content(
-    words: tuple[str, ...], command: click.Command, output: click.Parameter, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    command: click.Command,
+    output: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
     place = tmp_path / "place.jsonl"
     is_folder = isinstance(output.type, OutputPath) and output.type.dir_okay
     place.mkdir() if is_folder else place.write_text(CONTENT)
@@ -46,7 +39,8 @@ def test_a_path_that_another_argument_names_too_is_refused_and_keeps_its_content
     assert others
     for other in others:
         for form in _FORMS if isinstance(other.type, click.types.StringParamType) else _FORMS[:1]:
-            ran = run_command(capsys, *words, *named_twice(command, output, other, place, form, tmp_path))
+            twice = [*typed(other, form.format(place)), *typed(output, str(place))]
+            ran = run_command(capsys, *words, *twice, *needed(command, tmp_path, output, other))
             assert ran.status == 2 and ran.out == "", (other.name, form)
             assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, (other.name, form, ran.err)
             assert list(place.iterdir()) == [] if is_folder else place.read_text() == CONTENT, (other.name, form)

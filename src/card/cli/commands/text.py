@@ -85,7 +85,17 @@ def generate(
         for flag, is_given in beyond.items():
             if is_given:
                 raise SettingsError(f"{flag} does not go with --method {options['method']}; leave it out")
-        run(runs.replace(":", "."), prompt=text, params=params, as_json=as_json, stats=stats, **options)
+        what = f"method {options['method']}"
+        run(
+            runs.replace(":", "."),
+            "importing libraries",
+            what,
+            prompt=text,
+            params=params,
+            as_json=as_json,
+            stats=stats,
+            **options,
+        )
         return
     with make_llm(options | _seeing(images, raw)) as llm:
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
