@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from card.engine.metrics import RequestStats
@@ -44,7 +45,7 @@ def check_figures(stats: Mapping[str, Any], *, has_clock: bool = True) -> None:
         assert count <= stats["verified_by_writer"][writer], writer
     assert sum(stats["accepted_per_depth"]) == stats["accepted_tokens"]
     offered = [stats["target_passes"], *stats["offered_per_depth"]]
-    assert all(later <= before for before, later in zip(offered, offered[1:], strict=False)), offered
+    assert all(later <= before for before, later in pairwise(offered)), offered
     for kept, num_offered in zip(stats["accepted_per_depth"], stats["offered_per_depth"], strict=False):
         assert kept <= num_offered
     assert stats["num_new_tokens"] <= 1 + stats["target_passes"] + stats["accepted_tokens"]
