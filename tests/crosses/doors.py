@@ -89,10 +89,16 @@ def chat(setup: Setup, request: dict[str, Any], _: Path, capture: Capture) -> An
 
 def bench(setup: Setup, request: dict[str, Any], folder: Path, capture: Capture) -> Answer:
     """Measure the rows of the method with `card bench`, which compares their texts with plain decoding's."""
-    from card.tools.bench.results import load
     from card.tools.bench.row_names import OURS
 
     rows = [name for name, spec in OURS.items() if spec.method == setup.method.name] or [setup.method.name]
+    return bench_rows(rows, setup, request, folder, capture)
+
+
+def bench_rows(rows: list[str], setup: Setup, request: dict[str, Any], folder: Path, capture: Capture) -> Answer:
+    """Measure some rows, whose texts are those of plain decoding."""
+    from card.tools.bench.results import load
+
     (folder / "prompts.jsonl").write_text(json.dumps({"question": PROMPT}), "utf-8")
     out = folder / "bench.jsonl"
     models = ["--target", setup.target, "--draft", setup.draft or "none"]

@@ -14,10 +14,12 @@ import pytest
 from card.api.llm import LLM
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET
 from card.config import SamplingParams
+from card.config.fields import declared
 from card.config.method import Method
-from card.config.registry import all_methods
+from card.config.registry import all_methods, own_settings, settings_of_writers
+from card.drafting.local import writer_names
 from tests.commands import exit_status
-from tests.crosses.doors import DOORS, MAX_TOKENS, MESSAGES, REQUESTS, Answer, Setup, serve
+from tests.crosses.doors import DOORS, MAX_TOKENS, MESSAGES, REQUESTS, Answer, Setup, bench_rows, serve
 from tests.figures import check_figures
 
 pytestmark = pytest.mark.timeout(240)
@@ -74,6 +76,20 @@ def test_a_method_writes_the_text_of_plain_decoding_by_every_door(
         assert answer.refusal.count("\n") == 1 and method in answer.refusal
     else:
         check(answer, setup, plain(kind))
+
+
+def test_every_writer_without_a_trained_part_has_rows_that_write_the_text_of_plain_decoding(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained = {writer for method in METHODS.values() if method.needs_head for writer in method.writers}
+    rows = [f"card+{writer}" for writer in writer_names() if writer not in trained]
+    files = [
+        name for name in settings_of_writers(writer_names()) if declared(own_settings()[name])[name].default is None
+    ]
+    own = {name: str(tmp_path / name) for name in files if name not in trained}
+    answer = bench_rows(rows, Setup(METHODS["card"], DEMO_TARGET, DEMO_DRAFT, own), REQUESTS["greedy"], tmp_path, capfd)
+    assert not answer.refusal and answer.stats is not None
+    check_figures(answer.stats)
 
 
 @pytest.mark.slow

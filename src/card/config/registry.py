@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
@@ -106,8 +106,15 @@ def writer_places() -> Mapping[str, str]:
 
 
 def settings_of_methods() -> tuple[str, ...]:
-    """Return the names of the settings that methods read."""
-    return tuple(dict.fromkeys(name for method in methods().values() for name in method.reads))
+    """Return the names of the settings that methods and local writers read."""
+    of_methods = (name for method in methods().values() for name in method.reads)
+    return tuple(dict.fromkeys((*of_methods, *settings_of_writers(writer_places()))))
+
+
+def settings_of_writers(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the settings of the folders that these local writers are in."""
+    kinds = (one.record.settings for one in records() if not one.record.writers.keys().isdisjoint(names))
+    return tuple(name for kind in kinds if kind is not None for name in declared(kind))
 
 
 def own_kinds() -> tuple[type[Any], ...]:
