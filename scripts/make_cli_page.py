@@ -28,8 +28,8 @@ HEAD = """\
 # The command `card`
 Made by `scripts/make_cli_page.py`. Commands list own, then
 [shared options](#shared-options). Brackets hold the default. An option with `...` may be given several times.
-`--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter. `card --version`
-prints the version. [Pipes and Tab](README.md#pipes-and-tab).
+`--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter.
+[Pipes and Tab](README.md#pipes-and-tab).
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
 2 for wrong input, with one line on standard error; 130 after Ctrl-C."""

@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 QUESTION = "Paul has 3 apples and buys 4 more. How many apples does he have?"
-# Runs a program as if neither package were installed: not even looked for.
+# Runs a program as if neither package were installed.
 ALONE = """
-import sys
+import importlib.util, sys
+
+LARGE, found = ("torch", "transformers"), importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in LARGE else found(name, *rest)
 
 class NotHere:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers"):
+        if name.partition(".")[0] in LARGE:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, NotHere())

@@ -45,6 +45,10 @@ class ModelError(CardError):
     """A model cannot be found, loaded or run: missing path, not a model, unsupported architecture."""
 
 
+class MissingError(ModelError, ImportError):
+    """A package is not installed that some models and methods need; the text says how to install it."""
+
+
 class ShortageError(ModelError, MemoryError):
     """This process has too little memory; the text says what was needed, what there is, and what would do."""
 
@@ -99,8 +103,11 @@ def in_few_words(error: BaseException, most: int = 200) -> str:
     """Return the first line of what an error says, with the second if that only announces it; its name if none.
 
     Args:
-        most: characters; of an error of another library nobody knows how many it takes.
+        most: characters; of an error of another library nobody knows how many it takes. A `MissingError` is not cut
+            short: its end is what to do.
     """
+    if isinstance(error, MissingError):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     words = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
     return words if len(words) <= most else words[:most] + "..."

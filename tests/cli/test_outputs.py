@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from card.cli import main
-from card.cli.files import check_can_write
+from card.cli.files import check_can_write, writing
 from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)
@@ -66,6 +66,44 @@ def assert_refused(
     assert ended.value.code == 2, said
     assert said.out == ""
     assert said.err.startswith("card: error: ") and said.err.count("\n") == 1, said.err
+
+
+def test_a_file_of_a_model_folder_that_the_command_names_is_no_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    refused = ("generate", "hi", "--target", str(tmp_path), "--trace", str(tmp_path / "config.json"))
+    assert_refused(refused, tmp_path, monkeypatch, capsys)
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_an_output_is_as_before_until_every_option_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").write_text("kept")
+    refused = ("generate", "hi", "--trace", str(tmp_path / "old"), "--temperature", "-1")
+    assert_refused(refused, tmp_path, monkeypatch, capsys)
+    assert (tmp_path / "old").read_text() == "kept"
+
+
+def test_an_output_that_is_cut_off_leaves_the_old_one(tmp_path: Path) -> None:
+    old, link = tmp_path / "old", tmp_path / "link"
+    old.write_text("kept")
+    old.chmod(0o640)
+    link.symlink_to(old)
+    with pytest.raises(KeyboardInterrupt), writing(link) as place:
+        place.write_text("half")
+        raise KeyboardInterrupt
+    assert old.read_text() == "kept" and {*tmp_path.iterdir()} == {old, link}
+    with writing(link) as place:
+        place.write_text("whole")
+    assert old.read_text() == "whole" and link.is_symlink() and old.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_device_is_written_and_not_replaced() -> None:
+    with writing(Path("/dev/null")) as place:
+        place.write_text("lost")
+    assert not Path("/dev/null").is_file()
 
 
 def test_trying_a_place_leaves_it_as_it_was(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from card.engine.queue import Limits
 from card.engine.sequence import Work
 from card.engine.target import TargetWorker
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
+from tests.figures import check_request
 from tests.local_writing import WRITERS
 from tests.unreliable_link import Faults
 
@@ -66,8 +67,9 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(
 ):
     target = toy_target(seed)
     link = fake(toy_draft(target, agreement), faults)
-    token_ids, reason, _ = decode(target, link, method=method, params=params, draft=shape, writers=writers)
+    token_ids, reason, stats = decode(target, link, method=method, params=params, draft=shape, writers=writers)
     assert (token_ids, reason) == plain(target, params=params)
+    check_request(stats, has_clock=False)
     assert not link.status.reason, "no message of an honest drafter is rejected"
 
 
@@ -75,8 +77,9 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(
 @given(method=st.sampled_from(ALONE), seed=st.integers(0, 99), params=sampling, shape=shapes, writers=some_writers)
 def test_text_is_that_of_plain_decoding_without_a_drafter(method, seed, params, shape, writers):
     target = toy_target(seed)
-    token_ids, reason, _ = decode(target, None, method=method, params=params, draft=shape, writers=writers)
+    token_ids, reason, stats = decode(target, None, method=method, params=params, draft=shape, writers=writers)
     assert (token_ids, reason) == plain(target, params=params)
+    check_request(stats, has_clock=False)
 
 
 @settings(max_examples=60)

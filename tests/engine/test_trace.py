@@ -449,7 +449,7 @@ def test_card_generate_writes_a_trace(
     data = json.loads(out.read_text("utf-8"))
     check_format(data)
     assert data["otherData"]["method"] == "card"
-    monkeypatch.setattr(sys, "argv", ["card", "generate", *models, "--trace", str(tmp_path / "no" / "t.json"), "hi"])
+    monkeypatch.setattr(sys, "argv", ["card", "generate", *models, "--trace", str(out / "t.json"), "hi"])
     with pytest.raises(SystemExit) as refused:
         main()
     said = capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 from card.machine.packages import install_command
 
 Note = Callable[[dict[str, Any] | None], None]
+PIP = f"{shlex.quote(sys.executable)} -m pip"
 COMMIT = "5ac1cd8f0d4a9d6f5d6a1f0f3c7b1e2d3c4b5a69"
 
 
@@ -41,10 +42,10 @@ def test_a_package_from_a_folder_gets_its_extras_from_that_folder(
     checkout.mkdir()
     noted({"url": checkout.as_uri(), "dir_info": dir_info})
     command = install_command("serve")
-    assert command.startswith(f"pip install {option}")
+    assert command.startswith(f"{PIP} install {option}")
     assert shlex.split(command)[-1] == f"{checkout}[serve]"
     monkeypatch.chdir(checkout)
-    assert install_command("serve") == f"pip install {option}'.[serve]'"
+    assert install_command("serve") == f"{PIP} install {option}'.[serve]'"
     checkout.rmdir()  # neither the folder nor the place where the command runs is there any more
     assert shlex.split(install_command("serve"))[-1] == f"{checkout}[serve]"
 
@@ -82,7 +83,20 @@ def test_a_package_from_elsewhere_gets_its_extras_from_there(
     noted: Note, origin: dict[str, Any] | None, requirement: str
 ) -> None:
     noted(origin)
-    assert install_command("grammar") == f"pip install '{requirement}'"
+    assert install_command("grammar") == f"{PIP} install '{requirement}'"
+
+
+def test_pytorch_comes_first_and_in_its_small_build_where_it_is_not_installed(
+    noted: Note, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted(None)
+    monkeypatch.setattr("card.machine.packages.find_spec", lambda _: None)
+    torch, rest = install_command("torch").split(" && ")
+    assert torch == f"{PIP} install torch --index-url https://download.pytorch.org/whl/cpu"
+    assert rest == f"{PIP} install 'card-decoding[torch]'"
+    assert " && " not in install_command("serve")
+    monkeypatch.setattr("card.machine.packages.find_spec", lambda _: object())
+    assert install_command("torch") == rest
 
 
 def test_a_checkout_that_was_never_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,4 +105,4 @@ def test_a_checkout_that_was_never_installed_is_named(monkeypatch: pytest.Monkey
     code = "from card.machine.packages import install_command as of; print(of('serve'))"
     of_src = {"PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-S", "-c", code], env=of_src, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == f"pip install -e '{root}[serve]'", done.stderr
+    assert done.stdout.strip() == f"{PIP} install -e '{root}[serve]'", done.stderr

@@ -93,6 +93,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         st.none()
         | st.builds(PassSeconds, st.lists(st.tuples(integers, floats), max_size=3).map(tuple), floats, floats),
         st.none() | st.text(max_size=8),
+        integers,
     ),
     Layer: st.builds(
         Layer,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from prometheus_client.parser import text_string_to_metric_families
 
 from card.api.async_llm import AsyncLLM
 from card.server.accepting import Server
@@ -66,6 +67,21 @@ class Running:
         stats = self.llm.stats()
         is_empty = not self.service.gate.num_requests and not self.service.running
         return is_empty and not (stats.num_running + stats.num_waiting + stats.kv_open_sequences)
+
+
+def scraped(server: Running) -> dict[tuple[str, str], float]:
+    """Return the value of each sample of `/metrics` by its name and its own label."""
+    response = server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    values: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == "demo-target"
+            sample.labels.pop("engine")
+            key = (sample.name, next(iter(sample.labels.values()), ""))
+            assert key not in values, "no sample is told of twice"
+            values[key] = sample.value
+    return values
 
 
 @contextlib.contextmanager

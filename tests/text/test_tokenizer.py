@@ -390,7 +390,7 @@ def test_without_transformers_such_a_folder_is_one_line_with_what_to_install(
         raise ImportError(f"no module for {place}")
 
     monkeypatch.setattr(loading, "load_place", missing)
-    with pytest.raises(ModelError, match=r"it has no tokenizer\.json, and other tokenizers need") as refused:
+    with pytest.raises(ModelError, match=r"it has no tokenizer\.json, and another tokenizer needs") as refused:
         load_tokenizer(slow_folder)
     assert install_command("torch") in str(refused.value) and "\n" not in str(refused.value)
 

@@ -192,20 +192,21 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
     fingerprint: str | None = None
     if draft.has_unknown_target:
         fingerprint = tokenizer_fingerprint(load_tokenizer(draft.name, cache_dir=draft.cache_dir))
-    ready = Ready(
-        vocab_size=runner.vocab_size,
-        max_model_len=runner.max_model_len,
-        num_parameters=parameter_count(whole),
-        passes=PassSeconds(cost.points, cost.per_sequence_s, cost.per_context_row_s) if cost else None,
-        tokenizer=fingerprint,
-    )
 
     def make_compiler() -> GrammarCompiler:
         tokenizer = load_tokenizer(draft.name, cache_dir=draft.cache_dir)
         return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)), num_threads=1)
 
     find_grammar = BackgroundGrammars(make_compiler)
-    return make_writer(runner, draft.kv_cache_bytes, takes_turns=False, find_grammar=find_grammar), ready
+    writer = make_writer(runner, draft.kv_cache_bytes, takes_turns=False, find_grammar=find_grammar)
+    return writer, Ready(
+        vocab_size=runner.vocab_size,
+        max_model_len=runner.max_model_len,
+        num_parameters=parameter_count(whole),
+        passes=PassSeconds(cost.points, cost.per_sequence_s, cost.per_context_row_s) if cost else None,
+        tokenizer=fingerprint,
+        layers_per_pass=writer.layers_per_pass,
+    )
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
@@ -288,6 +289,7 @@ def _remote_link(plan: Plan, source: DraftSource) -> RemoteLink:
     common: dict[str, Any] = {
         "vocab_size": source.vocab_size,
         "tokenizer": tokenizer_fingerprint(source.tokenizer) if source.tokenizer is not None else "",
+        "least_layers": 2 if plan.method.needs_parallel_draft else 1,
         "keys": Path(settings.draft_keys) if settings.draft_keys is not None else None,
         "start_timeout_s": settings.start_timeout_s,
         "silence_timeout_s": settings.drafter_timeout_s,

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 from card.assembly.plan import Plan
 from card.config import EngineSettings
 from card.config.fields import declared
-from card.config.record import load_place
 from card.config.registry import records
+from card.machine.importing import load_place
 from card.models.features import FeatureConsumer, FeatureWish
 from card.models.runner import RowRunner
 from card.tree.verify import Verifier

@@ -127,13 +127,14 @@ def closing_table(racers: list[Racer]) -> Table:
     plain = _tokens_per_s(racers[0].stats)
     for racer in racers:
         speed, total = _tokens_per_s(racer.stats), RequestStats.joined(racer.stats)
-        row = [racer.method, f"{speed:.1f}", f"{speed / plain:.2f}x"]
+        row = [racer.method, f"{speed:.1f}", f"{speed / plain:.2f}x" if plain else ""]
         if total.drafter_passes:
             row += [f"{total.mean_acceptance_length:.2f}", f"{total.hit_rate:.0%}"]
-            row += [f"{total.drafter_layers_per_s:.0f}", f"{speed / total.drafter_layers_per_s:.0%}"]
+            row += [f"{total.drafter_layers_per_s:.0f}", f"{total.ceiling_share:.0%}"]
         shown.add_row(*row)
     return shown
 
 
 def _tokens_per_s(stats: list[RequestStats]) -> float:
-    return sum(s.num_new_tokens - 1 for s in stats) / sum(s.decode_s for s in stats)
+    decode_s = sum(one.decode_s for one in stats)
+    return sum(one.num_new_tokens - 1 for one in stats) / decode_s if decode_s > 0 else 0.0

@@ -1,36 +1,100 @@
-"""Files that commands read and write: prompts, and a check before long work that an output can be written."""
+"""Files that commands read and write: prompts, and outputs, which are checked before long work and replace no input."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from card.errors import PromptError, SettingsError
+from card.machine.folders import expanded, replaced
 from card.text.lines import numbered_lines
 
 T = TypeVar("T")
 
 
 class OutputPath(click.Path):
-    """A file that the command will write. Missing parent folders are allowed."""
+    """A file or a folder that the command will write. Missing parent folders are allowed.
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+    `refuse_losses` refuses one that another argument names too.
+    """
+
+    def __init__(self, *, is_folder: bool = False, beside: Sequence[str] = ()) -> None:
+        """Declare an output.
+
+        Args:
+            beside: endings of further files, which are kept beside it until it is written.
+        """
+        super().__init__(file_okay=not is_folder, dir_okay=is_folder, path_type=Path)
+        self._is_folder, self._beside = is_folder, beside
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Fails with a usage error if it cannot be written."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:
-            check_can_write(path)
+            check_can_write(path / "new" if self._is_folder else path)
         except SettingsError as error:
             self.fail(str(error), param, ctx)
         return path
+
+    def written(self, path: Path) -> list[Path]:
+        """Return the output and all that is written beside it meanwhile."""
+        return [path, *(path.with_suffix(ending) for ending in self._beside)]
+
+
+def refuse_losses(command: click.Command, context: click.Context) -> None:
+    """Refuse an output that another argument of the command names: its content would be lost.
+
+    Raises: SettingsError.
+    """
+    given = [(one, context.params[one.name]) for one in command.params if one.name in context.params]
+    for output, path in given:
+        if isinstance(output.type, OutputPath) and path is not None:
+            for other, value in given:
+                for lost in output.type.written(path) if other is not output else ():
+                    if any(_would_lose(lost, one) for one in _paths_in(value)):
+                        raise SettingsError(
+                            f"{_flag(output)} would overwrite {lost}, which {_flag(other)} names; choose another place"
+                        )
+
+
+def _flag(param: click.Parameter) -> str:
+    return param.human_readable_name if isinstance(param, click.Argument) else param.opts[0]
+
+
+def _paths_in(value: Any) -> Iterator[Path]:
+    """Yield the paths that the value of an argument may name: itself, behind NAME=, and before knobs such as :0.5."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, str):
+        for text in (value, value.partition("=")[2]):
+            parts = text.split(":")
+            yield from (Path(expanded(":".join(parts[:count]))) for count in range(len(parts), 0, -1) if parts[0])
+    elif isinstance(value, Iterable):
+        for one in value:
+            yield from _paths_in(one)
+    elif isinstance(name := getattr(value, "name", None), str):  # an open file
+        yield Path(name)
+
+
+def _would_lose(output: Path, other: Path) -> bool:
+    """Return whether writing the output changes what lies at the other path, or one of the files of a model there."""
+    try:
+        if output.exists() and not output.is_file() and not output.is_dir():
+            return False  # a device
+        if (other / "config.json").is_file() and output.is_file() and other.resolve() in output.resolve().parents:
+            return True
+        is_path = other.exists() or other.suffix or other.parent != Path()
+        return bool(is_path) and (other.resolve() == output.resolve() or (other.exists() and other.samefile(output)))
+    except (OSError, ValueError):  # no path, or one that is not there
+        return False
 
 
 def check_can_write(path: Path) -> None:
@@ -40,13 +104,33 @@ def check_can_write(path: Path) -> None:
             raise IsADirectoryError(21, "Is a directory", str(path))
         if path.is_file():
             path.open("ab").close()
-        elif not path.exists():  # anything else is a device, which is not tested
-            folder = path.absolute().parent
+        if path.is_file() or not path.exists():  # anything else is a device, which is not tested
+            folder = path.resolve().parent
             while not folder.exists() and folder != folder.parent:
                 folder = folder.parent
             number, name = tempfile.mkstemp(prefix=".card-", dir=folder)
             os.close(number)
             Path(name).unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingsError(f"{path} cannot be written: {reason}; choose another place") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Give the place to write an output to. It takes its name at the end, so that the old one is kept until then.
+
+    Raises: SettingsError if it cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            yield path  # a device
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path.resolve()) as part:
+            yield part
+            if path.is_file():
+                shutil.copymode(path, part)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SettingsError(f"{path} cannot be written: {reason}; choose another place") from error

@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
+from card.cli.files import refuse_losses
 from card.config.fields import declared
-from card.config.record import Command, load_place
+from card.config.record import Command
 from card.config.registry import commands, own_settings
+from card.machine.importing import load_place
 
 _SHORT = 20  # a command with at most as many options shows them all
 
@@ -64,6 +66,12 @@ class CardCommand(click.Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += [_VERBOSE, _HELP_ALL]
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments. Raises: SettingsError if an output is an input too."""
+        rest = super().parse_args(context, args)
+        refuse_losses(self, context)
+        return rest
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; rare options only if all are requested."""
@@ -133,7 +141,7 @@ class CardGroup(click.Group):
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a line for each command, without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.summary) for name, one in self._table.items()])
+            formatter.write_dl([(name, one.summary + one.needs) for name, one in self._table.items()])
 
     def invoke(self, context: click.Context) -> Any:
         """Run a command; Ctrl-C must not reach click, which would write an empty line to standard error."""

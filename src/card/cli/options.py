@@ -178,13 +178,22 @@ model_options = with_options(
 )
 
 
+def _extras() -> str:
+    """Return a part of a sentence that says which methods need an extra; empty if none does."""
+    extras = {name: method.extra for name, method in all_methods().items()}
+    return "".join(
+        f"; extra {extra}: {', '.join(name for name in extras if extras[name] == extra)}"
+        for extra in sorted(set(extras.values()) - {""})
+    )
+
+
 def _method_option(*names: str) -> Callable[[F], F]:
     others = ", ".join(sorted(all_methods().keys() - methods().keys()))
     return option_of(
         EngineSettings,
         "method",
         shell_complete=lambda _, __, begun: [name for name in names if name.startswith(begun)],
-        help=f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}.  "
+        help=f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}{_extras()}.  "
         f"[default: {WITH_DRAFT}; {ALONE} without a draft model]",
     )
 

@@ -10,10 +10,13 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, TypeVar
 
+import click
+
 from card.cli.interrupts import leaving_at_once
 from card.config.registry import find_method
 from card.links.child import DrafterChild
 from card.machine.container import cpu_quota, num_usable_cores
+from card.machine.importing import load_module
 from card.machine.pulse import Pulse, write_line
 
 T = TypeVar("T")
@@ -69,18 +72,26 @@ def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]
 _WORDS = "importing libraries"
 
 
-def load(name: str, words: str = _WORDS, write: Say = write_line) -> Any:
+def load(name: str, words: str = _WORDS, write: Say = write_line, *, what: str = "") -> Any:
     """Return a module, imported now if needed. Ctrl-C meanwhile ends the process at once.
 
     Args:
         words: for the spinner; empty: no spinner.
         write: as in `spinner`.
+        what: needs it, in words; empty: the command.
+    Raises: MissingError if it needs PyTorch, which is not installed.
     """
     if name in sys.modules:
         return import_module(name)
     _limit_threads()
     with leaving_at_once(), spinner(words, write=write) if words else nullcontext(), _garbage_left_alone():
-        return import_module(name)
+        return load_module(name, what or _command_name())
+
+
+def _command_name() -> str:
+    """Return the running command as typed; empty if there is none."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else context.command_path
 
 
 def _limit_threads() -> None:
@@ -100,10 +111,14 @@ def _garbage_left_alone() -> Iterator[None]:
         gc.enable()
 
 
-def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
-    """Run a command: call this function of a module with the options; return the exit status."""
+def run(name: str, words: str = _WORDS, what: str = "", /, **options: Any) -> int:
+    """Run a command: call this function of a module with the options; return the exit status.
+
+    Args:
+        words, what: as of `load`.
+    """
     module, _, function = name.rpartition(".")
-    status = getattr(load(module, words), function)(**options)
+    status = getattr(load(module, words, what=what), function)(**options)
     return status if isinstance(status, int) else 0
 
 

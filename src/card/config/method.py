@@ -43,6 +43,7 @@ class Method:
     reads: tuple[str, ...] = ()  # settings of its folder that it reads
     runs: str = ""  # place of the code that runs it in `card generate`, if no single engine can
     in_python: str = ""  # of such a method: its class
+    extra: str = ""  # of this package, without which its code cannot run
     settings: type[Any] | None = None  # of such a method: its own options
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
 

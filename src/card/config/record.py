@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from card.config.method import Method
-from card.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +21,12 @@ class Command:
     name: str  # as typed; "train ctc" is a command of the group train
     summary: str  # a line for the list of commands
     place: str  # of the click command
+    extra: str = ""  # of this package, without which it cannot run
+
+    @property
+    def needs(self) -> str:
+        """The end of its line in a list."""
+        return f" (extra {self.extra})" if self.extra else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +41,3 @@ class Record:
     verifier: str = ""  # place of a `card.engine.gifts.ChooseVerifier`
     consumers: str = ""  # place of a `card.engine.gifts.MakeConsumers`
     tokenizer: str = ""  # place of a `card.models.loading.ReadTokenizer`
-
-
-def load_place(place: str) -> Any:
-    """Return the object named "module:name". Raises: SettingsError for another form; ImportError, AttributeError."""
-    module, colon, name = place.partition(":")
-    if not colon:
-        raise SettingsError(f"a place must be written module:name, got {place!r}")
-    return getattr(import_module(module), name)

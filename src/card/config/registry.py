@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from card.config.engine import EngineSettings
 from card.config.fields import declared
 from card.config.method import Method
 from card.config.record import Command, Record
@@ -105,8 +106,15 @@ def writer_places() -> Mapping[str, str]:
 
 
 def settings_of_methods() -> tuple[str, ...]:
-    """Return the names of the settings that methods read."""
-    return tuple(dict.fromkeys(name for method in methods().values() for name in method.reads))
+    """Return the names of the settings that methods and local writers read."""
+    of_methods = (name for method in methods().values() for name in method.reads)
+    return tuple(dict.fromkeys((*of_methods, *settings_of_writers(writer_places()))))
+
+
+def settings_of_writers(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the settings of the folders that these local writers are in."""
+    kinds = (one.record.settings for one in records() if not one.record.writers.keys().isdisjoint(names))
+    return tuple(name for kind in kinds if kind is not None for name in declared(kind))
 
 
 def own_kinds() -> tuple[type[Any], ...]:
@@ -117,6 +125,11 @@ def own_kinds() -> tuple[type[Any], ...]:
 def own_settings() -> Mapping[str, type[Any]]:
     """Return the class that declares each setting of a folder, by the setting's name."""
     return {name: kind for kind in own_kinds() for name in declared(kind)}
+
+
+def own_value(settings: EngineSettings, name: str) -> Any:
+    """Return the value of a setting that a folder declares; its default if it was not set."""
+    return getattr(settings.of(own_settings()[name]), name)
 
 
 def gifts(name: str) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from card.config.record import load_place
 from card.config.registry import gifts
 from card.drafting.beam import BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftWriter
+from card.machine.importing import load_place
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import LanguageModel
 from card.models.runner import RowRunner

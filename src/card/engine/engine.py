@@ -128,6 +128,8 @@ class Engine:
         totals.prefix_reused_tokens = pool.reused_tokens
         totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
+        if not totals.num_running:
+            totals.drafter_lead = 0.0
         totals.tree_nodes = sum(one.sequence.num_candidates for one in self._queue.running.values())
         status = self._drafter.status
         totals.drafter, totals.drafter_reason = status.state, status.reason

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from card.config import DrafterState
-from card.engine.offers import writer_label
+from card.engine.offers import DRAFTER, DRAFTER_BIT, writer_label
 from card.tree.nodes import Nodes
 
 
@@ -54,6 +54,7 @@ class RequestStats(DrafterHealth):
     late_hits: int = 0  # rounds whose next token reached the replica afterwards
     misses: int = 0  # times that the drafter had to restart its tree
     drafter_passes: int = 0
+    drafter_layers: int = 0  # of its tree, one a pass or more
     drafter_busy_s: float = 0.0
     drafter_dropped_nodes: int = 0  # drafted nodes that the committed text ruled out
     rolled_back_tokens: int = 0  # of these, nodes on the likeliest path, without side branches
@@ -115,13 +116,20 @@ class RequestStats(DrafterHealth):
 
     @property
     def drafter_layers_per_s(self) -> float:
-        """Drafter passes per second of drafting: the ceiling of any method with one drafter."""
-        return self.drafter_passes / self.drafter_busy_s if self.drafter_busy_s > 0 else 0.0
+        """Layers per second of drafting: the ceiling of any method with one drafter, as each brings a token at most."""
+        num_layers = max(self.drafter_layers, self.drafter_passes)  # records of older versions lack the former
+        return num_layers / self.drafter_busy_s if self.drafter_busy_s > 0 else 0.0
 
     @property
     def ceiling_share(self) -> float:
-        """Decoded tokens/s over drafter layers/s, in [0, 1] up to noise."""
-        return self.decode_tokens_per_s / self.drafter_layers_per_s if self.drafter_layers_per_s else 0.0
+        """The drafter's tokens per second that became text, over drafter layers/s, in [0, 1]."""
+        ceiling = self.drafter_layers_per_s * self.wall_s
+        return self.tokens_of_drafter() / ceiling if ceiling else 0.0
+
+    def tokens_of_drafter(self) -> int:
+        """Return how many accepted candidates the drafter proposed, alone or with other writers."""
+        of_others = sum(n for label, n in self.accepted_by_writer.items() if DRAFTER not in label.split("+"))
+        return self.accepted_tokens - of_others if self.drafter_passes else 0
 
     @property
     def target_busy_share(self) -> float:
@@ -147,9 +155,9 @@ class RequestStats(DrafterHealth):
             counts.extend([0] * (depth - len(counts)))
             for d in range(depth):
                 counts[d] += 1
-        if offer.writers:
-            _count(self.verified_by_writer, offer.writers, names)
-            _count(self.accepted_by_writer, [offer.writers[idx] for idx in accepted], names)
+        writers = offer.writers or (DRAFTER_BIT,) * len(offer)  # the drafter alone marks nothing
+        _count(self.verified_by_writer, writers, names)
+        _count(self.accepted_by_writer, [writers[idx] for idx in accepted], names)
 
     def as_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values for JSON."""

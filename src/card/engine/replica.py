@@ -87,6 +87,7 @@ class Replica:
         self._shaping = shaping
         self.tree = self._empty_tree()
         self._tree_len = len(token_ids)  # tokens of the text up to the tree's root
+        self._missed: list[int] = []  # lengths of the text after the verifications whose tokens the tree still lacks
         self.is_after_miss = False
         self._known_len = 0  # committed tokens that the drafter is known to hold
         self._next_seq = 0
@@ -126,6 +127,7 @@ class Replica:
     def forget_drafter(self) -> None:
         """Start over with a new incarnation of the drafter, without any state of the old one."""
         stats = self._stats
+        self._missed.clear()
         self._passes_before, self._busy_before_s = stats.drafter_passes, stats.drafter_busy_s
         self._dropped_before = stats.drafter_dropped_nodes
         self._rolled_back_before = stats.rolled_back_tokens
@@ -162,11 +164,19 @@ class Replica:
         scores = (0.0, *best.path_logprobs[: num_agreed + 1])
         return num_agreed, tuple(math.exp(score - above) for above, score in pairwise(scores))
 
-    def advance(self) -> bool:
-        """Move the root along the tokens committed since the last call. Returns: whether all were in the tree."""
+    def advance(self, *, is_verified: bool = False) -> None:
+        """Move the root along the tokens committed since the last call.
+
+        Args:
+            is_verified: a verification committed them, which is a hit if all were in the tree.
+        """
         self.is_after_miss = False
         new_ids, self._tree_len = self._token_ids[self._tree_len :], len(self._token_ids)
-        return self.tree.advance(new_ids) == len(new_ids)
+        was_hit = self.tree.advance(new_ids) == len(new_ids)
+        if is_verified and was_hit:
+            self._stats.hits += 1
+        elif is_verified:
+            self._missed.append(len(self._token_ids))
 
     def receive(self, message: Layer | Resync) -> list[TargetMessage]:
         """Take a drafter's message about this request and return the replies.
@@ -201,6 +211,8 @@ class Replica:
         fresh.restart(layer.epoch, layer.root_id, self._token_ids[layer.root_position + 1 :])
         fresh.extend(layer.epoch, layer.nodes)
         self.tree, self._tree_len = fresh, len(self._token_ids)
+        self._missed.clear()  # what a reset brings was never waited for
+        self._stats.drafter_layers += fresh.depth
         self._lost_a_layer = False
         has_begun = len(self._token_ids) > self._num_prompt_tokens
         if layer.epoch != self._epochs_seen and has_begun:
@@ -210,11 +222,12 @@ class Replica:
 
     def _extend(self, layer: Layer) -> None:
         tree, stats = self.tree, self._stats
-        late_before, first_awaited = tree.num_late_hits, len(self._token_ids) - len(tree.pending)
+        num_layers = tree.depth - len(tree.pending)
         tree.extend(layer.epoch, layer.nodes)
-        num_settled = tree.num_late_hits - late_before
-        is_of_prefill = first_awaited == self._num_prompt_tokens  # the prefill's token, not a verification
-        stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
+        stats.drafter_layers += max(1, tree.depth - len(tree.pending) - num_layers)
+        settled = len(self._token_ids) - len(tree.pending)
+        stats.late_hits += sum(length <= settled for length in self._missed)
+        self._missed = [length for length in self._missed if length > settled]
 
     def _check(self, layer: Layer) -> None:
         """Raise ProtocolError unless this layer is possible for a drafter."""

@@ -359,8 +359,7 @@ class TargetWorker:
         details = one.details.leading(len(kept_ids))
         result.updates.append(Update(request_id, tuple(kept_ids), reason, stats, details=details))
         if is_heard and reason is None and sequence.request.uses_drafter:
-            was_hit = sequence.replica.advance()
-            stats.hits += was_hit and not was_prefilling
+            sequence.replica.advance(is_verified=not was_prefilling)
         return reason
 
 

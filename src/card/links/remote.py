@@ -40,6 +40,7 @@ class RemoteLink(ZmqLink):
         *,
         vocab_size: int,
         tokenizer: str = "",
+        least_layers: int = 1,
         keys: Path | None = None,
         start_timeout_s: float,
         silence_timeout_s: float,
@@ -50,12 +51,13 @@ class RemoteLink(ZmqLink):
             address: tcp://host:port of the server; None if it comes with a lease.
             vocab_size: of the target.
             tokenizer: fingerprint of the target's; empty: only the sizes of the vocabularies are compared.
+            least_layers: that a pass of its draft model makes; more than one: the method needs a parallel draft model.
             keys: folder with the client's keys; None for a server without keys.
         Raises: SettingsError for a malformed address, or keys that cannot be read.
         """
         self._address = address if address is None else check_address(address)
         self._keys: ClientKeys | None = load_client_keys(keys) if keys is not None else None
-        self._vocab_size, self._tokenizer = vocab_size, tokenizer
+        self._vocab_size, self._tokenizer, self._least_layers = vocab_size, tokenizer, least_layers
         self._answer_timeout_s = min(start_timeout_s, _ANSWER_TIMEOUT_S)
         self._connect_timeout_s = min(start_timeout_s, _CONNECT_TIMEOUT_S)
         super().__init__(Watch(start_timeout_s=self._answer_timeout_s, silence_timeout_s=silence_timeout_s))
@@ -144,6 +146,11 @@ class RemoteLink(ZmqLink):
             return (
                 f"its draft model has {ready.vocab_size} tokens, the target has {self._vocab_size}; "
                 "start it with a model that shares the target's tokenizer"
+            )
+        if ready.layers_per_pass < self._least_layers:
+            return (
+                "its draft model guesses one token a pass, and this method needs several; start it with a model that "
+                "card train pard has adapted, or use method sps"
             )
         return ""
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from card.config import INT8
-from card.config.record import load_place
 from card.config.registry import records
-from card.errors import ModelError, VocabularyError
+from card.errors import MissingError, ModelError, VocabularyError
 from card.machine.folders import weights_folder
-from card.machine.packages import install_command
+from card.machine.importing import load_place, needs_torch
 from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import AUTO, CPU, dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
@@ -142,9 +141,7 @@ def _other_tokenizer(source: Source) -> Tokenizer:
         except ImportError:  # its package is not installed
             continue
         return read(source.path, is_local=source.is_local)
-    raise ModelError(
-        f"it has no tokenizer.json, and other tokenizers need the package transformers; run {install_command('torch')}"
-    )
+    raise MissingError(needs_torch("it has no tokenizer.json, and another tokenizer"))
 
 
 def _tried(tokenizer: Tokenizer) -> Tokenizer:

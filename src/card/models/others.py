@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from card.errors import ModelError
-from card.machine.packages import install_command
+from card.errors import MissingError
+from card.machine.importing import load_module, needs_torch
 
-EXTRA = "torch"
 _NEEDED = ("torch", "transformers")
 
 
@@ -23,8 +21,8 @@ def others(module: str, why: str) -> Any:
 
     Args:
         why: what asks for it, in words that precede the command which installs it.
-    Raises: ModelError if the packages that it needs are not installed.
+    Raises: MissingError if the packages that it needs are not installed.
     """
     if not has_others():
-        raise ModelError(f"{why} runs through torch and transformers: {install_command(EXTRA)}")
-    return import_module(f"card.theirs.{module}")
+        raise MissingError(needs_torch(why))
+    return load_module(f"card.theirs.{module}", why)

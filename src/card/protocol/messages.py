@@ -127,6 +127,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     num_parameters: int
     passes: PassSeconds | None = None  # None: not measured
     tokenizer: str | None = None  # fingerprint of the draft model's tokenizer; None: the target chose the model
+    layers_per_pass: int = 1  # most layers that one pass of the draft model makes
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +221,7 @@ def check_ready(message: Ready) -> None:
         ("vocab_size", MAX_VOCAB_SIZE),
         ("max_model_len", MAX_VOCAB_SIZE),
         ("num_parameters", _MAX_PARAMETERS),
+        ("layers_per_pass", MAX_LEN),
     ):
         value = getattr(message, name)
         require(0 <= value <= most, name + of, f"from 0 to {most}", value, ProtocolError)

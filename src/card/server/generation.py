@@ -156,7 +156,8 @@ def generate(
                     assert params.seed is not None
                     own = params.replace(seed=derived_seed(params.seed, choice_idx))
                     stream = service.llm.generate(prompt_ids, own)
-                record = service.ledger.begin(len(prompt_ids), speculates=fields.speculation == "on")
+                speculates = fields.speculation == "on"
+                record = service.ledger.begin(len(prompt_ids), speculates=speculates, is_first=choice_idx == 0)
                 if stream is None:
                     record.finish_reason = "length"
                 choices.append(Choice(len(choices), prompt_ids, stream, record))

@@ -45,6 +45,7 @@ COUNTERS = {  # name, without prefix -> description, counter of RequestStats tha
     "drafter_rolled_back_tokens": ("Of these, those thought likeliest.", "rolled_back_tokens"),
     "prompt_tokens_reused": ("Tokens of prompts with KV from earlier requests.", "reused_prompt_tokens"),
 }
+_OF_PROMPTS = ("num_prompt_tokens", "reused_prompt_tokens")  # counted once for all texts of a prompt
 _SUMS = ("hits", "late_hits", *(counter for _, counter in COUNTERS.values()))
 FALLBACKS = ("request", "policy", "drafter", "no_candidates")
 
@@ -56,6 +57,7 @@ class TextRecord:
     _ledger: Ledger
     stats: RequestStats
     speculates: bool
+    is_first: bool = True  # of the texts of its prompt
     arrived_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0  # first token
     last_at: float = 0.0
@@ -104,9 +106,13 @@ class Ledger:
             for name, (what, buckets) in HISTOGRAMS.items()
         }
 
-    def begin(self, num_prompt_tokens: int, *, speculates: bool) -> TextRecord:
-        """Open the record of a text."""
-        record = TextRecord(self, RequestStats(num_prompt_tokens=num_prompt_tokens), speculates)
+    def begin(self, num_prompt_tokens: int, *, speculates: bool, is_first: bool = True) -> TextRecord:
+        """Open the record of a text.
+
+        Args:
+            is_first: of the texts of its prompt, whose tokens count once.
+        """
+        record = TextRecord(self, RequestStats(num_prompt_tokens=num_prompt_tokens), speculates, is_first)
         self._running.add(record)
         return record
 
@@ -120,10 +126,11 @@ class Ledger:
             return
         self._running.discard(record)
         stats, now = record.stats, time.perf_counter()
-        self._ended.add(stats)
+        self._ended.add(record)
         self.finished[record.finish_reason] = self.finished.get(record.finish_reason, 0) + 1
         self.observe("e2e_request_latency_seconds", now - record.arrived_at)
-        self.observe("request_prompt_tokens", stats.num_prompt_tokens)
+        if record.is_first:
+            self.observe("request_prompt_tokens", stats.num_prompt_tokens)
         self.observe("request_generation_tokens", stats.num_new_tokens)
         if record.started_at:
             self.observe("time_to_first_token_seconds", record.started_at - record.arrived_at)
@@ -141,7 +148,7 @@ class Ledger:
         """Return the sums over all texts, running ones included."""
         total = deepcopy(self._ended)
         for record in self._running:
-            total.add(record.stats)
+            total.add(record)
         return total
 
 
@@ -154,8 +161,10 @@ class _Sums:
     verified_by_writer: Counter[str] = field(default_factory=Counter)
     accepted_by_writer: Counter[str] = field(default_factory=Counter)
 
-    def add(self, stats: RequestStats) -> None:
-        self.values.update({name: getattr(stats, name) for name in _SUMS})
+    def add(self, record: TextRecord) -> None:
+        stats = record.stats
+        names = [name for name in _SUMS if record.is_first or name not in _OF_PROMPTS]
+        self.values.update({name: getattr(stats, name) for name in names})
         self.accepted_per_depth.update(dict(enumerate(stats.accepted_per_depth)))
         self.verified_by_writer.update(dict(stats.verified_by_writer))
         self.accepted_by_writer.update(dict(stats.accepted_by_writer))

@@ -98,13 +98,15 @@ class Scrape:
             ("requests_running", "Texts in the batch.", stats.num_running),
             ("requests_waiting", "Texts that wait for a place in the batch.", stats.num_waiting),
             ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", kv_share),
-            ("drafter_up", "Whether the drafter drafts.", stats.drafter in ("up", "degraded")),
             ("drafter_lead", "Layers of candidates ahead of the text, mean of the running texts.", stats.drafter_lead),
             ("tree_nodes", "Candidates held for the running texts.", stats.tree_nodes),
             ("drafter_busy_share", "Drafting time over the time of rounds, since the start.", busy_share),
             ("speculating", "Whether the present schedule speculates.", stats.schedule != "off"),
         ):
             yield GaugeMetricFamily(f"card_{name}", what, value=float(value))
+        if stats.drafter != "none":
+            is_up = stats.drafter in ("up", "degraded")
+            yield GaugeMetricFamily("card_drafter_up", "Whether the drafter drafts.", value=float(is_up))
         for name, what, value in (
             ("rounds", "Rounds of the engine.", stats.rounds),
             ("round_seconds", "Time of these rounds.", stats.round_s),

@@ -119,6 +119,7 @@ def test_what_candidates_cost_is_summed_over_all_samples() -> None:
         misses=1,
         drafter_passes=30,
         drafter_busy_s=0.5,
+        wall_s=0.5,
         drafter_dropped_nodes=50,
         rolled_back_tokens=15,
     )
@@ -131,6 +132,7 @@ def test_what_candidates_cost_is_summed_over_all_samples() -> None:
         hits=2,
         drafter_passes=10,
         drafter_busy_s=0.5,
+        wall_s=0.5,
         drafter_dropped_nodes=10,
         rolled_back_tokens=5,
         drafter_restarts=1,
@@ -143,7 +145,7 @@ def test_what_candidates_cost_is_summed_over_all_samples() -> None:
     assert costs.accepted_by_writer == {"beam": 0.8, "beam+suffix": 0.2}  # nobody is named where one can propose
     assert costs.hit_rate == 0.5 and (costs.hits, costs.late_hits, costs.misses) == (4, 1, 1)
     assert costs.drafter_layers_per_s == 40.0 and costs.drafter_restarts == 1
-    assert costs.ceiling_share == 0.25  # 10 tokens/s of 40 layers/s
+    assert costs.ceiling_share == 0.25  # 10 accepted tokens in 1 s, of 40 layers/s
 
 
 def test_what_a_method_does_not_have_is_none() -> None:

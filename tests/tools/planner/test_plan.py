@@ -49,6 +49,13 @@ def test_a_plan_holds_every_method_fastest_first():
         assert shares["target"] + shares["waiting"] + shares["overhead"] == pytest.approx(1.0)
 
 
+def test_shares_of_time_are_shares_with_several_texts_at_once():
+    for plan in make_plan(toy_scene(concurrency=4), searches=False).methods:
+        shares = plan.shares
+        assert shares["target"] + shares["waiting"] + shares["overhead"] == pytest.approx(1.0)
+        assert 0.0 <= plan.hit_rate <= 1.0 and all(0.0 <= share <= 1.0 for share in shares.values()), plan
+
+
 def test_every_method_has_knobs_to_search():
     assert set(KNOBS) == set(methods())
 

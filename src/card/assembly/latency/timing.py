@@ -55,7 +55,7 @@ def measure_pass_cost(
     bench = PassBench(model, clock)
     try:
         until_warm = clock() + time_limit_s / 2
-        num_prefix_rows = max(1, min(_PREFIX_ROWS, model.max_model_len // 2))
+        num_prefix_rows = min(_PREFIX_ROWS, model.max_model_len // 2, model.max_model_len - 2)
         most = min(max_tokens, model.max_model_len - num_prefix_rows)
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
@@ -140,8 +140,9 @@ class PassBench:
         )
 
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
-        """Add so many tokens to each of these sequences."""
-        self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
+        """Add so many tokens, which may be none, to each of these sequences."""
+        if num_tokens:
+            self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
 
     def warm_up(self, passes: Sequence[TimedPass], until: float) -> None:
         """Run passes once, the longest first, as far as time allows."""

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from card.cli.chosen_models import make_llm
+from card.cli.files import OutputPath, writing
 from card.cli.help import command
 from card.cli.options import (
     all_method_options,
@@ -51,12 +52,7 @@ system_option = click.option("--system", help="System prompt.")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--stats", is_flag=True, help="Print the costs to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.File("w", encoding="utf-8", lazy=False),
-    help="Write a trace for ui.perfetto.dev.",
-)
+@click.option("--trace", "trace_file", type=OutputPath(), help="Write a trace for ui.perfetto.dev.")
 @all_method_options
 @sampling_options
 @shaping_options
@@ -70,7 +66,7 @@ def generate(
     raw: bool,
     stats: bool,
     as_json: bool,
-    trace_file: TextIO | None,
+    trace_file: Path | None,
     **options: Any,
 ) -> None:
     """Answer PROMPT; the text streams to standard output.
@@ -89,7 +85,17 @@ def generate(
         for flag, is_given in beyond.items():
             if is_given:
                 raise SettingsError(f"{flag} does not go with --method {options['method']}; leave it out")
-        run(runs.replace(":", "."), prompt=text, params=params, as_json=as_json, stats=stats, **options)
+        what = f"method {options['method']}"
+        run(
+            runs.replace(":", "."),
+            "importing libraries",
+            what,
+            prompt=text,
+            params=params,
+            as_json=as_json,
+            stats=stats,
+            **options,
+        )
         return
     with make_llm(options | _seeing(images, raw)) as llm:
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
@@ -103,7 +109,8 @@ def generate(
                     chunks = list(stream)
         if trace_file and trace:
             about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
-            load("card.engine.trace").write_trace(trace_file, {llm.method.name: trace}, about)
+            with writing(trace_file) as place, place.open("w", encoding="utf-8") as file:
+                load("card.engine.trace").write_trace(file, {llm.method.name: trace}, about)
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING
 
-from card.config.record import load_place
 from card.config.registry import writer_places
 from card.errors import SettingsError
+from card.machine.importing import load_place
 
 if TYPE_CHECKING:  # help lists the names and must not load torch
     from card.drafting.local.protocol import LocalWriter

@@ -24,11 +24,14 @@ RECORD = Record(
             writers=("ctc",),
             is_tuned=True,
             reads=("ctc",),
+            extra="torch",
         ),
     ),
     settings=CtcSettings,
     writers={"ctc": "card.family.ctc.writer:CtcWriter"},
     commands=(
-        Command("train ctc", "Train a head that drafts from the target's states.", "card.family.ctc.options:ctc"),
+        Command(
+            "train ctc", "Train a head that drafts from the target's states.", "card.family.ctc.options:ctc", "torch"
+        ),
     ),
 )

@@ -24,11 +24,14 @@ RECORD = Record(
             writers=("hivis",),
             is_tuned=True,
             reads=("hivis",),
+            extra="torch",
         ),
     ),
     settings=HivisSettings,
     writers={"hivis": "card.family.hivis.writer:HivisWriter"},
     commands=(
-        Command("train hivis", "Train a drafter for a target that sees images.", "card.family.hivis.options:hivis"),
+        Command(
+            "train hivis", "Train a drafter for a target that sees images.", "card.family.hivis.options:hivis", "torch"
+        ),
     ),
 )

@@ -18,5 +18,5 @@ class JudgeSettings(Checked):
 RECORD = Record(
     settings=JudgeSettings,
     verifier="card.family.judges.choosing:choose_verifier",
-    commands=(Command("train judge", "Train AutoJudge for --judge.", "card.family.judges.options:judge"),),
+    commands=(Command("train judge", "Train AutoJudge for --judge.", "card.family.judges.options:judge", "torch"),),
 )

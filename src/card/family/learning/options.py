@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -22,9 +21,7 @@ training_options = with_options(
     pair_options,
     file_option("--prompts", words="Prompts, one per line or JSON lines.  [default: word problems]"),
     counted("--max-prompts", words="Most prompts."),
-    click.option(
-        "--out", required=True, type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File to write."
-    ),
+    click.option("--out", required=True, type=OutputPath(beside=(".mined.jsonl",)), help="File to write."),
     option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
 )
 
@@ -33,7 +30,7 @@ head_options = with_options(
     option_of(EngineSettings, "target"),
     counted("--max-prompts", words="Most prompts."),
     option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
-    click.option("--out", required=True, type=OutputPath(), help="File to write."),
+    click.option("--out", required=True, type=OutputPath(beside=(".texts", ".training")), help="File to write."),
     counted("--seed", default=0, least=0, words="Same seed, same head."),
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from card.cli.files import OutputPath
 from card.cli.help import command
 from card.cli.options import counted, option_of, pair_options
 from card.cli.starting import run
@@ -21,7 +22,7 @@ from card.config import EngineSettings
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help='JSON lines with "question" and "answer".',
 )
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write.")
+@click.option("--out", required=True, type=OutputPath(is_folder=True), help="Folder to write.")
 @click.option("--target-features", is_flag=True, help="Read the target's states.")
 @counted("--num-tokens", default=8, least=2, words="Tokens of a pass.")
 @click.option("--retention", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Masks kept.")

@@ -19,6 +19,11 @@ RECORD = Record(
     ),
     draft_writer="card.family.pard.writer:make_writer",
     commands=(
-        Command("train pard", "Adapt a draft model to draft several tokens a pass.", "card.family.pard.options:pard"),
+        Command(
+            "train pard",
+            "Adapt a draft model to draft several tokens a pass.",
+            "card.family.pard.options:pard",
+            "torch",
+        ),
     ),
 )

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from card.config.record import load_place
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import ModelError
 from card.kernels.number_types import Floats
+from card.machine.importing import load_place
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.models.runner import RowRunner

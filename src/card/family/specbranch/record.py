@@ -23,6 +23,7 @@ RECORD = Record(
             "train hrad",
             "Train H-RAD, which predicts rejections for method specbranch.",
             "card.family.specbranch.options:hrad",
+            "torch",
         ),
     ),
 )

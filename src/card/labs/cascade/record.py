@@ -8,6 +8,7 @@ RECORD = Record(
             "choose-examples",
             "Choose examples or instructions by the target's loss.",
             "card.labs.cascade.options:choose_examples",
+            "torch",
         ),
     )
 )

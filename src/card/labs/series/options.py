@@ -15,11 +15,12 @@ from card.cli.starting import run
 
 _MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")  # of card.labs.series.verify, which imports torch
 
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _folder(flag: str, *, required: bool = False, words: str) -> Callable[[F], F]:
-    kind = click.Path(file_okay=False, path_type=Path)
+def _folder(flag: str, *, kind: click.Path = _FOLDER, required: bool = False, words: str) -> Callable[[F], F]:
     return click.option(flag, required=required, type=kind, metavar="DIR", help=words)
 
 
@@ -43,7 +44,7 @@ def forecast(**options: Any) -> int:
 @command("forecaster", short_help="Train a forecaster of time series.")
 @file_option("--series", required=True, words="CSV file.")
 @click.option("--column", "columns", multiple=True, required=True, help="Values to learn.")
-@_folder("--out", required=True, words="Folder to write.")
+@_folder("--out", kind=OutputPath(is_folder=True), required=True, words="Folder to write.")
 @click.option(
     "--size", type=click.Choice(("large", "small")), default="large", show_default=True, help="Target, draft."
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from card.cli.files import writing
 from card.errors import SettingsError
 from card.labs.series.data import Values
 from card.machine.packages import install_command
@@ -51,8 +52,5 @@ def draw(made: Forecast, values: Values, path: Path, truth: Values | None = None
     axes.set_xlabel("steps from the end of the series")
     axes.legend(loc="upper left", fontsize=8, ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        FigureCanvasAgg(figure).print_figure(path, dpi=150, format="png")
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}; choose another place") from None
+    with writing(path) as place:
+        FigureCanvasAgg(figure).print_figure(place, dpi=150, format="png")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from card.cli.files import OutputPath
 from card.cli.help import command
 from card.cli.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options
 from card.cli.starting import run
@@ -17,9 +17,7 @@ from card.config import EngineSettings, SamplingParams
 @pair_options
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
 @counted("--max-prompts", words="Most prompts.")
-@click.option(
-    "--out", required=True, type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File to write."
-)
+@click.option("--out", required=True, type=OutputPath(beside=(".steps.jsonl",)), help="File to write.")
 @option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS)
 @option_of(EngineSettings, "device", is_filled=True)
 @counted("--seed", default=0, least=0, words="Same seed, same prompts.")

@@ -23,8 +23,11 @@ RECORD = Record(
             summary="a draft model writes steps, and a router hands some to the target; not exact",
             runs="card.labs.steps.command:run",
             in_python="card.steps.Arbitrage",
+            extra="torch",
             settings=RouterSettings,
         ),
     ),
-    commands=(Command("train router", f"Train a router for --method {STEPWISE}.", "card.labs.steps.options:router"),),
+    commands=(
+        Command("train router", f"Train a router for --method {STEPWISE}.", "card.labs.steps.options:router", "torch"),
+    ),
 )

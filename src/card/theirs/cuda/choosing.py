@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from card.config.record import load_place
 from card.drafting.protocol import DraftWriter
+from card.machine.importing import load_place
 from card.models.protocol import LanguageModel
 
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from card.cli.files import check_can_write
+from card.cli.files import check_can_write, writing
 from card.cli.interrupts import INTERRUPTED
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
 from card.cli.remarks import hint_at_int8
@@ -65,8 +65,7 @@ def run(**options: Any) -> int:
             click.echo(f"what was measured is in {out}; card bench --resume {out} goes on with it", err=True)
         raise
     if traces:
-        trace_file.parent.mkdir(parents=True, exist_ok=True)
-        with trace_file.open("w", encoding="utf-8") as file:
+        with writing(trace_file) as place, place.open("w", encoding="utf-8") as file:
             write_trace(file, traces, {"command": environment.command, "commit": environment.commit})
     elif trace_file is not None:
         click.echo("nothing was decoded, so there is no trace", err=True)

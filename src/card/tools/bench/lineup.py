@@ -14,7 +14,7 @@ from typing import Any
 from card.api.llm import LLM
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import INT8, DraftSettings, ResolvedParams
-from card.config.registry import find_method
+from card.config.registry import find_method, settings_of_writers
 from card.errors import SettingsError
 from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
@@ -265,7 +265,7 @@ class Lineup:
             common: dict[str, Any] = {"dtype": self._settings.dtype, **MEASURED_START}
             common["max_model_len"] = self.max_model_len
             own = self._settings.engine_of(name)
-            read = (*find_method(spec.method).reads, *spec.engine.get("writers", ()))
+            read = (*find_method(spec.method).reads, *settings_of_writers(spec.engine.get("writers", ())))
             own |= {name: value for name, value in self._settings.own.items() if name in read}
             settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
             if self._settings.is_forced(spec):

@@ -77,7 +77,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option("--coupling-report", is_flag=True, help="Add rows without coupled noise.")
 @click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by chance; not exact.")
 @click.option("--trace", type=OutputPath(), help="Trace for ui.perfetto.dev.")
-@click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
+@click.option("--out", type=OutputPath(), help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
 @click.option("--resume", type=Path, help="Run what this file lacks.")
 def bench(**options: Any) -> int:
     """Measure methods against each other on the same weights, prompts and cores.

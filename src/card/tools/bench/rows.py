@@ -15,6 +15,7 @@ from typing import Any
 
 from card.api.llm import LLM
 from card.config import DraftSettings, ResolvedParams
+from card.config.registry import own_value
 from card.engine.metrics import RequestStats
 from card.engine.trace import Trace
 from card.machine.threads import CoreSet, pinned
@@ -116,7 +117,7 @@ class CardRow(Row):
             settings["num_speculative_tokens"] = draft.num_speculative_tokens
         if method.length_from_latencies and self._draft is None:
             settings["length_from"] = "latencies"  # target pass / drafter pass, measured when the row was started
-        return settings | {name: getattr(engine, name) for name in method.reads}
+        return settings | {name: own_value(engine, name) for name in method.reads}
 
     def decode(self, prompt_ids: Sequence[int], params: ResolvedParams) -> Decoded:
         """Decode one prompt."""

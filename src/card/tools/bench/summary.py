@@ -179,7 +179,7 @@ def costs_of(samples: Sequence[Sample]) -> CostSummary:
     stats = [sample.stats for sample in samples if sample.stats is not None]
     if not stats or not passes:
         return costs
-    total, schedules, rate = RequestStats.joined(stats), Counter(one.schedule for one in stats), decode_rate(samples)
+    total, schedules = RequestStats.joined(stats), Counter(one.schedule for one in stats)
     per_pass_ms = 1e3 / passes
     costs = replace(
         costs,
@@ -192,7 +192,7 @@ def costs_of(samples: Sequence[Sample]) -> CostSummary:
     )
     if total.verified_tokens:
         costs = _with_candidates(costs, total, tokens)
-    return _with_drafter(costs, total, tokens, rate) if total.drafter_passes else costs
+    return _with_drafter(costs, total, tokens) if total.drafter_passes else costs
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def _with_candidates(costs: CostSummary, total: RequestStats, tokens: int) -> Co
     )
 
 
-def _with_drafter(costs: CostSummary, total: RequestStats, tokens: int, rate: float) -> CostSummary:
-    """Add the figures of the draft model; ``rate`` is the speed reached, in tokens/s."""
+def _with_drafter(costs: CostSummary, total: RequestStats, tokens: int) -> CostSummary:
+    """Add the figures of the draft model."""
     layers_per_s = total.drafter_layers_per_s or None
     return replace(
         costs,
@@ -282,10 +282,10 @@ def _with_drafter(costs: CostSummary, total: RequestStats, tokens: int, rate: fl
         hits=total.hits,
         late_hits=total.late_hits,
         misses=total.misses,
-        hit_rate=min(1.0, total.hit_rate),
+        hit_rate=total.hit_rate,
         rolled_back_per_emitted=total.rolled_back_tokens / tokens if tokens else None,
         dropped_per_emitted=total.drafter_dropped_nodes / tokens if tokens else None,
         drafter_restarts=total.drafter_restarts,
         drafter_layers_per_s=layers_per_s,
-        ceiling_share=rate / layers_per_s if layers_per_s else None,
+        ceiling_share=total.ceiling_share if layers_per_s else None,
     )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from card.cli.files import writing
 from card.errors import PlanError, SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -44,9 +45,6 @@ def read_file(
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file. Raises: PlanError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    except OSError as error:
-        raise PlanError(f"cannot write {path}: {error.strerror}") from error
+    """Write a file. Raises: SettingsError."""
+    with writing(path) as place:
+        place.write_bytes(data)

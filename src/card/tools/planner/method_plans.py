@@ -158,7 +158,7 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
         best_speed_up=best.tokens_per_s / baseline.tokens_per_s,
         tokens_per_pass=shipped.total.mean_acceptance_length,
         hit_rate=shipped.total.hit_rate,
-        shares={name: spent_s / (shipped.decode_s or 1.0) for name, spent_s in spent.items()},
+        shares={name: spent_s / (shipped.total.decode_s or 1.0) for name, spent_s in spent.items()},
         sensitivity=sensitivity,
     )
 

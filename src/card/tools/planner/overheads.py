@@ -28,7 +28,7 @@ from card.engine.policy.tuned import TunedPolicy
 from card.engine.replica import draft_spec
 from card.engine.request import Request
 from card.engine.watchers import Watchers
-from card.errors import SettingsError
+from card.errors import MissingError, SettingsError
 from card.links.in_process import InlineLink
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
@@ -88,7 +88,7 @@ def measure_overheads(model: LanguageModel, tokenizer: Tokenizer | None = None, 
     round_s, tuned_s = _round_s(model, tokenizer), _round_s(model, tokenizer, is_tuned=True)
     by_writer: dict[str, float] = {}
     for name in writer_names():
-        with suppress(SettingsError):  # a writer that needs settings of its own
+        with suppress(SettingsError, MissingError):  # a writer that needs settings of its own, or PyTorch
             by_writer[name] = max(0.0, _round_s(model, tokenizer, is_tuned=True, writers=(name,)) - tuned_s)
     if ctc is not None:
         by_writer[HEAD] = max(0.0, _round_s(model, tokenizer, writers=(HEAD,), ctc=ctc) - round_s)

@@ -13,6 +13,7 @@ from card.api.llm import LLM
 from card.config import ResolvedParams, SamplingRule
 from card.config.registry import find_method
 from card.errors import PlanError
+from card.machine.importing import load_place
 from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
 from card.models.loading import check_pair, load_decoder, load_tokenizer
@@ -21,7 +22,7 @@ from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
-from card.tools.planner.own_drafts import check_recordable, record_head, record_method
+from card.tools.planner.own_drafts import check_recordable, record_method
 from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, TargetText, pack_text
 from card.tree.logits import Logits, as_array, top
 
@@ -29,6 +30,7 @@ NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
 _RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
 _CHUNK = 64  # positions whose logits are in memory at once
+_RECORD_HEAD = "card.tools.planner.head_drafts:record_head"  # with a head, which needs PyTorch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ def _with_own_drafts(
     for name in request.methods:
         if find_method(name).needs_head:
             tell("asking the head at each position")
-            heads = record_head(str(request.ctc), runner, answers)
+            heads = load_place(_RECORD_HEAD, f"method {name}")(str(request.ctc), runner, answers)
             continue
         own = {"kv_selection": request.kv_selection} if find_method(name).selection is not None else {}
         done = record_method(name, target, draft, answers, request.params, tell, **settings, **own)

@@ -36,7 +36,7 @@ class VirtualRun:
     @property
     def overhead_s(self) -> float:
         """Seconds of rounds beyond passes and waiting."""
-        return max(0.0, self.decode_s - self.total.target_busy_s - self.total.waited_s)
+        return max(0.0, self.total.decode_s - self.total.target_busy_s - self.total.waited_s)
 
 
 class Simulator:

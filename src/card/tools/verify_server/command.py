@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from card import __version__
-from card.cli.files import read_prompts
+from card.cli.files import read_prompts, writing
 from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
@@ -73,11 +73,8 @@ def run(
 
 def _write(report: Report, path: Path) -> None:
     content = {"card": __version__, "status": report.status, **asdict(report)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}; choose another place") from error
+    with writing(path) as place:
+        place.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def charts_of(rows: Sequence[RowSummary], baseline: str) -> list[Chart]:
     between = "milliseconds; tokens of one pass come at once"
     charts = [
         _speedups(rows, baseline),
-        chart("Speed against the drafter's ceiling", "tokens per second", _ceiling, *ceiling),
+        chart("The drafter's tokens against its ceiling", "tokens per second", _ceiling, *ceiling),
         chart("Acceptance by depth", "kept, of rounds that offered a candidate of depth 1, 2, ...", _acceptance),
         chart("Time to first token", "milliseconds", lambda row: _latency(row, row.first_token), *percentiles),
         chart("Time between tokens", between, lambda row: _latency(row, row.inter_token), *percentiles),
@@ -105,7 +105,7 @@ def _ceiling(row: RowSummary) -> Line | None:
     layers_per_s, share = row.costs.drafter_layers_per_s, row.costs.ceiling_share
     if not layers_per_s or share is None:
         return None
-    rate = row.tokens_per_s.median
+    rate = share * layers_per_s
     lane = (Bar(rate, GAIN), Bar(layers_per_s, SECOND, kind="mark"))
     return Line(row.row, f"{rate:.0f} of {layers_per_s:.0f}/s, {share:.0%}", (lane,))
 
@@ -136,7 +136,7 @@ def _hits(row: RowSummary) -> Line | None:
     costs = row.costs
     if costs.hit_rate is None or costs.hits is None:
         return None
-    at_once = min(1.0, costs.hits / costs.target_passes) if costs.target_passes else 0.0
+    at_once = costs.hits / costs.target_passes if costs.target_passes else 0.0
     return Line(row.row, f"{costs.hit_rate:.0%}", ((Bar(at_once, GAIN), Bar(costs.hit_rate, SECOND, at_once)),))
 
 

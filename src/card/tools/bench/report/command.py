@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from card.cli.files import writing
 from card.cli.tables import show
-from card.errors import BenchError, SettingsError
+from card.errors import BenchError
 from card.tools.bench.report.page import render
 from card.tools.bench.report.table import write_csv
 from card.tools.bench.results import load
@@ -24,12 +25,8 @@ def run(results: tuple[Path, ...], out: Path | None, csv_path: Path | None) -> N
     for path, write in ((csv_path, write_csv), (out, lambda file, summaries: file.write(render(summaries)))):
         if path is None:
             continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as file:
-                write(file, summaries)
-        except OSError as error:
-            raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
+        with writing(path) as place, place.open("w", encoding="utf-8", newline="") as file:
+            write(file, summaries)
         click.echo(f"wrote {path}", err=True)
     if out is None:
         for one, _ in summaries:

@@ -1,0 +1,46 @@
+"""Each output of a command crossed with each of its other arguments: no file that one names is lost to the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from card.cli.files import OutputPath
+from tests.commands import run_command
+from tests.crosses.typing import commands, needed, takes_text, typed
+
+CONTENT = "what was in the file before\n"
+_FORMS = ("{}", "name={}", "{}:0.5")  # of a text that names a file
+
+_OUTPUTS = [
+    (words, command, param)
+    for words, command in commands()
+    for param in command.params
+    if isinstance(param.type, OutputPath)
+]
+
+
+@pytest.mark.parametrize(("words", "command", "output"), _OUTPUTS, ids=lambda one: getattr(one, "name", None))
+def test_a_path_that_another_argument_names_too_is_refused_and_keeps_its_content(
+    words: tuple[str, ...],
+    command: click.Command,
+    output: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "place.jsonl"
+    is_folder = isinstance(output.type, OutputPath) and output.type.dir_okay
+    place.mkdir() if is_folder else place.write_text(CONTENT)
+    others = [one for one in command.params if one is not output and takes_text(one)]
+    assert others
+    for other in others:
+        for form in _FORMS if isinstance(other.type, click.types.StringParamType) else _FORMS[:1]:
+            twice = [*typed(other, form.format(place)), *typed(output, str(place))]
+            ran = run_command(capsys, *words, *twice, *needed(command, tmp_path, output, other))
+            assert ran.status == 2 and ran.out == "", (other.name, form)
+            assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, (other.name, form, ran.err)
+            assert list(place.iterdir()) == [] if is_folder else place.read_text() == CONTENT, (other.name, form)

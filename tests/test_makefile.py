@@ -1,0 +1,71 @@
+"""Each test is run by some target: no mark takes one away from all of them. CONTRIBUTING.md says when to run which."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_PYTEST = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
+MARKS = [mark.partition(":")[0] for mark in _PYTEST["markers"]]
+
+
+@cache
+def recipes() -> dict[str, str]:
+    """Return the commands of each target that runs tests, as make prints them."""
+    targets = re.findall(r"^(test[a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    return {target: _printed(target) for target in targets}
+
+
+def _printed(target: str) -> str:
+    done = subprocess.run(["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _runs(expression: str, mark: str) -> bool:
+    """Return whether an expression of pytest's -m takes a test with this mark alone."""
+    return bool(eval(re.sub(r"\w+", lambda word: _value(word[0], mark), expression)))
+
+
+def _value(word: str, mark: str) -> str:
+    return word if word in ("and", "or", "not") else str(word == mark)
+
+
+def expressions(recipe: str) -> list[str]:
+    """Return the expressions of -m in a recipe."""
+    return [quoted or bare for quoted, bare in re.findall(r"pytest\b[^\n]* -m (?:\"([^\"]+)\"|(\w+))", recipe)]
+
+
+def test_every_mark_is_run_by_a_target() -> None:
+    asked = [one for recipe in recipes().values() for one in expressions(recipe)]
+    assert [mark for mark in MARKS if not any(_runs(one, mark) for one in asked)] == []
+
+
+def test_a_mark_that_no_target_runs_is_found() -> None:
+    (one,) = expressions('python -m pytest -n 2 -m "not gpu and not weights" tests')
+    assert _runs(one, "slow") and not _runs(one, "gpu")
+    assert expressions("python -m pytest -m gpu -rs tests/x") == ["gpu"]
+
+
+def test_what_no_mark_takes_away_is_what_make_test_runs() -> None:
+    (default,) = re.findall(r'-m "([^"]+)"', _PYTEST["addopts"])
+    assert [mark for mark in MARKS if _runs(default, mark)] == []
+    (slow, *_) = expressions(recipes()["test-slow"])
+    assert [mark for mark in MARKS if _runs(slow, mark)] == ["slow"] and _runs(slow, "")
+    assert "CARD_TEST_EXAMPLES=new" in recipes()["test-slow"]
+
+
+def test_the_crosses_run_without_pytorch_too() -> None:
+    for target in ("test-core", "test-slow"):
+        assert "tests/crosses" in recipes()[target]
+
+
+def test_every_target_of_tests_has_its_time_in_contributing() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    told = set(re.findall(r"`make (test[a-z-]*)", page))
+    assert told == set(recipes())
+    assert [mark for mark in MARKS if f"`{mark}`" not in page] == []
