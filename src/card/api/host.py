@@ -10,8 +10,9 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from card.api.asked import Asked
 from card.api.prompts import Prompt
-from card.api.start import Asked, build_engine, load, measure
+from card.api.start import build_engine, load, measure
 from card.api.text_stream import TextStream
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import ResolvedParams, SamplingParams

@@ -6,15 +6,17 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Self, Unpack
 
+from card.api.asked import Asked
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
 from card.api.prompts import Prompt, conversations
-from card.api.start import Asked
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.fields import require
 from card.config.keywords import LLMSettings
 from card.engine.engine import Engine
 from card.engine.metrics import EngineStats
@@ -54,10 +56,10 @@ class LLM(Hosted):
 
     def __init__(
         self,
-        target: str | LoadedModel = "demo-target",
-        draft: str | LoadedModel | None = None,
+        target: str | PathLike[str] | LoadedModel = "demo-target",
+        draft: str | PathLike[str] | LoadedModel | None = None,
         *,
-        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
+        tokenizer: str | PathLike[str] | Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
@@ -69,6 +71,7 @@ class LLM(Hosted):
         Args:
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot run in another process.
+            tokenizer: one of transformers, or the folder or name of one; None: the target's own.
             method: a name that `card methods` lists; None takes card if there is a draft model and vanilla if not.
             verifier: decides which candidates to accept, see `card.tree.verify`; an inexact one needs allows_inexact.
             spare: a process for the drafter that was started before this process loaded torch.
@@ -76,8 +79,8 @@ class LLM(Hosted):
             settings: see `card.LLMSettings` for meanings and defaults.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        asked = Asked(target, draft, settings=settings, method=method, tokenizer=tokenizer, verifier=verifier)
-        self._host = Host(replace(asked, spare=spare, say=say))
+        given = {"settings": settings, "method": method, "verifier": verifier, "spare": spare, "say": say}
+        self._host = Host(Asked.of(target, draft, tokenizer=tokenizer, **given))
         self._engine: Engine = self._host.engine
         self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()
@@ -95,6 +98,7 @@ class LLM(Hosted):
 
     @draft_settings.setter
     def draft_settings(self, draft: DraftSettings) -> None:
+        require(isinstance(draft, DraftSettings), "draft_settings", "card.DraftSettings", draft)
         self._host.draft_settings = draft
 
     def generate(
@@ -134,7 +138,7 @@ class LLM(Hosted):
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
         own error (TargetError, WorkerError) where it fails.
         """
-        return self._stream(self._prepare(prompt, sampling_params or SamplingParams()))
+        return self._stream(self._prepare(prompt, SamplingParams() if sampling_params is None else sampling_params))
 
     def stats(self) -> EngineStats:
         """Return gauges and totals of the engine."""

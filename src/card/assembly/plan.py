@@ -126,7 +126,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     """
     engine_changes, draft_changes = split_settings(settings)
     has_draft = facts.has_draft or facts.has_pool or engine_changes.get("draft_address") is not None
-    chosen = find_method(method or ("card" if has_draft else "vanilla"))
+    chosen = find_method(("card" if has_draft else "vanilla") if method is None else method)
     engine = EngineSettings(**{**engine_changes, "method": chosen.name})
     # A policy that weighs candidates can afford those of more writers, and an exact text is the same with them.
     takes_more = engine.policy != "fixed" and draft_changes.get("verify") != "chain" and facts.verifier.is_exact

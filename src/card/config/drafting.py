@@ -10,15 +10,21 @@ from card.config.fields import Replaceable, check, make_plain, require, setting
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out", "phrases"]
 
+# The most that a drafter grants, wherever it runs.
+MAX_BEAM_WIDTH = 256
+MAX_BRANCH = 256
+MAX_LEAD = 4096
+MAX_NODES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
     """Shape of the tree of candidates that a drafter grows."""
 
-    beam_width: int = setting(6, "Most candidates of a drafter pass.", least=1)  # K
-    branch: int = setting(8, "Most continuations of one candidate.", least=1)  # in both tiers together
-    lead: int = setting(24, "Most layers ahead of the text.", least=1)
-    max_nodes: int = setting(4096, "Most candidates held at once.", least=1)
+    beam_width: int = setting(6, "Most candidates of a drafter pass.", least=1, most=MAX_BEAM_WIDTH)  # K
+    branch: int = setting(8, "Most continuations of one candidate.", least=1, most=MAX_BRANCH)  # in both tiers together
+    lead: int = setting(24, "Most layers ahead of the text.", least=1, most=MAX_LEAD)
+    max_nodes: int = setting(4096, "Most candidates held at once.", least=1, most=MAX_NODES)
     min_path_logprob: float = setting(-12.0, "Paths less likely are not expanded.", below=0)
     growth: Growth = setting("layer", f"How the tree grows: {', '.join(get_args(Growth))}.")
     branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
@@ -26,11 +32,12 @@ class TreeShape:
         (3,),
         "Outcomes prepared at each position by growth fan-out.",
         least=0,
+        most=MAX_BRANCH,
         num_items=(1, 64),
-        allowed="1 to 64 whole numbers of 0 or more",
+        allowed=f"1 to 64 whole numbers from 0 to {MAX_BRANCH}",
     )
     num_speculative_tokens: int = setting(  # of each branch, for growth branch and fan-out
-        6, "Tokens drafted per turn.", least=1
+        6, "Tokens drafted per turn.", least=1, most=MAX_LEAD
     )
     coupled_noise: bool = setting(True, "Rank candidates with the target's noise.")
 
@@ -45,7 +52,7 @@ class DraftSettings(TreeShape, Replaceable):
     """Settings of drafting, and of how many candidates the target verifies."""
 
     verify: VerifyShape = setting("chain", f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}.")
-    budget: int = setting(16, "Most candidates verified in one target pass.", least=1)
+    budget: int = setting(16, "Most candidates verified in one target pass.", least=1, most=MAX_NODES)
     min_verify_prob: float = setting(0.2, "Less likely candidates are not verified.", least=0, below=1)
     max_wait_s: float = setting(0.0, "Longest wait for --min-depth candidates.", least=0, unit="seconds")
     min_depth: int = setting(1, "Least path at which the target stops waiting.", least=1)

@@ -21,6 +21,7 @@ KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2", "arm-i8mm", "arm-dotpr
 KERNELS_VARIABLE = "CARD_KERNELS"  # sets one for this process and its children
 INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 
+MAX_THREADS = 1024  # more than any machine has cores
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -57,8 +58,8 @@ class EngineSettings(Replaceable):
     )  # by max_num_seqs too
     kv_offload: str | None = setting(None, "Folder for paused KV.")
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
-    threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="the fastest")
-    draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)
+    threads: int | None = setting(None, "CPU threads of the target.", least=1, most=MAX_THREADS, shown="the fastest")
+    draft_threads: int = setting(1, "CPU threads of the drafter.", least=1, most=MAX_THREADS)
     cores: tuple[int, ...] | None = setting(  # None divides the cores of this process
         None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,8 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 from card.errors import CardError, SettingsError, known_instead
 
 T = TypeVar("T")
-_KINDS = {int: "a whole number", float: "a number", bool: "True or False", Mapping: "a mapping"}
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Mapping: "a mapping"}
+_INTEGERS = range(-(2**63), 2**63)  # outside of Python a number has room for no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +110,8 @@ class Setting:
         told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
         return self.rule.shown or ("" if is_nothing else told)
 
-    def fault(self, value: object, bounds: Bounds | None = None) -> str:
-        """Return what is allowed instead of ``value``; empty if ``value`` is valid.
-
-        Args:
-            bounds: further bounds, which hold where the value is used.
-        """
+    def fault(self, value: object) -> str:
+        """Return what is allowed instead of ``value``; empty if ``value`` is valid."""
         if value is None and self.is_optional:
             return ""
         if self.choices:
@@ -127,13 +125,11 @@ class Setting:
                 return self.rule.allowed if is_told else _KINDS[self.kind] + (" or None" if self.is_optional else "")
             if not self.rule.bounds.hold(item):
                 return self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
-            if bounds is not None and not bounds.hold(item):
-                return f"{'numbers ' if self.is_list else ''}{bounds}"
+            if isinstance(item, int) and item not in _INTEGERS:
+                return "a number of 64 bits at most"
         return ""
 
     def _is_of_kind(self, item: object) -> bool:
-        if self.kind is str and not self.is_list:
-            return True  # a path is accepted too
         if self.kind in _KINDS:
             accepted = (int, float) if self.kind is float else self.kind
             return isinstance(item, accepted) and isinstance(item, bool) == (self.kind is bool)
@@ -206,7 +202,6 @@ def check(
     *,
     of: str = "",
     by: type | None = None,
-    bounds: Mapping[str, Bounds] | None = None,
     error: type[CardError] = SettingsError,
 ) -> None:
     """Refuse an object with an invalid field.
@@ -214,12 +209,11 @@ def check(
     Args:
         of: the object, for the message.
         by: the class that declares its fields; None: its own class.
-        bounds: further bounds by name.
     Raises: ``error`` with the name, what is allowed and the value.
     """
     for name in declared(values.__class__):
         one, value = declared(by or values.__class__)[name], getattr(values, name)
-        if allowed := one.fault(value, (bounds or {}).get(name)):
+        if allowed := one.fault(value):
             require(False, name + of, allowed, value, error)
 
 
@@ -242,9 +236,11 @@ def make_plain(values: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy's, or an array or tensor without dimensions, as Python's; other values unchanged."""
+    """Return a number of NumPy's, or an array or tensor without dimensions, as Python's, and a path as a string."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, Integral) and not isinstance(value, int):
         return int(value)
     if isinstance(value, Real) and not isinstance(value, int | float):

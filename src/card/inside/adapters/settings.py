@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from card.config import DraftSettings, parse_size
+from card.config.drafting import MAX_BEAM_WIDTH, MAX_LEAD
 from card.config.fields import Setting, check, declared, refuse_unknown, require, setting
 from card.drafting.local import writer_names
 from card.engine.offers import DRAFTER
 from card.errors import SettingsError
-from card.protocol.messages import MAX_BEAM_WIDTH, MAX_LEAD
 
 _NEEDS_TREES = frozenset({"lookahead"})  # learns from candidates beside the best path
 _NEEDS_STATES = frozenset({"ctc", "hivis"})  # draft from the target's hidden states
