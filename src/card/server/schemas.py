@@ -139,7 +139,9 @@ def _part(part: object) -> dict[str, Any]:
     """Return a content part without fields that clients add, such as the detail of an image."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-    if isinstance(part, dict) and name is not None and isinstance(part.get(name), str):
+    if isinstance(part, dict) and name is not None:
+        if not isinstance(part.get(name), str):
+            raise ValueError(f"a part of type {kind} must have a string named {name}, got {str(part.get(name))[:40]}")
         return {"type": "text", "text": part[name]}
     if isinstance(part, dict) and kind == "image_url":
         source = part.get("image_url")
