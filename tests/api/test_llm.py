@@ -577,13 +577,6 @@ def test_sampling_parameters_out_of_range_are_refused():
         GREEDY.replace(heat=1)
 
 
-def test_closing_an_llm_twice_does_no_harm(pair, plain):
-    llm = LLM(pair.target, pair.draft, dtype="float32", placement="thread")
-    llm.close()
-    llm.close()
-    assert llm.generate(PROMPT, GREEDY)[0].outputs == plain(GREEDY).outputs
-
-
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 

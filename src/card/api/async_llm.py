@@ -167,6 +167,7 @@ class RequestStream(AsyncIterator[StreamChunk]):
     async def __anext__(self) -> StreamChunk:
         if self._is_over:
             raise StopAsyncIteration
+        self._llm.host.home.check()
         try:
             chunk = await self._mailbox.take()
         except SettingsError:  # the caller's mistake: the request goes on

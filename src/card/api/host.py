@@ -20,6 +20,7 @@ from card.engine.live import LiveRequest
 from card.engine.request import Request, Update
 from card.engine.scoring import Scorer
 from card.errors import SettingsError, TargetError, in_words
+from card.machine.home import Home
 from card.models.images import ImagePrompt
 from card.models.shortage import telling_shortage
 
@@ -81,11 +82,14 @@ class Host:
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
+        self.home = Home()
         if self.link is not None:
-            self._finalizer = weakref.finalize(self, self.link.close)
+            self._finalizer = weakref.finalize(self, self.home.closing(self.link.close))
 
     def close(self) -> None:
-        """End the drafter and the processes that test grammars. May be called twice."""
+        """End the drafter and the processes that test grammars. May be called twice; a forked child ends nothing."""
+        if not self.home.is_here:
+            return
         self.grammars.close()
         self.latencies.mend(self.policy.measured())
         self.latencies.remember_agreement(self.policy.agreement)
@@ -99,8 +103,9 @@ class Host:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for parameters that this model
-        cannot follow.
+        cannot follow; WorkerError in a forked child.
         """
+        self.home.check()
         if not isinstance(params, SamplingParams):
             raise SettingsError(f"the parameters of a prompt must be card.SamplingParams, got {params!r:.80}")
         unknown = max(params.logit_bias, default=0)
@@ -139,5 +144,6 @@ class Host:
         return params.max_tokens or self.sampling_defaults.get("max_tokens")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises: PromptError if it is not a prompt."""
+        """Return the token ids of a prompt. Raises: PromptError if it is none; WorkerError in a forked child."""
+        self.home.check()
         return self._prompts.encode(prompt)

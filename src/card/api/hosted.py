@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from card.api.host import Host
 from card.config.method import Method
 from card.engine.trace import Trace
+from card.errors import SettingsError
+from card.machine.home import AT_HOME
 
 
 class Hosted:
     """Facts that `LLM` and `AsyncLLM` report about their engine."""
 
     _host: Host
+
+    def __reduce__(self) -> NoReturn:
+        """Raise SettingsError: neither models nor threads can be sent to another process."""
+        raise SettingsError(AT_HOME)
 
     @property
     def host(self) -> Host:

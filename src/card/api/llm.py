@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Self, Unpack
@@ -21,7 +22,7 @@ from card.config.keywords import LLMSettings
 from card.engine.engine import Engine
 from card.engine.metrics import EngineStats
 from card.engine.request import Update
-from card.errors import SettingsError
+from card.errors import SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
@@ -84,6 +85,7 @@ class LLM(Hosted):
         self._engine: Engine = self._host.engine
         self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
         self._request_ids = itertools.count()
 
     @property
@@ -111,8 +113,8 @@ class LLM(Hosted):
         Args:
             sampling_params: for all prompts, or one for each.
         Raises: PromptError for a prompt that is empty or does not fit, and SettingsError if the numbers of parameters
-            and prompts differ, before anything runs. A request that fails later has finish_reason "error" in its
-            result, and the others go on.
+            and prompts differ, before anything runs; WorkerError if this is closed. A request that fails later has
+            finish_reason "error" in its result, and the others go on.
         """
         is_one = isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable)
         listed: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item]
@@ -141,18 +143,25 @@ class LLM(Hosted):
         return self._stream(self._prepare(prompt, SamplingParams() if sampling_params is None else sampling_params))
 
     def stats(self) -> EngineStats:
-        """Return gauges and totals of the engine."""
-        with self._lock:
-            return self._engine.stats()
+        """Return gauges and totals of the engine. Raises: WorkerError if it was closed."""
+        with self._held() as engine:
+            return engine.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Drop the KV of finished requests that is kept for texts with the same beginning."""
-        with self._lock:
-            self._engine.forget_prefixes()
+        """Drop the KV of finished requests that is kept for texts with the same beginning.
+
+        Raises: WorkerError if the engine was closed.
+        """
+        with self._held() as engine:
+            engine.forget_prefixes()
 
     def close(self) -> None:
-        """End the drafter. May be called twice."""
-        self._host.close()
+        """End engine and drafter; open streams and other threads' calls raise WorkerError. May be called twice."""
+        if self._host.home.is_here:  # a forked child has no lock that it could wait for
+            with self._lock:
+                self._is_closed = True
+                self._live.clear()
+                self._host.close()
 
     def __enter__(self) -> Self:
         return self
@@ -160,30 +169,46 @@ class LLM(Hosted):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        self._host.home.check()
+        if self._is_closed:
+            raise WorkerError("the engine was shut down; make a new LLM")
+
+    @contextmanager
+    def _held(self) -> Iterator[Engine]:
+        """Keep other threads from the engine. Raises: WorkerError if it was closed, or left behind by a fork."""
+        self._check_open()
+        with self._lock:
+            self._check_open()  # it may have been closed meanwhile
+            yield self._engine
+
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:
+        self._check_open()
         return self._host.make_request(prompt, params, next(self._request_ids))
 
     def _begin(self, prepared: PreparedRequest) -> _UnreadRequest:
         live = _UnreadRequest(prepared)
-        with self._lock:
-            self._engine.add(prepared.checked)
+        with self._held() as engine:
+            engine.add(prepared.checked)
             self._live[prepared.request.request_id] = live
         return live
 
     def _end(self, live: _UnreadRequest) -> None:
         """Forget a request, and drop it if it is not finished."""
         request_id = live.prepared.request.request_id
+        if not self._host.home.is_here:
+            return
         with self._lock:
             if self._live.pop(request_id, None) is not None:
                 self._engine.abort(request_id)
 
     def _next(self, live: _UnreadRequest) -> Update:
-        """Return the next update of a request; run rounds until there is one."""
+        """Return the next update of a request; run rounds until there is one. Raises: WorkerError."""
         while True:
-            with self._lock:
+            with self._held() as engine:
                 if live.updates:
                     return live.updates.popleft()
-                for update in self._engine.step():
+                for update in engine.step():
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
