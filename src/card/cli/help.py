@@ -135,6 +135,10 @@ class CardGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.summary) for name, one in self._table.items()])
 
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Take a group without anything else as a question for its help."""
+        return super().parse_args(context, args or ["--help"])
+
     def invoke(self, context: click.Context) -> Any:
         """Run a command; Ctrl-C must not reach click, which would write an empty line to standard error."""
         try:

@@ -47,7 +47,7 @@ class Route:
     path: str
     handler: Callable[[Request], Awaitable[Response]]
     errors: tuple[int, ...] = ()
-    body: type[BaseModel] | None = None  # None: a GET
+    body: type[BaseModel] | None = None  # None: a GET, and a HEAD that the schema leaves out
     unavailable: str = _ERRORS[503]  # what status 503 means here
 
 
@@ -71,6 +71,8 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
         openapi_extra=extra,
         responses=_responses(route),
     )
+    if route.body is None:
+        app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
@@ -129,6 +131,8 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
             if kind.get("type") == "integer":
                 kind.pop("exclusiveMaximum", None)
                 kind["maximum"] = maximum
+        if (usual := field.get("default")) is not None:
+            field["default"] = min(usual, maximum)
 
 
 def _allow_null(body: dict[str, Any]) -> None:

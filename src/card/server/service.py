@@ -180,15 +180,18 @@ class Service:
             return request.headers.get("authorization", "")
         return request.client.host if request.client is not None else ""
 
-    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int | None:
+    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None, *, is_asked: bool = True) -> int | None:
         """Return how many tokens a request may write; None: as many as fit.
 
+        Args:
+            is_asked: False if the request did not say what it wants, and this is the usual number.
         Raises: ApiError 400 if the prompt leaves no room, or it asks for more than the server's limit allows.
         """
         room, limit = self.llm.max_model_len - num_prompt_tokens, self.settings.max_request_tokens
         if room < 1:
             raise too_long(self.llm.max_model_len, num_prompt_tokens, wanted or 1)
-        wanted = None if wanted is None else min(wanted, room)
+        most = room if is_asked or limit is None else min(room, limit)
+        wanted = None if wanted is None else min(wanted, most)
         if wanted is not None and limit is not None and wanted > limit:
             raise bad_request(f"max_tokens may be at most {limit} on this server, got {wanted}", "max_tokens")
         if wanted is not None or limit is None:
