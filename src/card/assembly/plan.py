@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size
+from card.config.fields import declared
 from card.config.method import Method
+from card.config.reading import CANDIDATES, DRAFTING, DRAFTING_HERE, IMAGES, refuse_unread
 from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
-from card.config.splitting import split_settings
+from card.config.splitting import engine_settings, split_settings
 from card.drafting.local import find_writer
 from card.engine.offers import DRAFTER
 from card.errors import SettingsError
@@ -134,6 +136,8 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
+    there = _readers(chosen, engine, drafts=drafts, writers=writers, growth=chosen.shape(asked).growth)
+    refuse_unread(settings, {**engine_settings(), **declared(DraftSettings)}, there, f"method {chosen.name}")
     shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
     target_tree_rows = shaped.budget + SPARE_ROWS
     has_process = "process" in placements.values()
@@ -208,6 +212,17 @@ def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]
     return DRAFTER in names, tuple(dict.fromkeys(local))
 
 
+def _readers(
+    method: Method, settings: EngineSettings, *, drafts: bool, writers: Sequence[str], growth: str
+) -> frozenset[str]:
+    """Return what reads settings in this engine, in the words of `card.config.reading`."""
+    there = {f"method {method.name}", f"growth {growth}", *(f"writer {name}" for name in writers)}
+    there |= {CANDIDATES} if drafts or writers or method.selection is not None else set()
+    there |= {IMAGES} if settings.max_images else set()
+    there |= {DRAFTING} if drafts else set()
+    return frozenset(there | ({DRAFTING_HERE} if drafts and settings.draft_address is None else set()))
+
+
 def _refuse_contradictions(
     settings: EngineSettings, method: Method, facts: Facts, *, drafts: bool, has_draft: bool
 ) -> None:
@@ -222,8 +237,6 @@ def _refuse_contradictions(
         raise SettingsError(
             "this verifier may keep tokens that the target would not choose: leave it out, or set allows_inexact=True"
         )
-    if settings.draft_vocab is not None and not drafts:
-        raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
     if facts.is_draft_loaded and settings.placement == "process":
         raise SettingsError(
             "a loaded draft model cannot move into another process; give its folder, or placement thread"

@@ -84,12 +84,14 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     )
     goes_alone = not (asked or has_draft or has_server or wants_draft)
     method = asked or (ALONE if goes_alone else WITH_DRAFT)
-    needs_draft = find_method(method).needs_draft and not has_server
+    names, is_named = options.get("writers"), options["draft"] not in (None, NO_DRAFT)
+    needs_draft = find_method(method).needs_draft and not has_server and (names is None or DRAFTER in names)
     if find_method(method).needs_parallel_draft and options["draft"] is None:
         options["draft"] = NO_DRAFT  # a sibling of the target is not a draft model
     target, draft = resolve_models(options, needs_draft=needs_draft)
     note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
-    return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
+    draft = draft if needs_draft or is_named else None  # one that was named must be read, or is refused
+    return ChosenModels(method, target, draft, note if goes_alone else "")
 
 
 def make_llm(options: dict[str, Any]) -> LLM:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from card.config.fields import declared
 from card.config.record import Command, load_place
@@ -58,12 +59,44 @@ _TITLES = ("Options", *_SECTIONS, "Help")
 _OWN = ("--verbose", "--help-all", "--help")  # in the section "Help"
 
 
+class ModeOption(click.Option):
+    """An option that is read in one mode of its command: only beside one of some options, or beside none of others."""
+
+    def __init__(self, *args: Any, beside: Sequence[str] = (), apart_from: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.beside, self.apart_from = tuple(beside), tuple(apart_from)
+
+    def refuse_elsewhere(self, context: click.Context) -> None:
+        """Raise UsageError if it is given where nothing reads it."""
+        if not _is_given(self, context):
+            return
+        others = {one.name: one for one in context.command.params if _is_given(one, context)}
+        flag, needed = self.opts[0], [f"--{name.replace('_', '-')}" for name in self.beside]
+        if needed and others.keys().isdisjoint(self.beside):
+            raise click.UsageError(f"{flag} goes with {' or '.join(needed)}; give that too, or leave {flag} out")
+        for name in self.apart_from:
+            if name in others:
+                raise click.UsageError(f"{flag} does nothing beside {others[name].opts[0]}; leave one of the two out")
+
+
+def _is_given(param: click.Parameter, context: click.Context) -> bool:
+    return context.get_parameter_source(param.name or "") not in (None, ParameterSource.DEFAULT)
+
+
 class CardCommand(click.Command):
     """A command whose help has sections and a short form, and that takes -v."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += [_VERBOSE, _HELP_ALL]
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the options, and refuse those that nothing reads in the mode that others choose."""
+        rest = super().parse_args(context, args)
+        for one in self.params:
+            if isinstance(one, ModeOption) and not context.resilient_parsing:
+                one.refuse_elsewhere(context)
+        return rest
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; rare options only if all are requested."""

@@ -116,10 +116,12 @@ def counted(*flags: str, default: int | None = None, least: int = 1, words: str)
     return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
 
 
-def file_option(*flags: str, words: str, required: bool = False, multiple: bool = False) -> Callable[[F], F]:
-    """Return an option for an existing file, or several; ``words`` are its help."""
+def file_option(
+    *flags: str, words: str, required: bool = False, multiple: bool = False, **how: Any
+) -> Callable[[F], F]:
+    """Return an option for an existing file, or several; ``words`` are its help, ``how`` as in `option_of`."""
     kind = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return click.option(*flags, type=kind, required=required, multiple=multiple, help=words)
+    return click.option(*flags, type=kind, required=required, multiple=multiple, help=words, **how)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

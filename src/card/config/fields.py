@@ -59,6 +59,7 @@ class _Rule:
     shown: str = ""
     section: str = ""  # of the help, for a setting of a folder beside the core
     is_common: bool = False  # shown by --help too, not only by --help-all
+    read_by: str | tuple[str, ...] = ()  # what reads it, see `card.config.reading`; empty: every engine
 
 
 def setting(
@@ -83,6 +84,7 @@ def setting(
         allowed: the allowed values in words, where bounds and type do not suffice.
         shown: the default in words, where the value itself is not clear.
         section, is_common: place in the help of a command.
+        read_by: what reads it, see `card.config.reading`.
     """
     bounds = Bounds(least=least, above=above, most=most, below=below)
     metadata = {"rule": _Rule(meaning=meaning, bounds=bounds, **rule)}
@@ -110,6 +112,17 @@ class Setting:
         told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
         return self.rule.shown or ("" if is_nothing else told)
 
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """What reads it; empty: every engine."""
+        given = self.rule.read_by
+        return (given,) if isinstance(given, str) else given
+
+    def plain(self, given: Any) -> Any:
+        """Return a value as it is stored: `plain`, and a tuple for a list, which may be given as any sequence."""
+        value = plain(given)
+        return _as_tuple(value, self.kind) if self.is_list and not (value is None and self.is_optional) else value
+
     def fault(self, value: object) -> str:
         """Return what is allowed instead of ``value``; empty if ``value`` is valid."""
         if value is None and self.is_optional:
@@ -123,6 +136,8 @@ class Setting:
             if not self._is_of_kind(item):
                 is_told = self.rule.allowed and (self.is_list or self.is_optional)  # their type says too little
                 return self.rule.allowed if is_told else _KINDS[self.kind] + (" or None" if self.is_optional else "")
+            if item == "" and self.default != "" and not self.is_list:
+                return self.rule.allowed or "a string that is not empty"
             if not self.rule.bounds.hold(item):
                 return self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
             if isinstance(item, int) and item not in _INTEGERS:
@@ -229,10 +244,7 @@ def make_plain(values: Any) -> None:
     A list may be given as a single value, or as any sequence.
     """
     for name, one in declared(values.__class__).items():
-        given = plain(getattr(values, name))
-        if one.is_list and not (given is None and one.is_optional):
-            given = _as_tuple(given, one.kind)
-        object.__setattr__(values, name, given)
+        object.__setattr__(values, name, one.plain(getattr(values, name)))
 
 
 def plain(value: Any) -> Any:
