@@ -253,7 +253,7 @@ def test_a_stream_refuses_its_prompt_at_once(make):
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline"), ("card", "thread")])
+@pytest.mark.parametrize(("method", "placement"), [("vanilla", None), ("card", "inline"), ("card", "thread")])
 def test_the_pieces_of_a_stream_are_the_text(make, plain, method, placement):
     wanted = plain(SAMPLED).outputs[0]
     chunks = list(make(method, placement=placement).stream(PROMPT, SAMPLED))
@@ -332,7 +332,7 @@ def crossing(make: Make, params: SamplingParams) -> tuple[str, str, int]:
     raise AssertionError("the tiny model writes no such text; take another seed")
 
 
-@pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline"), ("card", "thread")])
+@pytest.mark.parametrize(("method", "placement"), [("vanilla", None), ("card", "inline"), ("card", "thread")])
 def test_a_stop_string_cuts_the_text_also_across_tokens(make, plain, method, placement):
     params = SAMPLED.replace(max_tokens=200)
     text, stop, num_tokens = crossing(make, params)
@@ -352,7 +352,7 @@ def test_a_stop_string_that_never_comes_changes_nothing(make, plain):
         assert plain(params.replace(stop=("never to be seen",))).outputs == wanted
 
 
-@pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline")])
+@pytest.mark.parametrize(("method", "placement"), [("vanilla", None), ("card", "inline")])
 def test_any_of_several_end_tokens_ends_the_text(make, plain, method, placement):
     last_ids = set()
     params = [ENDING.replace(seed=seed) for seed in range(8)]
@@ -386,7 +386,7 @@ def test_max_tokens_is_kept_exactly(make, plain, max_tokens):
     assert output.finish_reason == "length"
 
 
-@pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline"), ("sps", "inline")])
+@pytest.mark.parametrize(("method", "placement"), [("vanilla", None), ("card", "inline"), ("sps", "inline")])
 def test_a_full_context_ends_the_text(make, plain, method, placement):
     llm = make(method, is_perfect=method != "vanilla", placement=placement, max_model_len=32)
     result = llm.generate(PROMPT, GREEDY)[0]
@@ -454,7 +454,7 @@ def test_a_stop_string_counts_only_behind_the_least_length(make, plain):
     assert outputs == [plain(params.replace(min_tokens=num_tokens - i)).outputs[0] for i in (1, 0)]
 
 
-@pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline"), ("card", "thread")])
+@pytest.mark.parametrize(("method", "placement"), [("vanilla", None), ("card", "inline"), ("card", "thread")])
 def test_logprobs_are_those_of_one_pass_over_the_whole_text(make, pair, method, placement):
     params = SAMPLED.replace(logprobs=4, presence_penalty=1.0)
     llm = make(method, placement=placement)

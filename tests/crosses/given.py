@@ -82,3 +82,14 @@ def refused_by(option: click.Option, folder: Path) -> list[str] | None:
     else:
         return None
     return [option.opts[0], *[value] * option.nargs]
+
+
+def every_command(group: click.Group) -> list[tuple[str, click.Command]]:
+    """Return all commands of a group and of groups in it, by what is typed."""
+    found: list[tuple[str, click.Command]] = []
+    for name, one in group.commands.items():
+        found += (
+            [(f"{name} {rest}", below) for rest, below in every_command(one)] if isinstance(one, click.Group) else []
+        )
+        found += [] if isinstance(one, click.Group) else [(name, one)]
+    return found

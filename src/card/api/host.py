@@ -19,7 +19,7 @@ from card.config import ResolvedParams, SamplingParams
 from card.engine.live import LiveRequest
 from card.engine.request import Request, Update
 from card.engine.scoring import Scorer
-from card.errors import SettingsError, TargetError, in_words
+from card.errors import SettingsError, TargetError, in_words, named
 from card.machine.home import Home
 from card.models.images import ImagePrompt
 from card.models.shortage import telling_shortage
@@ -111,8 +111,8 @@ class Host:
         unknown = max(params.logit_bias, default=0)
         if unknown >= self.runner.vocab_size:
             raise SettingsError(
-                f"logit_bias has token {unknown}, but the target has tokens 0 to {self.runner.vocab_size - 1}; use ids "
-                "of its tokenizer"
+                f"{named('logit_bias')} has token {unknown}, but the target has tokens 0 to "
+                f"{self.runner.vocab_size - 1}; use ids of its tokenizer"
             )
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         prompt_ids = self.encode(prompt)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from card.config import EngineSettings
 from card.config.fields import plain
-from card.errors import PromptError, SettingsError
+from card.errors import PromptError, SettingsError, named
 from card.models.images import ImagePrompt, Tower
 from card.models.loading import load_vision_tower
 from card.models.runner import RowRunner
@@ -50,7 +50,9 @@ class PromptReader:
             return cls(tokenizer, settings)
         require_pillow()
         if not isinstance(target, str):
-            raise SettingsError("max_images needs a target given by name, so that its vision tower is loaded too")
+            raise SettingsError(
+                f"{named('max_images')} needs a target given by name, so that its vision tower is loaded too"
+            )
         kept_in = settings.weights_dir
         tower = load_vision_tower(target, dtype=dtype, device=runner.device, cache_dir=kept_in)
         runner.see_with(tower)

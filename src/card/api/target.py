@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
-from card.errors import SettingsError, ShortageError
+from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
 from card.models.draft_vocab import check_draft_vocab
@@ -105,7 +105,7 @@ def _check_states_fit(target: str, kv_cache_memory: str | None, weights_dir: str
     least = state_bytes_of(target, cache_dir=weights_dir)
     if kv_cache_memory is not None and least > parse_size(kv_cache_memory):
         raise SettingsError(
-            f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
+            f"{named('kv_cache_memory')} {kv_cache_memory} has no room for the states of one request, which take "
             f"{least / 2**20:.1f}M or more with {target}; raise it"
         )
     if least > free_memory():

@@ -11,7 +11,7 @@ from card.cli.fetching import fetch_models
 from card.cli.options import ALONE, DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, WITH_DRAFT, given
 from card.cli.starting import load, spinner, start_drafter_child, tell
 from card.config.registry import find_method
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.files.places import local_model
 
@@ -32,7 +32,10 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
     if draft is None and needs_draft:
         draft = DEMO_DRAFT if target == DEMO_TARGET else _known_draft(target)
     if draft in (None, NO_DRAFT) and needs_draft:
-        raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+        context = click.get_current_context(silent=True)
+        has_method = context is not None and any(one.name == "method" for one in context.command.params)
+        without = f", or {named('method')} vanilla to do without" if has_method else ""
+        raise SettingsError(f"a draft model is needed: give {named('draft')}{without}")
     if draft == NO_DRAFT:
         draft = None
     if draft is not None and needs_draft:

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from card.config.fields import declared
 from card.config.record import Command, load_place
 from card.config.registry import commands, own_settings
+from card.errors import CardError
 
 _SHORT = 20  # a command with at most as many options shows them all
 
@@ -89,6 +90,31 @@ class CardCommand(click.Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += [_VERBOSE, _HELP_ALL]
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; an error names its options."""
+        with self._naming_options():
+            return super().invoke(context)
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Read the options; an error names them."""
+        with self._naming_options():
+            return super().make_context(*args, **settings)
+
+    def spelled(self, setting: str) -> str:
+        """Return how the setting is given to this command; its name if it cannot be."""
+        for one in self.params:
+            if one.name == setting:
+                return one.opts[0] if isinstance(one, click.Option) else one.human_readable_name.upper()
+        return setting
+
+    @contextlib.contextmanager
+    def _naming_options(self) -> Iterator[None]:
+        try:
+            yield
+        except CardError as error:
+            error.args = (error.spelled(self.spelled), *error.args[1:])
+            raise
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Read the options, and refuse those that nothing reads in the mode that others choose."""

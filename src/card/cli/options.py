@@ -13,7 +13,7 @@ from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, 
 from card.config.fields import Setting, declared, require
 from card.config.registry import all_methods, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.text.lines import text_of
 
 if TYPE_CHECKING:  # loaded when a command runs
@@ -279,7 +279,7 @@ def rename_option(options: dict[str, Any], alias: str, name: str) -> None:
     if value is None:
         return
     if options[name] not in (None, value):
-        raise SettingsError(f"{name} is given twice, as {options[name]!r} and as {value!r}; leave one out")
+        raise SettingsError(f"{named(name)} is given twice, as {options[name]!r} and as {value!r}; leave one out")
     options[name] = value
 
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from card.config.fields import Replaceable, check, make_plain, require, setting
 from card.config.reading import CANDIDATES, DRAFTING, IMAGES
+from card.errors import named
 
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out", "phrases"]
@@ -79,4 +80,4 @@ class DraftSettings(TreeShape, Replaceable):
         make_plain(self)
         check(self)
         is_enough = self.max_nodes >= self.beam_width
-        require(is_enough, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes)
+        require(is_enough, "max_nodes", f"at least {named('beam_width')} ({self.beam_width})", self.max_nodes)

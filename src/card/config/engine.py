@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from card.config.fields import Replaceable, check, declared, make_plain, require, setting
 from card.config.reading import DRAFTING, DRAFTING_HERE, IMAGES
+from card.errors import named
 
 T = TypeVar("T")
 Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
@@ -89,7 +90,7 @@ class EngineSettings(Replaceable):
         None,
         "Folder for files kept between starts.",
         shown="~/.cache/card",
-        allowed="a folder; leave it out for the usual one, and set cache to False to keep nothing",
+        allowed=f"a folder; leave it out for the usual one, and set {named('cache')} to False to keep nothing",
     )
     start_timeout_s: float = setting(
         120.0, "Longest time for a drafter to load.", above=0, unit="seconds", read_by=DRAFTING
@@ -135,7 +136,7 @@ class EngineSettings(Replaceable):
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
         if self.draft_address is None:
-            allowed = "set only together with draft_address"
+            allowed = f"set only together with {named('draft_address')}"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
             return
         for name, why in (
@@ -144,7 +145,7 @@ class EngineSettings(Replaceable):
             ("placement", "which says where the drafter is"),
         ):
             value = getattr(self, name)
-            require(value is None, name, f"left out with draft_address, {why}", value)
+            require(value is None, name, f"left out with {named('draft_address')}, {why}", value)
 
 
 def parse_size(text: str) -> int:

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from card.errors import CardError, SettingsError, known_instead
+from card.errors import CardError, SettingsError, known_instead, named
 
 T = TypeVar("T")
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Mapping: "a mapping"}
@@ -235,7 +235,7 @@ def check(
 def require(holds: bool, name: str, allowed: str, value: object, error: type[CardError] = SettingsError) -> None:
     """Raise ``error`` with the allowed values unless ``holds``."""
     if not holds:
-        raise error(f"{name} must be {allowed}, got {value!r}")
+        raise error(f"{named(name) if name.isidentifier() else name} must be {allowed}, got {value!r}")
 
 
 def make_plain(values: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from card.config.fields import Setting
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 
 DRAFTING = "drafting with a model"
 DRAFTING_HERE = "drafting with a model here"  # not by a draft server
@@ -18,18 +18,30 @@ CANDIDATES = "candidates"
 IMAGES = "images in prompts"
 
 
-def refuse_unread(given: Mapping[str, Any], known: Mapping[str, Setting], there: frozenset[str], what: str) -> None:
-    """Refuse a setting that nothing reads, unless it has its default value.
+def unread(given: Mapping[str, Any], known: Mapping[str, Setting], there: frozenset[str]) -> list[str]:
+    """Return the settings that nothing reads; one that has its default value asks for nothing.
 
     Args:
         there: the readers that there are.
+    """
+    return [
+        name
+        for name, value in given.items()
+        if known[name].readers
+        and there.isdisjoint(known[name].readers)
+        and known[name].plain(value) != known[name].default
+    ]
+
+
+def refuse_unread(given: Mapping[str, Any], known: Mapping[str, Setting], there: frozenset[str], what: str) -> None:
+    """Refuse a setting that nothing reads; arguments as of `unread`.
+
+    Args:
         what: has these readers.
     Raises: SettingsError that names the setting and its readers.
     """
-    for name, value in given.items():
-        one = known[name]
-        if one.readers and there.isdisjoint(one.readers) and one.plain(value) != one.default:
-            raise SettingsError(
-                f"{name} would do nothing: it is for {' or '.join(one.readers)}, and this is {what}; leave it out, or "
-                "choose what reads it"
-            )
+    for name in unread(given, known, there):
+        raise SettingsError(
+            f"{named(name)} would do nothing: it is for {' or '.join(known[name].readers)}, and this is {what}; leave "
+            "it out, or choose what reads it"
+        )

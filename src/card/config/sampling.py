@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from card.config.fields import Replaceable, check, make_plain, plain, require, setting
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
 
@@ -116,10 +116,12 @@ class SamplingParams(Replaceable):
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         check(self, by=SamplingParams)
         most = math.inf if self.max_tokens is None else self.max_tokens
-        allowed = "0 or more" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
+        allowed = "0 or more" if self.max_tokens is None else f"from 0 to {named('max_tokens')} ({most})"
         require(0 <= self.min_tokens <= most, "min_tokens", allowed, self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
-            raise SettingsError("ignore_eos contradicts a grammar, whose end is the end of the text; leave one out")
+            raise SettingsError(
+                f"{named('ignore_eos')} contradicts a grammar, whose end is the end of the text; leave one out"
+            )
 
     def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:
         """Return complete parameters: a None takes the value of ``defaults``, else that of `NEUTRAL`.

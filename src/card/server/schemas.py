@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
@@ -204,6 +205,8 @@ Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=Tru
 
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
+
+    spelling: ClassVar[Mapping[str, str]] = {"prompt": "messages"}
 
     messages: Messages = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)

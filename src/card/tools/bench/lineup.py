@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from card.api.llm import LLM
-from card.assembly.plan import DEFAULT_MODEL_LEN
+from card.assembly.plan import DEFAULT_MODEL_LEN, readable
 from card.config import INT8, DraftSettings, ResolvedParams
 from card.config.registry import find_method
 from card.errors import SettingsError
@@ -274,7 +274,9 @@ class Lineup:
                 settings |= {"verifier": coins, "allows_inexact": True}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
             with pinned(core_set(self._settings.cores, None)):  # a tuned row chooses its cores among these
-                llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
+                llm = LLM(
+                    self._target, draft, tokenizer=self.tokenizer, method=spec.method, **readable(settings, spec.method)
+                )
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]
 
