@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from card.api.async_llm import AsyncLLM
-from card.server.schemas import RESERVED_KWARGS
+from card.text.prompts import RESERVED_KWARGS
 from tests.server.running import PROMPT, Running, Solo, serving, streams
 from tests.server.scripted import scripted
 

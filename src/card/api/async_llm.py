@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from card.api.asked import Asked
 from card.api.driver import JOIN_TIMEOUT_S, Driver
@@ -16,7 +16,7 @@ from card.api.host import Host
 from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
-from card.api.prompts import Prompt
+from card.api.prompts import Prompt, with_variables
 from card.config import SamplingParams
 from card.config.fields import plain, require
 from card.config.keywords import LLMSettings
@@ -27,6 +27,7 @@ from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.models.own.decoder_model import LoadedModel
+from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
@@ -75,13 +76,20 @@ class AsyncLLM(Hosted):
         return time.monotonic() - self._driver.last_progress
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """Queue a request at once and return its stream.
 
         Args:
             prompt: text, token ids, or a conversation for the model's chat template.
             request_id: a name for `abort`, not in use by another running request; None makes one up.
+            tools, chat_template_kwargs: of a conversation, as in `LLM.chat`.
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a request_id in use, or
             outside a running event loop; WorkerError if the engine is down.
         """
@@ -93,7 +101,8 @@ class AsyncLLM(Hosted):
             ) from error
         require(request_id is None or isinstance(request_id, str), "request_id", "a string or None", request_id)
         number, params = next(self._request_ids), SamplingParams() if sampling_params is None else sampling_params
-        prepared = self._host.make_request(prompt, params, number)
+        asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
+        prepared = self._host.make_request(asked, params, number)
         mailbox = Mailbox(loop)
         name = f"card-{number}" if request_id is None else request_id
         self._driver.add(name, prepared, mailbox)

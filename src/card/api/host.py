@@ -16,6 +16,7 @@ from card.api.start import build_engine, load, measure
 from card.api.text_stream import TextStream
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import ResolvedParams, SamplingParams
+from card.config.fields import require
 from card.engine.live import LiveRequest
 from card.engine.request import Request, Update
 from card.engine.scoring import Scorer
@@ -83,6 +84,8 @@ class Host:
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
         self.home = Home()
+        has_candidates = bool(parts.plan.placements or parts.plan.writers or parts.plan.self_drafting)
+        self.is_exact = parts.plan.verifier.is_exact and (loaded.has_same_bits or not has_candidates)
         if self.link is not None:
             self._finalizer = weakref.finalize(self, self.home.closing(self.link.close))
 
@@ -108,6 +111,7 @@ class Host:
         self.home.check()
         if not isinstance(params, SamplingParams):
             raise SettingsError(f"the parameters of a prompt must be card.SamplingParams, got {params!r:.80}")
+        require(params.n == 1, "n", "1 for a stream, which has one answer; make several of them", params.n)
         unknown = max(params.logit_bias, default=0)
         if unknown >= self.runner.vocab_size:
             raise SettingsError(

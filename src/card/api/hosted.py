@@ -11,6 +11,7 @@ from card.config.method import Method
 from card.engine.trace import Trace
 from card.errors import SettingsError
 from card.machine.home import AT_HOME
+from card.text.tokenizer import Tokenizer
 
 
 class Hosted:
@@ -34,8 +35,13 @@ class Hosted:
 
     @property
     def is_exact(self) -> bool:
-        """True if each text is that of plain decoding."""
-        return self._host.plan.verifier.is_exact
+        """True if each text is that of plain decoding; False for modules of 16 bits, where two tokens may tie."""
+        return self._host.is_exact
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return self._host.tokenizer
 
     @property
     def target_cost(self) -> str | None:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from card.api.asked import Asked
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
-from card.api.prompts import Prompt, conversations
+from card.api.prompts import Prompt, conversations, with_variables
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.fields import require
 from card.config.keywords import LLMSettings
+from card.config.sampling import choices_of
 from card.engine.engine import Engine
 from card.engine.metrics import EngineStats
 from card.engine.request import Update
@@ -124,23 +125,40 @@ class LLM(Hosted):
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, put into the model's chat template, as `generate` does.
 
         Args:
             messages: of one conversation, or a list of conversations.
             sampling_params: for all conversations, or one for each.
+            tools: functions that the model may call, in OpenAI's shape; the template tells them.
+            chat_template_kwargs: other variables of the template, such as enable_thinking.
         Raises: PromptError, SettingsError as in `generate`.
         """
-        return self._complete(conversations(messages), sampling_params)
+        listed = [with_variables(one, tools, chat_template_kwargs) for one in conversations(messages)]
+        return self._complete(listed, sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
+
+        Args:
+            tools, chat_template_kwargs: of a conversation, as in `chat`.
 
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
         own error (TargetError, WorkerError) where it fails.
         """
-        return self._stream(self._prepare(prompt, SamplingParams() if sampling_params is None else sampling_params))
+        asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
+        return self._stream(self._prepare(asked, SamplingParams() if sampling_params is None else sampling_params))
 
     def stats(self) -> EngineStats:
         """Return gauges and totals of the engine. Raises: WorkerError if it was closed."""
@@ -238,22 +256,29 @@ class LLM(Hosted):
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         params = _shared_out(sampling_params, len(prompts))
-        prepared = [self._prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        prepared = [
+            (idx, self._prepare(prompt, choice))
+            for idx, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+            for choice in choices_of(one)
+        ]
         lives: list[_UnreadRequest] = []
         try:
-            for one in prepared:
+            for _, one in prepared:
                 lives.append(self._begin(one))
-            return [self._collect(live, prompt) for live, prompt in zip(lives, prompts, strict=True)]
+            answers: list[list[RequestOutput]] = [[] for _ in prompts]
+            for (idx, _), live in zip(prepared, lives, strict=True):
+                answers[idx].append(self._collect(live, prompts[idx], len(answers[idx])))
+            return [RequestOutput.of_choices(choices) for choices in answers]
         finally:
             for live in lives:
                 self._end(live)
 
-    def _collect(self, live: _UnreadRequest, prompt: Prompt) -> RequestOutput:
+    def _collect(self, live: _UnreadRequest, prompt: Prompt, choice_idx: int) -> RequestOutput:
         texts, updates = zip(*self._updates(live), strict=True)
         told, request = StreamChunk.of("".join(texts), updates), live.prepared.request
         assert told.finish_reason is not None
         completion = CompletionOutput(
-            0, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
+            choice_idx, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
         )
         return RequestOutput(
             request_id=request.request_id,

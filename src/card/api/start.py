@@ -28,7 +28,7 @@ from card.models.facts import context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.others import others
-from card.models.own.reasons import could_run_int8, is_exact
+from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner
@@ -58,6 +58,7 @@ class Loaded:
     sampling_defaults: Mapping[str, Any]
     target_cost: str | None
     could_run_int8: bool
+    has_same_bits: bool  # candidates beside a token do not change what follows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
         sampling_defaults=stated,
         target_cost=target_cost,
         could_run_int8=has_int8,
+        has_same_bits=has_same_bits(model),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size
+from card.config import DraftSettings, EngineSettings, Placement, Schedule, TreeShape, parse_size
 from card.config.fields import Setting, declared
 from card.config.method import Method
 from card.config.reading import CANDIDATES, DRAFTING, DRAFTING_HERE, IMAGES, refuse_unread, unread
@@ -169,7 +169,7 @@ def readable(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in left_out}
 
 
-def draft_tree_rows(draft: DraftSettings) -> int:
+def draft_tree_rows(draft: TreeShape) -> int:
     """Return the KV rows that the tree of one request may take in the draft model."""
     width = draft.beam_width
     if draft.growth == "fan-out":

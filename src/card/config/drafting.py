@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from card.config.fields import Replaceable, check, make_plain, require, setting
+from card.config.fields import Listed, Replaceable, check, declared, listed, make_plain, require, setting, told
 from card.config.reading import CANDIDATES, DRAFTING, IMAGES
 from card.errors import named
 
@@ -36,7 +36,7 @@ class TreeShape:
     branch_below: float = setting(
         0.7, "Probability below which growth branch takes alternatives.", least=0, most=1, read_by="growth branch"
     )
-    fan_out: tuple[int, ...] = setting(
+    fan_out: Listed[int] = listed(
         (3,),
         "Outcomes prepared at each position by growth fan-out.",
         least=0,
@@ -81,3 +81,6 @@ class DraftSettings(TreeShape, Replaceable):
         check(self)
         is_enough = self.max_nodes >= self.beam_width
         require(is_enough, "max_nodes", f"at least {named('beam_width')} ({self.beam_width})", self.max_nodes)
+
+
+DraftSettings.__doc__ = f"{DraftSettings.__doc__}\n\n{told(declared(DraftSettings))}\n"

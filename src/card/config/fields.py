@@ -5,17 +5,42 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from card.errors import CardError, SettingsError, known_instead, named
 
 T = TypeVar("T")
+if TYPE_CHECKING:
+
+    class Listed(Generic[T]):
+        """A tuple that may be given as one value alone, or as any sequence: what is taken differs from what is read."""
+
+        def __get__(self, owner: object, kind: type | None = None) -> tuple[T, ...]: ...
+
+        def __set__(self, owner: object, value: T | Sequence[T]) -> None: ...
+
+else:
+    Listed = tuple[T, ...]
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Mapping: "a mapping"}
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
 _INTEGERS = range(-(2**63), 2**63)  # outside of Python a number has room for no other
 
 
@@ -172,11 +197,27 @@ class Checked(Replaceable):
         check(self)
 
 
+def listed(default: tuple[T, ...], meaning: str, **rule: Any) -> Listed[T]:
+    """Declare a field for a list, which may be given as one value alone; arguments as of `setting`."""
+    found: Any = setting(default, meaning, **rule)
+    return cast("Listed[T]", found)
+
+
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     """Raise SettingsError for the first unknown name."""
     for name in names:
         if name not in known:
             raise SettingsError(f"unknown setting {name!r}; {known_instead(name, known)}")
+
+
+def told(settings: Mapping[str, Setting]) -> str:
+    """Return a line for each setting: its default and its meaning, in Python's words."""
+    lines = []
+    for name, one in settings.items():
+        otherwise = f" None: {one.shown}." if one.default is None and one.shown else ""
+        words = _FLAG.sub(lambda found: found[1].replace("-", "_"), f"{one.rule.meaning}{otherwise}")
+        lines.append(f"    {name} = {one.default!r}: {words}")
+    return "\n".join(lines)
 
 
 def declared(owner: type) -> Mapping[str, Setting]:

@@ -12,8 +12,9 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from card.config.sampling import MAX_CHOICES
 from card.server.admission import is_guarded
-from card.server.schemas import MAX_CHOICES, TOKEN_ID
+from card.server.schemas import TOKEN_ID
 from card.server.service import Service
 
 _ERRORS = {

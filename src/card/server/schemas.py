@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
+from card.config.sampling import MAX_CHOICES
 from card.server.guided import GuidedFields
 from card.server.shape import MAX_CONTAINERS, containers_in
 from card.server.strict import NotDone, Strict, at_most, takes
 from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
+from card.text.prompts import RESERVED_KWARGS
 
-MAX_CHOICES = 128
 MAX_MESSAGES = 10_000  # each takes at least one token of the context
 _MAX_PROMPTS = 2048  # of one request; the queue may allow fewer
 _MAX_STOPS = 64
@@ -61,12 +62,6 @@ _CONTENT_SCHEMA = {
 }
 
 
-# Arguments of transformers' apply_chat_template, and what it sets itself.
-RESERVED_KWARGS = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
-    | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
-    | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
-)
 _MAX_KWARGS = 256
 TemplateKwargs = Annotated[
     dict[str, Any],

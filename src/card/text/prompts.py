@@ -14,6 +14,12 @@ from card.text.work_meter import TemplateCostError
 
 _ANSWER = "An answer."  # stands in where only what a chat template puts behind it counts
 Messages = Sequence[Mapping[str, Any]]
+# Arguments of transformers' apply_chat_template, and what it sets itself.
+RESERVED_KWARGS = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
+    | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
+)
 
 
 @dataclass(frozen=True, slots=True)
