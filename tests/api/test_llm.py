@@ -23,6 +23,7 @@ from card.text.tokens import decode
 from card.theirs.transformers.loading import load_model
 from card.tree.sampling import Sampler
 from tests.pair import MAX_POSITIONS, Pair, make_model, make_tokenizer
+from tests.reaching_in import say_why_not_int8
 from tests.shaping import slowly_shaped
 
 PROMPT = "the cat sat"
@@ -672,3 +673,12 @@ def test_one_line_says_that_a_long_text_may_need_more_memory_than_is_free(
     with LLM(pair.target, cache=False):
         (line,) = (line for line in caplog.messages if "KV may take" in line)
     assert line.endswith("0 MiB are free; lower max_model_len or kv_cache_memory, or give more memory")
+
+
+def test_a_result_of_modules_in_16_bits_does_not_say_that_it_is_exact(pair, monkeypatch):
+    say_why_not_int8(monkeypatch, "this test says so")
+    settings = {"cache": False, "check": False, "policy": "fixed"}
+    for dtype, method, exact in (("float16", "sps", False), ("float32", "sps", True), ("float16", "vanilla", True)):
+        draft = {"draft": pair.draft, "placement": "inline"} if method == "sps" else {}
+        with LLM(pair.target, dtype=dtype, method=method, **draft, **settings) as llm:
+            assert (llm.generate(PROMPT, GREEDY.replace(max_tokens=2))[0].exact, llm.is_exact) == (exact, exact)

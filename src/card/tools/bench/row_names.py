@@ -195,6 +195,14 @@ def needed_head(name: str) -> str | None:
     return method.reads[0] if method is not None and method.needs_head else None
 
 
+def settings_read(name: str) -> frozenset[str]:
+    """Return the settings of folders that a row reads."""
+    if name in THEIRS:
+        return frozenset()
+    spec = spec_of(name)
+    return frozenset((*find_method(spec.method).reads, *spec.engine.get("writers", ())))
+
+
 def shipped_folder() -> Path:
     """Return the folder of the prompt sets that come with the package."""
     return Path(str(resources.files(__package__))) / "prompts"
