@@ -27,8 +27,8 @@ from rich.progress import Progress
 from transformers.utils import logging as transformers_logging
 
 from card import SamplingParams
+from card.api.asked import Asked
 from card.api.host import Host
-from card.api.start import Asked
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.machine.threads import CoreSet, pinned

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from card import hf
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
-    from card.api.outputs import RequestOutput, StreamChunk
-    from card.config import DraftSettings, SamplingParams
+    from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
+    from card.config import DraftSettings, Grammar, SamplingParams
     from card.config.keywords import LLMSettings
+    from card.engine.metrics import EngineStats
     from card.errors import CardError
 
 __version__ = "0.1.0"
@@ -21,7 +22,10 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CardError",
+    "CompletionOutput",
     "DraftSettings",
+    "EngineStats",
+    "Grammar",
     "LLMSettings",
     "RequestOutput",
     "SamplingParams",
@@ -33,7 +37,10 @@ __all__ = [
 MODULE_OF = {
     "AsyncLLM": "card.api.async_llm",
     "CardError": "card.errors",
+    "CompletionOutput": "card.api.outputs",
     "DraftSettings": "card.config.drafting",
+    "EngineStats": "card.engine.metrics",
+    "Grammar": "card.config.sampling",
     "LLM": "card.api.llm",
     "LLMSettings": "card.config.keywords",
     "RequestOutput": "card.api.outputs",

@@ -1,14 +1,37 @@
 """The one exception tree: everything that a user of CARD may catch."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
 _LEAST_LIKENESS = 0.7  # of a name to the one that was meant; store is not meant to be stop, which has 0.67
 _MOST_COMPARED_CHARS = 100  # of a name; the time grows with their square
 
 
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private characters around the name of a setting in an error's text
+_NAMED = re.compile(f"{_OPEN}(.*?){_CLOSE}")
+
+
+def named(setting: str) -> str:
+    """Return the name of a setting for the text of an error: a command, Python and each API spell it in their way."""
+    return f"{_OPEN}{setting}{_CLOSE}"
+
+
 class CardError(Exception):
     """Base of all errors that CARD raises on purpose; its text is one line that a user can act on."""
+
+    def __str__(self) -> str:
+        """Return the text with settings spelled as in Python."""
+        return self.spelled(str)
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the text with each setting as ``spell`` writes it."""
+        return _NAMED.sub(lambda found: spell(found[1]), super().__str__())
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that the text names, in their order."""
+        return tuple(_NAMED.findall(super().__str__()))
 
 
 def in_words(error: BaseException) -> str:

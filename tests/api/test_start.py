@@ -120,7 +120,7 @@ def test_what_the_rounds_of_a_quiet_engine_contradict_is_gone_when_it_ends(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: type[QuietMoment], is_forgotten: bool
 ) -> None:
     monkeypatch.setattr("card.assembly.latencies.CoreWatch", moment)
-    with LLM(pair.target, pair.draft, writers=("suffix",), cache_dir=str(tmp_path)) as llm:
+    with LLM(pair.target, method="card", writers=("suffix",), cache_dir=str(tmp_path)) as llm:
         costs = llm.host.policy.costs  # type: ignore[attr-defined]
         assert "pass" in kept_names(tmp_path)
         llm.host.policy = Slow(costs)  # type: ignore[attr-defined]

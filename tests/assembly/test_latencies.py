@@ -24,7 +24,8 @@ REPORTING = Drafter(SimpleNamespace(ready=SimpleNamespace(passes=REPORTED)))  # 
 
 
 def latencies(folder: Path, settings: dict[str, Any], facts: Facts = TWO_CORES, method: str = "card") -> Any:
-    given = {"target": "a target", "draft": "a draft", "cache_dir": str(folder), "threads": 1, **settings}
+    draft = None if "draft_address" in settings else "a draft"
+    given = {"target": "a target", "draft": draft, "cache_dir": str(folder), "threads": 1, **settings}
     plan = resolve(given, facts, method=method)
     return plan, MeasuredLatencies(plan, RUNNER, is_target_named=True, is_draft_named=True)
 

@@ -155,8 +155,8 @@ def test_copies_join_the_draft_model_under_a_policy_that_weighs_them_unless_writ
 
 def test_trees_that_fan_out_have_room_for_all_outcomes():
     narrow, wide = (
-        resolve({"growth": growth, "fan_out": (9,), "beam_width": 2}, TWO_CORES).draft_tree_rows
-        for growth in ("layer", "fan-out")
+        resolve({"growth": growth, "beam_width": 2, **fan_out}, TWO_CORES).draft_tree_rows
+        for growth, fan_out in (("layer", {}), ("fan-out", {"fan_out": (9,)}))
     )
     assert narrow == 2 * 24 * 2 + 64
     assert wide == 2 * 24 * 9 * 7 + 64

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from card.api.asked import Asked
 from card.api.host import Host
-from card.api.start import Asked
 from card.drafting.beam import BeamWriter
 from card.links.process import ProcessLink
 from card.links.remote import RemoteLink

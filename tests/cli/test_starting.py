@@ -58,7 +58,7 @@ def modules_after(*arguments: str, env: dict[str, str] | None = None) -> tuple[i
         (["serve", "--help-all"], 0, "--kv-offload"),
         (["serve", "--help"], 0, "--port"),
         (["generate", "--colour", "red"], 2, "No such option"),
-        (["generate", "--max-tokens", "0", "hi"], 2, "max_tokens must be 1 or more"),
+        (["generate", "--max-tokens", "0", "hi"], 2, "--max-tokens must be 1 or more"),
         (["generate", "--method", "magic", "hi"], 2, "unknown method 'magic'"),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.config.fields import Bounds, check, declared, make_plain, setting
+from card.config.fields import check, declared, make_plain, setting
 from card.errors import ProtocolError, SettingsError
 from card.server.config import ServerSettings
 
@@ -23,6 +24,7 @@ class Kiln:
     names: tuple[str, ...] = setting((), least=1, num_items=(0, 2), allowed="up to 2 names")
     shelf: int | None = setting(None, above=0, most=9, shown="all of them")
     is_lit: bool = False
+    owner: str = ""
 
 
 GOOD: list[dict[str, Any]] = [{}, {"heat": 5}, {"door": "shut"}, {"names": ("a", "b")}, {"shelf": 9}, {"is_lit": True}]
@@ -35,6 +37,8 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("shelf", [0, 10], "above 0 and at most 9"),
     ("shelf", [1.0], "a whole number or None"),
     ("is_lit", [1, None], "True or False"),
+    ("owner", [3, None, ["a"]], "a string"),
+    ("needed", [2**63, -(2**70)], "a number of 64 bits at most"),
 ]
 
 
@@ -56,11 +60,16 @@ def test_anything_else_is_refused_in_words(name: str, value: Any, allowed: str) 
     assert str(caught.value) == f"{name} must be {allowed}, got {value!r}"
 
 
-def test_a_user_of_settings_may_have_closer_bounds_and_errors_of_its_own() -> None:
-    close = {"heat": Bounds(least=0, most=100)}
-    check(kiln(heat=100), bounds=close)
-    with pytest.raises(ProtocolError, match=r"^heat of a kiln must be from 0 to 100, got 101$"):
-        check(kiln(heat=101), bounds=close, of=" of a kiln", error=ProtocolError)
+def test_a_user_of_settings_may_have_an_error_of_its_own() -> None:
+    with pytest.raises(ProtocolError, match=r"^shelf of a kiln must be above 0 and at most 9, got 10$"):
+        check(kiln(shelf=10), of=" of a kiln", error=ProtocolError)
+
+
+def test_paths_are_taken_as_their_names() -> None:
+    one = kiln(owner=Path("a") / "b", names=[Path("c")])
+    make_plain(one)
+    check(one)
+    assert (one.owner, one.names) == (str(Path("a") / "b"), ("c",))
 
 
 def test_lists_may_be_given_as_one_value_or_any_run_of_them() -> None:
@@ -72,7 +81,11 @@ def test_lists_may_be_given_as_one_value_or_any_run_of_them() -> None:
 
 def test_defaults_are_told_where_they_say_something() -> None:
     told = {name: one.shown for name, one in declared(Kiln).items()}
-    assert told == {"needed": "", "heat": "20", "door": "open", "names": "", "shelf": "all of them", "is_lit": ""}
+    assert {name: words for name, words in told.items() if words} == {
+        "heat": "20",
+        "door": "open",
+        "shelf": "all of them",
+    }
 
 
 @pytest.mark.parametrize("kind", [SamplingParams, DraftSettings, EngineSettings, ServerSettings])

@@ -11,7 +11,8 @@ from typing import Any, Union, Unpack, get_args, get_origin, get_type_hints
 import pytest
 
 from card import LLM, AsyncLLM, LLMSettings
-from card.config import DraftSettings, EngineSettings
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.fields import declared
 from card.config.keywords import NAMED_ARGUMENTS
 from card.config.registry import own_kinds
 from card.config.splitting import engine_settings
@@ -54,3 +55,11 @@ def test_the_help_of_the_settings_tells_each_with_its_default_and_its_meaning() 
     assert "    threads = None: CPU threads of the target. None: the fastest." in told
     for name in engine_settings().keys() - NAMED_ARGUMENTS:
         assert sum(line.startswith(f"    {name} = ") for line in told) == 1
+
+
+@pytest.mark.parametrize("kind", [SamplingParams, DraftSettings])
+def test_the_help_of_parameters_tells_each_in_python_s_words(kind: type) -> None:
+    told = (kind.__doc__ or "").splitlines()
+    for name in declared(kind):
+        assert sum(line.startswith(f"    {name} = ") for line in told) == 1
+    assert "--" not in "".join(told) + (LLMSettings.__doc__ or "")

@@ -44,16 +44,25 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (DraftSettings, "max_wait_s", [-1e-9, NAN], "0 or more seconds"),
     (DraftSettings, "growth", ["deep", None], "one of layer, best-first, branch, fan-out, phrases"),
     (DraftSettings, "branch_below", [-0.1, 1.1, NAN], "from 0 to 1"),
-    (DraftSettings, "fan_out", [(), (3,) * 65, (-1,), (2.0,), (True,), 2.5, "3"], "1 to 64 whole numbers of 0 or more"),
+    (
+        DraftSettings,
+        "fan_out",
+        [(), (3,) * 65, (-1,), (2.0,), (True,), 2.5, "3"],
+        "1 to 64 whole numbers from 0 to 256",
+    ),
     (DraftSettings, "max_nodes", [5], "at least beam_width (6)"),
     *(
-        (DraftSettings, name, [0, -1], "1 or more")
-        for name in ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth")
+        (DraftSettings, name, [0, -1, most + 1], f"from 1 to {most}")
+        for name, most in (("beam_width", 256), ("branch", 256), ("lead", 4096), ("num_speculative_tokens", 4096))
     ),
+    *((DraftSettings, name, [0, 65537, 2**31], "from 1 to 65536") for name in ("budget", "max_nodes")),
+    (DraftSettings, "min_depth", [0, -1], "1 or more"),
     (EngineSettings, "placement", ["moon"], "one of inline, thread, process"),
-    (EngineSettings, "threads", [0], "1 or more"),
+    (EngineSettings, "threads", [0, 1025], "from 1 to 1024"),
     (EngineSettings, "writers", [(), (1,)], "a list of names"),
-    (EngineSettings, "draft_threads", [0], "1 or more"),
+    (EngineSettings, "dtype", [3, None], "a string"),
+    (EngineSettings, "max_num_seqs", [2**63], "a number of 64 bits at most"),
+    (EngineSettings, "draft_threads", [0, 2**31], "from 1 to 1024"),
     (EngineSettings, "start_timeout_s", [0.0, -1.0, NAN], "above 0 seconds"),
     (EngineSettings, "drafter_timeout_s", [0.0, NAN], "above 0 seconds"),
     (EngineSettings, "max_model_len", [1, 0], "2 or more"),

@@ -123,8 +123,8 @@ def test_logits_are_those_of_the_whole_head_or_minus_infinity(pair, kind):
         ({"draft_vocab": True}, "draft_vocab must be a whole number of 1 or more, got True"),
         ({"draft_vocab": 2.5}, "draft_vocab must be a whole number of 1 or more, got 2.5"),
         ({"draft_vocab": 99999}, "draft_vocab must be below 299, the number of tokens there are, got 99999"),
-        ({"draft_vocab": 9, "method": "vanilla"}, "draft_vocab is about a draft model"),
-        ({"draft_vocab": 9, "method": "suffix"}, "draft_vocab is about a draft model"),
+        ({"draft_vocab": 9, "method": "vanilla"}, "draft_vocab would do nothing"),
+        ({"draft_vocab": 9, "method": "suffix"}, "draft_vocab would do nothing"),
         ({"draft_vocab": 9, "draft_address": "tcp://127.0.0.1:1"}, "left out with draft_address"),
     ],
 )

@@ -739,7 +739,7 @@ def test_what_is_unsure_is_that_of_the_tokens_that_it_comes_with(branch_below: f
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Open(8, TEXT, draft_spec(branch=0)), "branch of a draft spec must be 1 or more"),
+        (Open(8, TEXT, draft_spec(branch=0)), "branch of a draft spec must be from 1 to 256"),
         (correction(5, [1], beam_width=257), "beam_width of a correction must be from 1 to 256"),
         (correction(5, [1], beam_width=0), "beam_width of a correction must be from 1 to 256"),
         (correction(5, [1], branch_below=-0.5), "branch_below of a correction must be from 0 to 1"),

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from card.api.async_llm import AsyncLLM
-from card.server.schemas import RESERVED_KWARGS
+from card.text.prompts import RESERVED_KWARGS
 from tests.server.running import PROMPT, Running, Solo, serving, streams
 from tests.server.scripted import scripted
 
@@ -432,3 +432,15 @@ def test_a_request_id_is_taken_over_or_made_up(server: Running) -> None:
     assert server.client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     made = server.client.get("/health", headers={"x-request-id": "no/good" * 30}).headers["x-request-id"]
     assert made.startswith("req-")
+
+
+def test_whatever_can_be_got_can_be_asked_for_its_head(server: Running) -> None:
+    told = server.client.get("/openapi.json").json()["paths"]
+    paths = [path for path, how in told.items() if "get" in how and "{" not in path]
+    assert "/health" in paths and "/v1/models" in paths
+    for path in [*paths, "/v1/models/tiny", "/v1/models/none"]:
+        head, whole = server.client.head(path), server.client.get(path)
+        assert (head.status_code, head.content) == (whole.status_code, b""), path
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    assert not any("head" in how for how in told.values())
+    assert server.client.head("/v1/completions").status_code == 405

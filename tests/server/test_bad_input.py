@@ -185,6 +185,16 @@ def test_the_limit_of_a_server_is_for_what_the_context_leaves_of_a_request(serve
         assert "at most 7 on this server, got 50" in refused(strict.post(COMPLETIONS, asked), 400)["message"]
 
 
+def test_a_completion_that_asks_for_no_length_gets_the_usual_one_or_the_server_s_limit(server: Running) -> None:
+    asked = {"prompt": PROMPT, "ignore_eos": True}
+    assert server.complete(**asked)["usage"]["completion_tokens"] == 16
+    with serving(server.llm, max_request_tokens=7) as strict:
+        assert strict.complete(**asked)["usage"]["completion_tokens"] == 7
+        assert "at most 7" in refused(strict.post(COMPLETIONS, {**asked, "max_tokens": 16}), 400)["message"]
+        told = strict.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+        assert told["max_tokens"]["default"] == 7
+
+
 def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_gateways_look_for(server: Running) -> None:
     most = server.llm.max_model_len
     full = [5] * most

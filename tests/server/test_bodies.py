@@ -244,3 +244,9 @@ def test_an_answer_with_many_log_probabilities_is_put_together_beside_the_event_
     asked = {"prompt": [5] * num_tokens, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": is_streamed}
     assert server.post("/v1/completions", asked).status_code == 200
     assert threads[0].startswith("card-body") == (num_tokens == 900)
+
+
+@pytest.mark.parametrize("part", [{}, {"text": None}, {"text": 3}], ids=str)
+def test_a_part_without_a_text_is_refused_in_words(part: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError, match="a part of type text must have a string named text, got "):
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": [{"type": "text", **part}]}]})

@@ -13,12 +13,13 @@ from click.testing import CliRunner, Result
 
 from card.api.async_llm import AsyncLLM
 from card.cli.main import cli
+from card.config.sampling import derived_seed
 from card.errors import CardError, SettingsError
 from card.machine.packages import install_command
 from card.server import serving
 from card.server.config import ServerSettings, is_loopback
 from card.server.listening import bind
-from card.server.params import derived_seed, sampling_params
+from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest
 
 

@@ -124,6 +124,9 @@ def test_a_second_signal_ends_the_server_at_once_and_its_drafter_too(pair: Pair,
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
         until(lambda: all_are_gone(drafters))
+        assert not [line for line in server.logged() if "died" in line["event"]], (
+            "it was ended, and is not to be repaired"
+        )
         reader.join(PATIENCE_S)
         assert reader.failure is not None or "error" in reader.events[-2]
 

@@ -13,7 +13,7 @@ from card.errors import PromptError
 from card.text import work_meter
 from card.text.chat_template import render_chat
 from card.text.given_tokenizer import as_tokenizer
-from card.text.prompts import encode_chat, turn_end_id
+from card.text.prompts import encode_chat, split_images, turn_end_id
 from card.text.work_meter import TemplateCostError, WorkMeter
 from tests.hostile_templates import ENDLESS, HUGE
 from tests.pair import make_tokenizer, own_tokenizer
@@ -217,3 +217,10 @@ def test_a_tokenizer_whose_template_has_no_end_is_refused_when_it_is_loaded() ->
     tokenizer.chat_template = ENDLESS["loops in loops"]
     with pytest.raises(TemplateCostError, match="the chat template takes more than"):
         turn_end_id(tokenizer)
+
+
+@pytest.mark.parametrize("part", [{}, {"text": None}, {"text": 3}, {"text": b"a"}, {"text": ["a"]}], ids=str)
+def test_a_part_without_a_text_is_refused_and_never_told_as_none(part: dict[str, Any]) -> None:
+    talk = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", **part}]}]
+    with pytest.raises(PromptError, match="the text of a part of message 0 must be a string, got "):
+        split_images(talk)

@@ -6,25 +6,28 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self, Unpack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+from card.api.asked import Asked
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
 from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
-from card.api.prompts import Prompt
-from card.api.start import Asked
+from card.api.prompts import Prompt, with_variables
 from card.config import SamplingParams
+from card.config.fields import plain, require
 from card.config.keywords import LLMSettings
+from card.config.sampling import MAX_LOGPROBS
 from card.engine.metrics import EngineStats
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.models.own.decoder_model import LoadedModel
+from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
@@ -46,10 +49,10 @@ class AsyncLLM(Hosted):
 
     def __init__(
         self,
-        target: str | LoadedModel = "demo-target",
-        draft: str | LoadedModel | None = None,
+        target: str | PathLike[str] | LoadedModel = "demo-target",
+        draft: str | PathLike[str] | LoadedModel | None = None,
         *,
-        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
+        tokenizer: str | PathLike[str] | Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
@@ -61,8 +64,8 @@ class AsyncLLM(Hosted):
 
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        asked = Asked(target, draft, settings=settings, method=method, tokenizer=tokenizer, verifier=verifier)
-        self._host = Host(replace(asked, spare=spare, leases=leases, say=say))
+        given = {"settings": settings, "method": method, "verifier": verifier, "spare": spare, "say": say}
+        self._host = Host(Asked.of(target, draft, tokenizer=tokenizer, leases=leases, **given))
         self._driver = Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()
@@ -73,13 +76,20 @@ class AsyncLLM(Hosted):
         return time.monotonic() - self._driver.last_progress
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """Queue a request at once and return its stream.
 
         Args:
             prompt: text, token ids, or a conversation for the model's chat template.
             request_id: a name for `abort`, not in use by another running request; None makes one up.
+            tools, chat_template_kwargs: of a conversation, as in `LLM.chat`.
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a request_id in use, or
             outside a running event loop; WorkerError if the engine is down.
         """
@@ -89,8 +99,10 @@ class AsyncLLM(Hosted):
             raise SettingsError(
                 "generate needs a running event loop; use it in a coroutine, or use card.LLM"
             ) from error
-        number = next(self._request_ids)
-        prepared = self._host.make_request(prompt, sampling_params or SamplingParams(), number)
+        require(request_id is None or isinstance(request_id, str), "request_id", "a string or None", request_id)
+        number, params = next(self._request_ids), SamplingParams() if sampling_params is None else sampling_params
+        asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
+        prepared = self._host.make_request(asked, params, number)
         mailbox = Mailbox(loop)
         name = f"card-{number}" if request_id is None else request_id
         self._driver.add(name, prepared, mailbox)
@@ -107,9 +119,12 @@ class AsyncLLM(Hosted):
     async def score(self, prompt: Prompt, num_top: int = 0) -> Scores:
         """Return how likely the target finds each token of a text but the first, and the ``num_top`` likeliest there.
 
-        Raises: PromptError for a prompt that is empty or does not fit; TargetError if the model fails; WorkerError if
-            the engine is down.
+        Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a ``num_top`` above 20;
+            TargetError if the model fails; WorkerError if the engine is down.
         """
+        num_top = plain(num_top)
+        is_count = isinstance(num_top, int) and not isinstance(num_top, bool) and 0 <= num_top <= MAX_LOGPROBS
+        require(is_count, "num_top", f"a number of tokens from 0 to {MAX_LOGPROBS}", num_top)
         token_ids = self._host.encode(prompt)
         self._host.scorer.check(token_ids)
         job = ScoringJob(token_ids, num_top)
@@ -161,6 +176,7 @@ class RequestStream(AsyncIterator[StreamChunk]):
     async def __anext__(self) -> StreamChunk:
         if self._is_over:
             raise StopAsyncIteration
+        self._llm.host.home.check()
         try:
             chunk = await self._mailbox.take()
         except SettingsError:  # the caller's mistake: the request goes on

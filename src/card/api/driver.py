@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from card.api.host import Host, PreparedRequest
@@ -63,8 +65,7 @@ class Driver:
 
     def add(self, name: str, prepared: PreparedRequest, mailbox: Mailbox) -> None:
         """Queue a request. Raises: SettingsError for a name in use; WorkerError."""
-        with self._changed:
-            self.check_alive()
+        with self._running():
             if name in self._number_of:
                 raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
             self._number_of[name] = prepared.request.request_id
@@ -73,8 +74,7 @@ class Driver:
 
     def abort(self, name: str) -> Future[bool] | None:
         """Queue an abort; None if there is no such request. Raises: WorkerError."""
-        with self._changed:
-            self.check_alive()
+        with self._running():
             if name not in self._number_of:
                 return None
             done: Future[bool] = Future()
@@ -83,26 +83,28 @@ class Driver:
 
     def score(self, job: ScoringJob) -> None:
         """Queue a text to be scored. Raises: WorkerError."""
-        with self._changed:
-            self.check_alive()
+        with self._running():
             self._post(job)
 
     def forget(self, number: int) -> None:
         """Drop a request whose stream is no longer read."""
+        if not self._host.home.is_here:
+            return
         with self._changed:
             if self._death is None:
                 self._post(_Abort(number))
 
     def stats(self) -> EngineStats:
         """Return the engine's figures, including requests that it has not seen yet. Raises: WorkerError."""
-        with self._changed:
-            self.check_alive()
+        with self._running():
             stats = self._latest.copy()
             stats.num_waiting += self._num_unseen
             return stats
 
     def close(self) -> bool:
-        """End the thread, engine and drafter. Returns: whether they have ended."""
+        """End the thread, engine and drafter. Returns: whether they have ended; a forked child has none of them."""
+        if not self._host.home.is_here:
+            return True
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -110,10 +112,14 @@ class Driver:
             self._thread.join(JOIN_TIMEOUT_S)
         return not self._thread.is_alive()
 
-    def check_alive(self) -> None:
-        """Raise WorkerError if the thread has ended."""
-        if self._death is not None:
-            raise _copy_of(self._death)
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Keep the thread from changes. Raises: WorkerError if it has ended, or was left behind by a fork."""
+        self._host.home.check()
+        with self._changed:
+            if self._death is not None:
+                raise _copy_of(self._death)
+            yield
 
     def _post(self, command: Command) -> None:
         self._inbox.append(command)

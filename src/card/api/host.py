@@ -10,15 +10,18 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from card.api.asked import Asked
 from card.api.prompts import Prompt
-from card.api.start import Asked, build_engine, load, measure
+from card.api.start import build_engine, load, measure
 from card.api.text_stream import TextStream
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import ResolvedParams, SamplingParams
+from card.config.fields import require
 from card.engine.live import LiveRequest
 from card.engine.request import Request, Update
 from card.engine.scoring import Scorer
-from card.errors import SettingsError, TargetError, in_words
+from card.errors import SettingsError, TargetError, in_words, named
+from card.machine.home import Home
 from card.models.images import ImagePrompt
 from card.models.shortage import telling_shortage
 
@@ -80,11 +83,16 @@ class Host:
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
+        self.home = Home()
+        has_candidates = bool(parts.plan.placements or parts.plan.writers or parts.plan.self_drafting)
+        self.is_exact = parts.plan.verifier.is_exact and (loaded.has_same_bits or not has_candidates)
         if self.link is not None:
-            self._finalizer = weakref.finalize(self, self.link.close)
+            self._finalizer = weakref.finalize(self, self.home.closing(self.link.close))
 
     def close(self) -> None:
-        """End the drafter and the processes that test grammars. May be called twice."""
+        """End the drafter and the processes that test grammars. May be called twice; a forked child ends nothing."""
+        if not self.home.is_here:
+            return
         self.grammars.close()
         self.latencies.mend(self.policy.measured())
         self.latencies.remember_agreement(self.policy.agreement)
@@ -98,15 +106,17 @@ class Host:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for parameters that this model
-        cannot follow.
+        cannot follow; WorkerError in a forked child.
         """
+        self.home.check()
         if not isinstance(params, SamplingParams):
             raise SettingsError(f"the parameters of a prompt must be card.SamplingParams, got {params!r:.80}")
+        require(params.n == 1, "n", "1 for a stream, which has one answer; make several of them", params.n)
         unknown = max(params.logit_bias, default=0)
         if unknown >= self.runner.vocab_size:
             raise SettingsError(
-                f"logit_bias has token {unknown}, but the target has tokens 0 to {self.runner.vocab_size - 1}; use ids "
-                "of its tokenizer"
+                f"{named('logit_bias')} has token {unknown}, but the target has tokens 0 to "
+                f"{self.runner.vocab_size - 1}; use ids of its tokenizer"
             )
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         prompt_ids = self.encode(prompt)
@@ -138,5 +148,6 @@ class Host:
         return params.max_tokens or self.sampling_defaults.get("max_tokens")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises: PromptError if it is not a prompt."""
+        """Return the token ids of a prompt. Raises: PromptError if it is none; WorkerError in a forked child."""
+        self.home.check()
         return self._prompts.encode(prompt)

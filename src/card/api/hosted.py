@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from card.api.host import Host
 from card.config.method import Method
 from card.engine.trace import Trace
+from card.errors import SettingsError
+from card.machine.home import AT_HOME
+from card.text.tokenizer import Tokenizer
 
 
 class Hosted:
     """Facts that `LLM` and `AsyncLLM` report about their engine."""
 
     _host: Host
+
+    def __reduce__(self) -> NoReturn:
+        """Raise SettingsError: neither models nor threads can be sent to another process."""
+        raise SettingsError(AT_HOME)
 
     @property
     def host(self) -> Host:
@@ -27,8 +35,13 @@ class Hosted:
 
     @property
     def is_exact(self) -> bool:
-        """True if each text is that of plain decoding."""
-        return self._host.plan.verifier.is_exact
+        """True if each text is that of plain decoding; False for modules of 16 bits, where two tokens may tie."""
+        return self._host.is_exact
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return self._host.tokenizer
 
     @property
     def target_cost(self) -> str | None:

@@ -6,20 +6,24 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, Unpack
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+from card.api.asked import Asked
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
-from card.api.prompts import Prompt, conversations
-from card.api.start import Asked
+from card.api.prompts import Prompt, conversations, with_variables
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.fields import require
 from card.config.keywords import LLMSettings
+from card.config.sampling import choices_of
 from card.engine.engine import Engine
 from card.engine.metrics import EngineStats
 from card.engine.request import Update
-from card.errors import SettingsError
+from card.errors import SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
@@ -54,10 +58,10 @@ class LLM(Hosted):
 
     def __init__(
         self,
-        target: str | LoadedModel = "demo-target",
-        draft: str | LoadedModel | None = None,
+        target: str | PathLike[str] | LoadedModel = "demo-target",
+        draft: str | PathLike[str] | LoadedModel | None = None,
         *,
-        tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
+        tokenizer: str | PathLike[str] | Tokenizer | PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
@@ -69,6 +73,7 @@ class LLM(Hosted):
         Args:
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot run in another process.
+            tokenizer: one of transformers, or the folder or name of one; None: the target's own.
             method: a name that `card methods` lists; None takes card if there is a draft model and vanilla if not.
             verifier: decides which candidates to accept, see `card.tree.verify`; an inexact one needs allows_inexact.
             spare: a process for the drafter that was started before this process loaded torch.
@@ -76,11 +81,12 @@ class LLM(Hosted):
             settings: see `card.LLMSettings` for meanings and defaults.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        asked = Asked(target, draft, settings=settings, method=method, tokenizer=tokenizer, verifier=verifier)
-        self._host = Host(replace(asked, spare=spare, say=say))
+        given = {"settings": settings, "method": method, "verifier": verifier, "spare": spare, "say": say}
+        self._host = Host(Asked.of(target, draft, tokenizer=tokenizer, **given))
         self._engine: Engine = self._host.engine
         self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
         self._request_ids = itertools.count()
 
     @property
@@ -95,6 +101,7 @@ class LLM(Hosted):
 
     @draft_settings.setter
     def draft_settings(self, draft: DraftSettings) -> None:
+        require(isinstance(draft, DraftSettings), "draft_settings", "card.DraftSettings", draft)
         self._host.draft_settings = draft
 
     def generate(
@@ -107,8 +114,8 @@ class LLM(Hosted):
         Args:
             sampling_params: for all prompts, or one for each.
         Raises: PromptError for a prompt that is empty or does not fit, and SettingsError if the numbers of parameters
-            and prompts differ, before anything runs. A request that fails later has finish_reason "error" in its
-            result, and the others go on.
+            and prompts differ, before anything runs; WorkerError if this is closed. A request that fails later has
+            finish_reason "error" in its result, and the others go on.
         """
         is_one = isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable)
         listed: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item]
@@ -118,37 +125,61 @@ class LLM(Hosted):
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, put into the model's chat template, as `generate` does.
 
         Args:
             messages: of one conversation, or a list of conversations.
             sampling_params: for all conversations, or one for each.
+            tools: functions that the model may call, in OpenAI's shape; the template tells them.
+            chat_template_kwargs: other variables of the template, such as enable_thinking.
         Raises: PromptError, SettingsError as in `generate`.
         """
-        return self._complete(conversations(messages), sampling_params)
+        listed = [with_variables(one, tools, chat_template_kwargs) for one in conversations(messages)]
+        return self._complete(listed, sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
+
+        Args:
+            tools, chat_template_kwargs: of a conversation, as in `chat`.
 
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
         own error (TargetError, WorkerError) where it fails.
         """
-        return self._stream(self._prepare(prompt, sampling_params or SamplingParams()))
+        asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
+        return self._stream(self._prepare(asked, SamplingParams() if sampling_params is None else sampling_params))
 
     def stats(self) -> EngineStats:
-        """Return gauges and totals of the engine."""
-        with self._lock:
-            return self._engine.stats()
+        """Return gauges and totals of the engine. Raises: WorkerError if it was closed."""
+        with self._held() as engine:
+            return engine.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Drop the KV of finished requests that is kept for texts with the same beginning."""
-        with self._lock:
-            self._engine.forget_prefixes()
+        """Drop the KV of finished requests that is kept for texts with the same beginning.
+
+        Raises: WorkerError if the engine was closed.
+        """
+        with self._held() as engine:
+            engine.forget_prefixes()
 
     def close(self) -> None:
-        """End the drafter. May be called twice."""
-        self._host.close()
+        """End engine and drafter; open streams and other threads' calls raise WorkerError. May be called twice."""
+        if self._host.home.is_here:  # a forked child has no lock that it could wait for
+            with self._lock:
+                self._is_closed = True
+                self._live.clear()
+                self._host.close()
 
     def __enter__(self) -> Self:
         return self
@@ -156,30 +187,46 @@ class LLM(Hosted):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        self._host.home.check()
+        if self._is_closed:
+            raise WorkerError("the engine was shut down; make a new LLM")
+
+    @contextmanager
+    def _held(self) -> Iterator[Engine]:
+        """Keep other threads from the engine. Raises: WorkerError if it was closed, or left behind by a fork."""
+        self._check_open()
+        with self._lock:
+            self._check_open()  # it may have been closed meanwhile
+            yield self._engine
+
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:
+        self._check_open()
         return self._host.make_request(prompt, params, next(self._request_ids))
 
     def _begin(self, prepared: PreparedRequest) -> _UnreadRequest:
         live = _UnreadRequest(prepared)
-        with self._lock:
-            self._engine.add(prepared.checked)
+        with self._held() as engine:
+            engine.add(prepared.checked)
             self._live[prepared.request.request_id] = live
         return live
 
     def _end(self, live: _UnreadRequest) -> None:
         """Forget a request, and drop it if it is not finished."""
         request_id = live.prepared.request.request_id
+        if not self._host.home.is_here:
+            return
         with self._lock:
             if self._live.pop(request_id, None) is not None:
                 self._engine.abort(request_id)
 
     def _next(self, live: _UnreadRequest) -> Update:
-        """Return the next update of a request; run rounds until there is one."""
+        """Return the next update of a request; run rounds until there is one. Raises: WorkerError."""
         while True:
-            with self._lock:
+            with self._held() as engine:
                 if live.updates:
                     return live.updates.popleft()
-                for update in self._engine.step():
+                for update in engine.step():
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
@@ -209,22 +256,29 @@ class LLM(Hosted):
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         params = _shared_out(sampling_params, len(prompts))
-        prepared = [self._prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        prepared = [
+            (idx, self._prepare(prompt, choice))
+            for idx, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+            for choice in choices_of(one)
+        ]
         lives: list[_UnreadRequest] = []
         try:
-            for one in prepared:
+            for _, one in prepared:
                 lives.append(self._begin(one))
-            return [self._collect(live, prompt) for live, prompt in zip(lives, prompts, strict=True)]
+            answers: list[list[RequestOutput]] = [[] for _ in prompts]
+            for (idx, _), live in zip(prepared, lives, strict=True):
+                answers[idx].append(self._collect(live, prompts[idx], len(answers[idx])))
+            return [RequestOutput.of_choices(choices) for choices in answers]
         finally:
             for live in lives:
                 self._end(live)
 
-    def _collect(self, live: _UnreadRequest, prompt: Prompt) -> RequestOutput:
+    def _collect(self, live: _UnreadRequest, prompt: Prompt, choice_idx: int) -> RequestOutput:
         texts, updates = zip(*self._updates(live), strict=True)
         told, request = StreamChunk.of("".join(texts), updates), live.prepared.request
         assert told.finish_reason is not None
         completion = CompletionOutput(
-            0, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
+            choice_idx, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
         )
         return RequestOutput(
             request_id=request.request_id,

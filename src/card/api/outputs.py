@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from card.engine.metrics import RequestStats
 from card.engine.request import Alternative, FinishReason, TokenDetails, Update
@@ -41,6 +41,16 @@ class RequestOutput:
     target_cost: str | None  # set if the target was inflated: its cost and its real size
     stats: RequestStats
     error: CardError | None = None  # why the text ends early, with finish_reason "error"
+
+    @classmethod
+    def of_choices(cls, choices: Sequence[RequestOutput]) -> RequestOutput:
+        """Return the output of a prompt with these answers, with the counters of all of them."""
+        if len(choices) == 1:
+            return choices[0]
+        completions = tuple(completion for one in choices for completion in one.outputs)
+        error = next((one.error for one in choices if one.error is not None), None)
+        stats = RequestStats.joined(one.stats for one in choices)
+        return replace(choices[0], outputs=completions, error=error, stats=stats)
 
 
 @dataclass(frozen=True, slots=True)

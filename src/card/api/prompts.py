@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from card.config import EngineSettings
-from card.config.fields import plain
-from card.errors import PromptError, SettingsError
+from card.config.fields import plain, require
+from card.errors import PromptError, SettingsError, named
 from card.models.images import ImagePrompt, Tower
 from card.models.loading import load_vision_tower
 from card.models.runner import RowRunner
 from card.text.pictures import PictureBounds, read_pictures, require_pillow
-from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
+from card.text.prompts import (
+    RESERVED_KWARGS,
+    Conversation,
+    Messages,
+    encode_chat,
+    encode_prompt,
+    joined_texts,
+    split_images,
+)
 from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -50,7 +58,9 @@ class PromptReader:
             return cls(tokenizer, settings)
         require_pillow()
         if not isinstance(target, str):
-            raise SettingsError("max_images needs a target given by name, so that its vision tower is loaded too")
+            raise SettingsError(
+                f"{named('max_images')} needs a target given by name, so that its vision tower is loaded too"
+            )
         kept_in = settings.weights_dir
         tower = load_vision_tower(target, dtype=dtype, device=runner.device, cache_dir=kept_in)
         runner.see_with(tower)
@@ -89,6 +99,27 @@ class PromptReader:
         token_ids = encode_chat(self._tokenizer, messages)
         images = [self._tower.prepare(one) for one in pictures]
         return self._tower.place(token_ids, images) if images else tuple(token_ids)
+
+
+def with_variables(
+    messages: Messages, tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any] | None
+) -> Messages:
+    """Return a conversation with the tools that the model may call, and other variables of its chat template.
+
+    Raises: PromptError for tools or variables that are none, or beside a prompt that is no conversation.
+    """
+    if tools is None and template_kwargs is None:
+        return messages
+    given, variables = tools or (), template_kwargs or {}
+    is_list = isinstance(given, Sequence) and all(isinstance(one, Mapping) for one in given)
+    require(
+        is_list and not isinstance(given, str), "tools", "a list of functions in OpenAI's shape", tools, PromptError
+    )
+    is_named = isinstance(variables, Mapping) and not RESERVED_KWARGS.intersection(variables)
+    allowed = f"a mapping of variables other than {', '.join(sorted(RESERVED_KWARGS))}"
+    require(is_named, "chat_template_kwargs", allowed, template_kwargs, PromptError)
+    (conversation,) = conversations(messages)
+    return Conversation(conversation, tuple(given), dict(variables))
 
 
 def _as_list(value: Any) -> object:

@@ -6,31 +6,29 @@ Each step takes the result of the one before, so the order is fixed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from card.api.asked import Asked
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
 from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
 from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahead
 from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
-from card.assembly.plan import Facts, Plan, resolve
+from card.assembly.plan import Facts, Plan
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
 from card.kernels.compiler_process import CompilerProcess
-from card.links.child import DrafterChild
-from card.links.leases import Leases
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
 from card.models.facts import context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
-from card.models.names import model_name
 from card.models.others import others
-from card.models.own.reasons import could_run_int8, is_exact
+from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner
@@ -38,38 +36,11 @@ from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
 from card.text.tokenizer import Tokenizer
-from card.tree.verify import MATCH, Verifier
 
 if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+    pass
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Models and settings as given, and further objects used during the start; see `LLM`."""
-
-    target: str | LoadedModel
-    draft: str | LoadedModel | None
-    _: KW_ONLY
-    settings: Mapping[str, Any]
-    method: str | None = None
-    tokenizer: object = None  # one of ours or of transformers; None: the target's own
-    verifier: Verifier = MATCH
-    spare: DrafterChild | None = None  # a process for the drafter, started in advance
-    leases: Leases | None = None  # of a pool of draft servers; never blocks; the caller closes it
-    say: Callable[[str], None] = lambda _: None  # receives the current step in words, for a user who waits
-
-    @property
-    def draft_name(self) -> str | None:
-        """Name of the draft model; None for a loaded model, and without one."""
-        return self.draft if isinstance(self.draft, str) else None
-
-    def plan(self, facts: Facts) -> Plan:
-        """Return the plan that follows from these settings and known facts. Raises: SettingsError."""
-        draft = None if self.draft is None else _name(self.draft)
-        return resolve({**self.settings, "target": _name(self.target), "draft": draft}, facts, method=self.method)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +58,7 @@ class Loaded:
     sampling_defaults: Mapping[str, Any]
     target_cost: str | None
     could_run_int8: bool
+    has_same_bits: bool  # candidates beside a token do not change what follows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +120,7 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
         sampling_defaults=stated,
         target_cost=target_cost,
         could_run_int8=has_int8,
+        has_same_bits=has_same_bits(model),
     )
 
 
@@ -255,10 +228,6 @@ def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) 
         parts.policy.recall(agreement)
     _warn_if_short(parts.plan.max_kv_bytes or 0, facts.free_bytes)
     return parts
-
-
-def _name(model: str | LoadedModel) -> str:
-    return model if isinstance(model, str) else model_name(model)
 
 
 def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:

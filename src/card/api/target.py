@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from card.assembly.plan import Plan
 from card.config import EngineSettings, parse_size
-from card.errors import SettingsError, ShortageError
+from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
 from card.models.draft_vocab import check_draft_vocab
@@ -27,6 +27,8 @@ from card.text.given_tokenizer import as_tokenizer
 from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from card.models.own.decoder_model import LoadedModel
 
 
@@ -43,19 +45,20 @@ def load_target(
     draft: str | LoadedModel | None,
     plan: Plan,
     compiler: CompilerProcess,
-    given: object = None,
+    given: str | Tokenizer | PreTrainedTokenizerBase | None = None,
 ) -> Target:
     """Load what is given by name, and inflate the model if the plan's settings say so.
 
     Args:
         draft: the draft model that must fit; None: there is none.
         compiler: is told what both models need.
-        given: a tokenizer, of ours or of transformers; None: the tokenizer of ``target``.
+        given: a tokenizer, of ours or of transformers, or the name of one; None: the tokenizer of ``target``.
     Raises: SettingsError, ModelError, VocabularyError.
     """
     settings, method = plan.settings, plan.method
     is_own = given is None
-    tokenizer = load_tokenizer(settings.target, cache_dir=settings.weights_dir) if is_own else as_tokenizer(given)
+    name = settings.target if given is None else given
+    tokenizer = load_tokenizer(name, cache_dir=settings.weights_dir) if isinstance(name, str) else as_tokenizer(name)
     check_draft_vocab(settings.draft_vocab, tokenizer)
     needs_draft = method.needs_draft and bool(plan.placements)
     if needs_draft and draft is not None:
@@ -102,7 +105,7 @@ def _check_states_fit(target: str, kv_cache_memory: str | None, weights_dir: str
     least = state_bytes_of(target, cache_dir=weights_dir)
     if kv_cache_memory is not None and least > parse_size(kv_cache_memory):
         raise SettingsError(
-            f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
+            f"{named('kv_cache_memory')} {kv_cache_memory} has no room for the states of one request, which take "
             f"{least / 2**20:.1f}M or more with {target}; raise it"
         )
     if least > free_memory():

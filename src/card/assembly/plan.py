@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from card.config import DraftSettings, EngineSettings, Placement, Schedule, parse_size
+from card.config import DraftSettings, EngineSettings, Placement, Schedule, TreeShape, parse_size
+from card.config.fields import Setting, declared
 from card.config.method import Method
+from card.config.reading import CANDIDATES, DRAFTING, DRAFTING_HERE, IMAGES, refuse_unread, unread
 from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
-from card.config.splitting import split_settings
+from card.config.splitting import engine_settings, split_settings
 from card.drafting.local import find_writer
 from card.engine.offers import DRAFTER
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.tree.verify import MATCH, Verifier
@@ -126,7 +128,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     """
     engine_changes, draft_changes = split_settings(settings)
     has_draft = facts.has_draft or facts.has_pool or engine_changes.get("draft_address") is not None
-    chosen = find_method(method or ("card" if has_draft else "vanilla"))
+    chosen = find_method(("card" if has_draft else "vanilla") if method is None else method)
     engine = EngineSettings(**{**engine_changes, "method": chosen.name})
     # A policy that weighs candidates can afford those of more writers, and an exact text is the same with them.
     takes_more = engine.policy != "fixed" and draft_changes.get("verify") != "chain" and facts.verifier.is_exact
@@ -134,6 +136,8 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
+    there = _readers(chosen, engine, drafts=drafts, writers=writers, growth=chosen.shape(asked).growth)
+    refuse_unread(settings, _known(), there, f"method {chosen.name}")
     shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
     target_tree_rows = shaped.budget + SPARE_ROWS
     has_process = "process" in placements.values()
@@ -155,7 +159,17 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     return plan if "num_speculative_tokens" in plan.pinned else _with_measured_length(plan, asked, facts.latencies)
 
 
-def draft_tree_rows(draft: DraftSettings) -> int:
+def readable(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return those of some settings that a method reads, for whoever gives the same ones to several methods."""
+    engine_changes, draft_changes = split_settings(settings)
+    chosen, engine = find_method(method), EngineSettings(**engine_changes)
+    drafts, writers = _share_out(chosen, engine.writers, ())
+    growth = chosen.shape(DraftSettings(**draft_changes)).growth
+    left_out = unread(settings, _known(), _readers(chosen, engine, drafts=drafts, writers=writers, growth=growth))
+    return {name: value for name, value in settings.items() if name not in left_out}
+
+
+def draft_tree_rows(draft: TreeShape) -> int:
     """Return the KV rows that the tree of one request may take in the draft model."""
     width = draft.beam_width
     if draft.growth == "fan-out":
@@ -197,10 +211,11 @@ def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]
     if names is None:
         return method.needs_draft, (*method.writers, *usual)
     if DRAFTER in names and not method.needs_draft:
-        raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of the writers")
+        raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of {named('writers')}")
     if DRAFTER not in names and method.needs_draft and not method.is_tuned:
         raise SettingsError(
-            f"method {method.name} is defined by its draft model: add {DRAFTER} to the writers, or use method card"
+            f"method {method.name} is defined by its draft model: add {DRAFTER} to {named('writers')}, or use method "
+            "card"
         )
     local = [*method.writers, *(name for name in names if name != DRAFTER)]
     for name in local:
@@ -208,11 +223,26 @@ def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]
     return DRAFTER in names, tuple(dict.fromkeys(local))
 
 
+def _known() -> Mapping[str, Setting]:
+    return {**engine_settings(), **declared(DraftSettings)}
+
+
+def _readers(
+    method: Method, settings: EngineSettings, *, drafts: bool, writers: Sequence[str], growth: str
+) -> frozenset[str]:
+    """Return what reads settings in this engine, in the words of `card.config.reading`."""
+    there = {f"method {method.name}", f"growth {growth}", *(f"writer {name}" for name in writers)}
+    there |= {CANDIDATES} if drafts or writers or method.selection is not None else set()
+    there |= {IMAGES} if settings.max_images else set()
+    there |= {DRAFTING} if drafts else set()
+    return frozenset(there | ({DRAFTING_HERE} if drafts and settings.draft_address is None else set()))
+
+
 def _refuse_contradictions(
     settings: EngineSettings, method: Method, facts: Facts, *, drafts: bool, has_draft: bool
 ) -> None:
     if drafts and not has_draft:
-        raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
+        raise SettingsError(f"method {method.name} needs a draft model; give {named('draft')}, or use method vanilla")
     if facts.verifier_named and not (drafts or method.writers or settings.writers or method.selection):
         raise SettingsError(
             f"{facts.verifier_named} has nothing to judge: method {method.name} has no candidates; leave it out, or "
@@ -220,32 +250,33 @@ def _refuse_contradictions(
         )
     if not facts.verifier.is_exact and not (settings.allows_inexact or facts.verifier_named):
         raise SettingsError(
-            "this verifier may keep tokens that the target would not choose: leave it out, or set allows_inexact=True"
+            "this verifier may keep tokens that the target would not choose: leave it out, or set "
+            f"{named('allows_inexact')}=True"
         )
-    if settings.draft_vocab is not None and not drafts:
-        raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
     if facts.is_draft_loaded and settings.placement == "process":
         raise SettingsError(
-            "a loaded draft model cannot move into another process; give its folder, or placement thread"
+            f"a loaded draft model cannot move into another process; give its folder, or {named('placement')} thread"
         )
     if facts.wants_states and settings.placement == "process":
         raise SettingsError(
-            "this draft model reads the target's hidden states, which do not leave the process: give placement inline "
-            "or thread, or adapt one without --target-features"
+            "this draft model reads the target's hidden states, which do not leave the process: give "
+            f"{named('placement')} inline or thread, or adapt one without --target-features"
         )
     if settings.schedule != "auto":
         placement = settings.placement or ("remote" if settings.draft_address or facts.has_pool else None)
         if not method.is_tuned or not drafts:
-            raise SettingsError(f"schedule is for method card; {method.name} has its own, so leave it out")
+            raise SettingsError(f"{named('schedule')} is for method card; {method.name} has its own, so leave it out")
         if placement is not None and (settings.schedule == "turns") != (placement == "inline"):
             raise SettingsError(
-                f"schedule {settings.schedule} does not go with a drafter that is {placement}: turns are taken with a "
-                "drafter inline, and only that one takes turns; leave one of the two out"
+                f"{named('schedule')} {settings.schedule} does not go with a drafter that is {placement}: turns are "
+                "taken with a drafter inline, and only that one takes turns; leave one of the two out"
             )
     if facts.has_pool and (facts.has_draft or settings.draft_address or settings.placement):
-        raise SettingsError("a pool has the drafters: leave draft, draft_address and placement out")
+        raise SettingsError(
+            f"a pool has the drafters: leave {named('draft')}, {named('draft_address')} and {named('placement')} out"
+        )
     if settings.draft_keys is not None and settings.draft_address is None and not facts.has_pool:
-        raise SettingsError("draft_keys are for a draft server: give its draft_address too")
+        raise SettingsError(f"{named('draft_keys')} are for a draft server: give its {named('draft_address')} too")
 
 
 def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[Schedule, Placement]:
@@ -288,7 +319,9 @@ def _plan_cores(settings: EngineSettings, facts: Facts, *, own_drafter_core: boo
     for name, cores in (("cores", settings.cores), ("draft_cores", settings.draft_cores)):
         for core in cores or ():
             if core not in allowed:
-                raise SettingsError(f"{name} must be among the cores of this process {list(allowed)}, got {core}")
+                raise SettingsError(
+                    f"{named(name)} must be among the cores of this process {list(allowed)}, got {core}"
+                )
     all_cores, count = settings.cores or tuple(allowed), settings.draft_threads
     limit = facts.num_cores if facts.num_cores is not None and facts.num_cores < len(all_cores) else None
     alone = CoreSet(settings.cores or (), settings.threads or limit or len(all_cores), in_integers)
@@ -309,7 +342,7 @@ def _model_len(settings: EngineSettings, facts: Facts) -> int:
     usual = max(DEFAULT_MODEL_LEN, facts.longest_text)
     wanted = settings.max_model_len or (usual if limit is None else min(usual, limit))
     if limit is not None and wanted > limit:
-        raise SettingsError(f"max_model_len must be at most {limit}, the target's own limit, got {wanted}")
+        raise SettingsError(f"{named('max_model_len')} must be at most {limit}, the target's own limit, got {wanted}")
     return wanted
 
 
@@ -325,9 +358,9 @@ def _kv_bytes(settings: EngineSettings, facts: Facts, max_model_len: int, tree_r
             states = f" beside the {facts.state_bytes / 2**20:.0f}M of its states" if facts.state_bytes else ""
             num_held = max(0, given - facts.state_bytes) // max(1, facts.row_bytes)
             raise SettingsError(
-                f"kv_cache_memory {settings.kv_cache_memory} holds {num_held} rows of KV{states}, but a request of "
-                f"max_model_len {max_model_len} with its candidates needs {num_rows} ({least / 2**20:.0f}M); raise it, "
-                "or lower max_model_len"
+                f"{named('kv_cache_memory')} {settings.kv_cache_memory} holds {num_held} rows of KV{states}, but a "
+                f"request of {named('max_model_len')} {max_model_len} with its candidates needs {num_rows} "
+                f"({least / 2**20:.0f}M); raise it, or lower {named('max_model_len')}"
             )
         return given
     if facts.num_texts is not None:

@@ -11,7 +11,7 @@ from card.cli.fetching import fetch_models
 from card.cli.options import ALONE, DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, WITH_DRAFT, given
 from card.cli.starting import load, spinner, start_drafter_child, tell
 from card.config.registry import find_method
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.files.places import local_model
 
@@ -32,7 +32,10 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
     if draft is None and needs_draft:
         draft = DEMO_DRAFT if target == DEMO_TARGET else _known_draft(target)
     if draft in (None, NO_DRAFT) and needs_draft:
-        raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+        context = click.get_current_context(silent=True)
+        has_method = context is not None and any(one.name == "method" for one in context.command.params)
+        without = f", or {named('method')} vanilla to do without" if has_method else ""
+        raise SettingsError(f"a draft model is needed: give {named('draft')}{without}")
     if draft == NO_DRAFT:
         draft = None
     if draft is not None and needs_draft:
@@ -84,12 +87,14 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     )
     goes_alone = not (asked or has_draft or has_server or wants_draft)
     method = asked or (ALONE if goes_alone else WITH_DRAFT)
-    needs_draft = find_method(method).needs_draft and not has_server
+    names, is_named = options.get("writers"), options["draft"] not in (None, NO_DRAFT)
+    needs_draft = find_method(method).needs_draft and not has_server and (names is None or DRAFTER in names)
     if find_method(method).needs_parallel_draft and options["draft"] is None:
         options["draft"] = NO_DRAFT  # a sibling of the target is not a draft model
     target, draft = resolve_models(options, needs_draft=needs_draft)
     note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
-    return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
+    draft = draft if needs_draft or is_named else None  # one that was named must be read, or is refused
+    return ChosenModels(method, target, draft, note if goes_alone else "")
 
 
 def make_llm(options: dict[str, Any]) -> LLM:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.llm import LLM
+from card.assembly.plan import readable
 from card.cli.chosen_models import resolve_models
 from card.cli.options import DEMO_TARGET, given
 from card.cli.remarks import demo_note, hint_at_int8
@@ -83,7 +84,9 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
         settings = given(options) | {"wait_for_drafter": True, "cache": False}
         for method in _METHODS:
             has_draft = methods()[method].needs_draft
-            llm = LLM(model, draft if has_draft else None, tokenizer=tokenizer, method=method, **settings)
+            llm = LLM(
+                model, draft if has_draft else None, tokenizer=tokenizer, method=method, **readable(settings, method)
+            )
             racers.append(Racer(method, llm))
     if note := demo_note(target):
         click.echo(note, err=True)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from card.cli.files import refuse_losses
 from card.config.fields import declared
 from card.config.record import Command
 from card.config.registry import commands, own_settings
+from card.errors import CardError
 from card.machine.importing import load_place
 
 _SHORT = 20  # a command with at most as many options shows them all
@@ -60,6 +62,30 @@ _TITLES = ("Options", *_SECTIONS, "Help")
 _OWN = ("--verbose", "--help-all", "--help")  # in the section "Help"
 
 
+class ModeOption(click.Option):
+    """An option that is read in one mode of its command: only beside one of some options, or beside none of others."""
+
+    def __init__(self, *args: Any, beside: Sequence[str] = (), apart_from: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.beside, self.apart_from = tuple(beside), tuple(apart_from)
+
+    def refuse_elsewhere(self, context: click.Context) -> None:
+        """Raise UsageError if it is given where nothing reads it."""
+        if not _is_given(self, context):
+            return
+        others = {one.name: one for one in context.command.params if _is_given(one, context)}
+        flag, needed = self.opts[0], [f"--{name.replace('_', '-')}" for name in self.beside]
+        if needed and others.keys().isdisjoint(self.beside):
+            raise click.UsageError(f"{flag} goes with {' or '.join(needed)}; give that too, or leave {flag} out")
+        for name in self.apart_from:
+            if name in others:
+                raise click.UsageError(f"{flag} does nothing beside {others[name].opts[0]}; leave one of the two out")
+
+
+def _is_given(param: click.Parameter, context: click.Context) -> bool:
+    return context.get_parameter_source(param.name or "") not in (None, ParameterSource.DEFAULT)
+
+
 class CardCommand(click.Command):
     """A command whose help has sections and a short form, and that takes -v."""
 
@@ -67,9 +93,40 @@ class CardCommand(click.Command):
         super().__init__(*args, **settings)
         self.params += [_VERBOSE, _HELP_ALL]
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; an error names its options."""
+        with self._naming_options():
+            return super().invoke(context)
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Read the options; an error names them."""
+        with self._naming_options():
+            return super().make_context(*args, **settings)
+
+    def spelled(self, setting: str) -> str:
+        """Return how the setting is given to this command; its name if it cannot be."""
+        for one in self.params:
+            if one.name == setting:
+                return one.opts[0] if isinstance(one, click.Option) else one.human_readable_name.upper()
+        return setting
+
+    @contextlib.contextmanager
+    def _naming_options(self) -> Iterator[None]:
+        try:
+            yield
+        except CardError as error:
+            error.args = (error.spelled(self.spelled), *error.args[1:])
+            raise
+
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments. Raises: SettingsError if an output is an input too."""
+        """Read the options, and refuse those that nothing reads in the mode that others choose.
+
+        Raises: SettingsError for one of these, and if an output is an input too.
+        """
         rest = super().parse_args(context, args)
+        for one in self.params:
+            if isinstance(one, ModeOption) and not context.resilient_parsing:
+                one.refuse_elsewhere(context)
         refuse_losses(self, context)
         return rest
 
@@ -142,6 +199,10 @@ class CardGroup(click.Group):
         """Write a line for each command, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.summary + one.needs) for name, one in self._table.items()])
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Take a group without anything else as a question for its help."""
+        return super().parse_args(context, args or ["--help"])
 
     def invoke(self, context: click.Context) -> Any:
         """Run a command; Ctrl-C must not reach click, which would write an empty line to standard error."""

@@ -47,7 +47,7 @@ def main() -> None:
     logging.getLogger("card.models").setLevel(logging.WARNING)  # such as a model that runs in an unexpected way
     try:
         with raising():
-            status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)
+            status = cli.main(sys.argv[1:], prog_name="card", standalone_mode=False)
     except click.ClickException as error:
         _fail(error, error.format_message())
     except CardError as error:

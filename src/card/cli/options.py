@@ -13,7 +13,7 @@ from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, 
 from card.config.fields import Setting, declared, require
 from card.config.registry import all_methods, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.text.lines import text_of
 
 if TYPE_CHECKING:  # loaded when a command runs
@@ -116,10 +116,12 @@ def counted(*flags: str, default: int | None = None, least: int = 1, words: str)
     return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
 
 
-def file_option(*flags: str, words: str, required: bool = False, multiple: bool = False) -> Callable[[F], F]:
-    """Return an option for an existing file, or several; ``words`` are its help."""
+def file_option(
+    *flags: str, words: str, required: bool = False, multiple: bool = False, **how: Any
+) -> Callable[[F], F]:
+    """Return an option for an existing file, or several; ``words`` are its help, ``how`` as in `option_of`."""
     kind = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return click.option(*flags, type=kind, required=required, multiple=multiple, help=words)
+    return click.option(*flags, type=kind, required=required, multiple=multiple, help=words, **how)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -286,7 +288,7 @@ def rename_option(options: dict[str, Any], alias: str, name: str) -> None:
     if value is None:
         return
     if options[name] not in (None, value):
-        raise SettingsError(f"{name} is given twice, as {options[name]!r} and as {value!r}; leave one out")
+        raise SettingsError(f"{named(name)} is given twice, as {options[name]!r} and as {value!r}; leave one out")
     options[name] = value
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from card.config.fields import Replaceable, check, declared, make_plain, require, setting
+from card.config.reading import DRAFTING, DRAFTING_HERE, IMAGES
+from card.errors import named
 
 T = TypeVar("T")
 Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
@@ -21,6 +23,7 @@ KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2", "arm-i8mm", "arm-dotpr
 KERNELS_VARIABLE = "CARD_KERNELS"  # sets one for this process and its children
 INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 
+MAX_THREADS = 1024  # more than any machine has cores
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -29,51 +32,72 @@ class EngineSettings(Replaceable):
     """Settings of an engine: which models run where and how."""
 
     target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
-    draft: str | None = setting(None, "Draft model, named like the target; demo-draft for demo-target.")
+    draft: str | None = setting(
+        None, "Draft model, named like the target; demo-draft for demo-target.", read_by=DRAFTING_HERE
+    )
     method: str = setting("card", "Decoding method: how tokens are drafted.")
     placement: PlacementSetting | None = setting(
-        None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
+        None,
+        f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.",
+        shown="by method",
+        read_by=DRAFTING_HERE,
     )
     schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or the faster one (auto).")
     policy: PolicyName = setting("auto", "Tune all unset options (auto) or nothing (fixed).")
-    draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.")
+    draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.", read_by=DRAFTING)
     draft_keys: str | None = setting(None, "Folder of card keys for a draft server.")
     dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
-    draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
+    draft_dtype: str | None = setting(
+        None, "The same for the draft model.", shown="the target's", read_by=DRAFTING_HERE
+    )
     draft_vocab: int | None = setting(
-        None, "Draft only so many tokens.", least=1, allowed="a whole number of 1 or more", shown="all"
+        None,
+        "Draft only so many tokens.",
+        least=1,
+        allowed="a whole number of 1 or more",
+        shown="all",
+        read_by=DRAFTING_HERE,
     )
     device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
-    draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")
+    draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's", read_by=DRAFTING_HERE)
     target_cost: str | None = setting(None, "Inflate the target to 300M, say; same outputs.")
     max_model_len: int | None = setting(
         None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
     )
     max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1)
     max_images: int = setting(0, "Most images in a prompt.", least=0)
-    image_dir: str | None = setting(None, "Folder of images that prompts may name.")
+    image_dir: str | None = setting(None, "Folder of images that prompts may name.", read_by=IMAGES)
     kv_cache_memory: str | None = setting(
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
     kv_offload: str | None = setting(None, "Folder for paused KV.")
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
-    threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="the fastest")
-    draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)
+    threads: int | None = setting(None, "CPU threads of the target.", least=1, most=MAX_THREADS, shown="the fastest")
+    draft_threads: int = setting(1, "CPU threads of the drafter.", least=1, most=MAX_THREADS, read_by=DRAFTING_HERE)
     cores: tuple[int, ...] | None = setting(  # None divides the cores of this process
         None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
     )
     draft_cores: tuple[int, ...] | None = setting(
-        None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers"
+        None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers", read_by=DRAFTING_HERE
     )
     wait_for_drafter: bool | None = setting(
-        None, "Wait for the drafter before the first answer.", shown="not under --policy auto"
+        None, "Wait for the drafter before the first answer.", shown="not under --policy auto", read_by=DRAFTING
     )
     draft_optional: bool = setting(False, "Decode plainly while no draft server answers, or end.", shown="required")
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
     check: bool = setting(True, "Compare passes once with transformers' own.", shown="--check")
-    cache_dir: str | None = setting(None, "Folder for files kept between starts.", shown="~/.cache/card")
-    start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
-    drafter_timeout_s: float = setting(3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds")
+    cache_dir: str | None = setting(
+        None,
+        "Folder for files kept between starts.",
+        shown="~/.cache/card",
+        allowed=f"a folder; leave it out for the usual one, and set {named('cache')} to False to keep nothing",
+    )
+    start_timeout_s: float = setting(
+        120.0, "Longest time for a drafter to load.", above=0, unit="seconds", read_by=DRAFTING
+    )
+    drafter_timeout_s: float = setting(
+        3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds", read_by=DRAFTING
+    )
     grammar_timeout_s: float = setting(10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds")
     generation_config: GenerationConfigSource = setting("auto", "Default sampling: the model's, or greedy.")
     allows_inexact: bool = setting(
@@ -109,20 +133,19 @@ class EngineSettings(Replaceable):
     def __post_init__(self) -> None:
         make_plain(self)
         check(self)
-        allowed = "a folder; leave it out for the usual one, and set cache to False to keep nothing"
-        require(self.cache_dir != "", "cache_dir", allowed, self.cache_dir)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
         if self.draft_address is None:
-            allowed = "set only together with draft_address"
+            allowed = f"set only together with {named('draft_address')}"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
             return
         for name, why in (
+            ("draft", "whose server has the draft model"),
             ("draft_vocab", "whose server has the draft model"),
             ("placement", "which says where the drafter is"),
         ):
             value = getattr(self, name)
-            require(value is None, name, f"left out with draft_address, {why}", value)
+            require(value is None, name, f"left out with {named('draft_address')}, {why}", value)
 
 
 def parse_size(text: str) -> int:

@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from card.errors import CardError, SettingsError, known_instead
+from card.errors import CardError, SettingsError, known_instead, named
 
 T = TypeVar("T")
-_KINDS = {int: "a whole number", float: "a number", bool: "True or False", Mapping: "a mapping"}
+if TYPE_CHECKING:
+
+    class Listed(Generic[T]):
+        """A tuple that may be given as one value alone, or as any sequence: what is taken differs from what is read."""
+
+        def __get__(self, owner: object, kind: type | None = None) -> tuple[T, ...]: ...
+
+        def __set__(self, owner: object, value: T | Sequence[T]) -> None: ...
+
+else:
+    Listed = tuple[T, ...]
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Mapping: "a mapping"}
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
+_INTEGERS = range(-(2**63), 2**63)  # outside of Python a number has room for no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +84,7 @@ class _Rule:
     shown: str = ""
     section: str = ""  # of the help, for a setting of a folder beside the core
     is_common: bool = False  # shown by --help too, not only by --help-all
+    read_by: str | tuple[str, ...] = ()  # what reads it, see `card.config.reading`; empty: every engine
 
 
 def setting(
@@ -81,6 +109,7 @@ def setting(
         allowed: the allowed values in words, where bounds and type do not suffice.
         shown: the default in words, where the value itself is not clear.
         section, is_common: place in the help of a command.
+        read_by: what reads it, see `card.config.reading`.
     """
     bounds = Bounds(least=least, above=above, most=most, below=below)
     metadata = {"rule": _Rule(meaning=meaning, bounds=bounds, **rule)}
@@ -108,12 +137,19 @@ class Setting:
         told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
         return self.rule.shown or ("" if is_nothing else told)
 
-    def fault(self, value: object, bounds: Bounds | None = None) -> str:
-        """Return what is allowed instead of ``value``; empty if ``value`` is valid.
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """What reads it; empty: every engine."""
+        given = self.rule.read_by
+        return (given,) if isinstance(given, str) else given
 
-        Args:
-            bounds: further bounds, which hold where the value is used.
-        """
+    def plain(self, given: Any) -> Any:
+        """Return a value as it is stored: `plain`, and a tuple for a list, which may be given as any sequence."""
+        value = plain(given)
+        return _as_tuple(value, self.kind) if self.is_list and not (value is None and self.is_optional) else value
+
+    def fault(self, value: object) -> str:
+        """Return what is allowed instead of ``value``; empty if ``value`` is valid."""
         if value is None and self.is_optional:
             return ""
         if self.choices:
@@ -125,15 +161,15 @@ class Setting:
             if not self._is_of_kind(item):
                 is_told = self.rule.allowed and (self.is_list or self.is_optional)  # their type says too little
                 return self.rule.allowed if is_told else _KINDS[self.kind] + (" or None" if self.is_optional else "")
+            if item == "" and self.default != "" and not self.is_list:
+                return self.rule.allowed or "a string that is not empty"
             if not self.rule.bounds.hold(item):
                 return self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
-            if bounds is not None and not bounds.hold(item):
-                return f"{'numbers ' if self.is_list else ''}{bounds}"
+            if isinstance(item, int) and item not in _INTEGERS:
+                return "a number of 64 bits at most"
         return ""
 
     def _is_of_kind(self, item: object) -> bool:
-        if self.kind is str and not self.is_list:
-            return True  # a path is accepted too
         if self.kind in _KINDS:
             accepted = (int, float) if self.kind is float else self.kind
             return isinstance(item, accepted) and isinstance(item, bool) == (self.kind is bool)
@@ -161,11 +197,27 @@ class Checked(Replaceable):
         check(self)
 
 
+def listed(default: tuple[T, ...], meaning: str, **rule: Any) -> Listed[T]:
+    """Declare a field for a list, which may be given as one value alone; arguments as of `setting`."""
+    found: Any = setting(default, meaning, **rule)
+    return cast("Listed[T]", found)
+
+
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     """Raise SettingsError for the first unknown name."""
     for name in names:
         if name not in known:
             raise SettingsError(f"unknown setting {name!r}; {known_instead(name, known)}")
+
+
+def told(settings: Mapping[str, Setting]) -> str:
+    """Return a line for each setting: its default and its meaning, in Python's words."""
+    lines = []
+    for name, one in settings.items():
+        otherwise = f" None: {one.shown}." if one.default is None and one.shown else ""
+        words = _FLAG.sub(lambda found: found[1].replace("-", "_"), f"{one.rule.meaning}{otherwise}")
+        lines.append(f"    {name} = {one.default!r}: {words}")
+    return "\n".join(lines)
 
 
 def declared(owner: type) -> Mapping[str, Setting]:
@@ -206,7 +258,6 @@ def check(
     *,
     of: str = "",
     by: type | None = None,
-    bounds: Mapping[str, Bounds] | None = None,
     error: type[CardError] = SettingsError,
 ) -> None:
     """Refuse an object with an invalid field.
@@ -214,19 +265,18 @@ def check(
     Args:
         of: the object, for the message.
         by: the class that declares its fields; None: its own class.
-        bounds: further bounds by name.
     Raises: ``error`` with the name, what is allowed and the value.
     """
     for name in declared(values.__class__):
         one, value = declared(by or values.__class__)[name], getattr(values, name)
-        if allowed := one.fault(value, (bounds or {}).get(name)):
+        if allowed := one.fault(value):
             require(False, name + of, allowed, value, error)
 
 
 def require(holds: bool, name: str, allowed: str, value: object, error: type[CardError] = SettingsError) -> None:
     """Raise ``error`` with the allowed values unless ``holds``."""
     if not holds:
-        raise error(f"{name} must be {allowed}, got {value!r}")
+        raise error(f"{named(name) if name.isidentifier() else name} must be {allowed}, got {value!r}")
 
 
 def make_plain(values: Any) -> None:
@@ -235,16 +285,15 @@ def make_plain(values: Any) -> None:
     A list may be given as a single value, or as any sequence.
     """
     for name, one in declared(values.__class__).items():
-        given = plain(getattr(values, name))
-        if one.is_list and not (given is None and one.is_optional):
-            given = _as_tuple(given, one.kind)
-        object.__setattr__(values, name, given)
+        object.__setattr__(values, name, one.plain(getattr(values, name)))
 
 
 def plain(value: Any) -> Any:
-    """Return a number of NumPy's, or an array or tensor without dimensions, as Python's; other values unchanged."""
+    """Return a number of NumPy's, or an array or tensor without dimensions, as Python's, and a path as a string."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, Integral) and not isinstance(value, int):
         return int(value)
     if isinstance(value, Real) and not isinstance(value, int | float):

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from card.config.drafting import DraftSettings, Growth, VerifyShape
 from card.config.engine import GenerationConfigSource, PlacementSetting, PolicyName, ScheduleSetting
-from card.config.fields import Setting, declared
+from card.config.fields import Setting, declared, told
 from card.config.splitting import engine_settings
 
 NAMED_ARGUMENTS = frozenset({"target", "draft", "method"})  # fields that are separate arguments of `LLM`
@@ -83,12 +83,7 @@ class LLMSettings(DraftKeywords, total=False):
 
 def _told(settings: Mapping[str, Setting]) -> str:
     """Return a line for each setting: its default and its meaning."""
-    lines = []
-    for name, one in settings.items():
-        if name not in NAMED_ARGUMENTS:
-            otherwise = f" None: {one.shown}." if one.default is None and one.shown else ""
-            lines.append(f"    {name} = {one.default!r}: {one.rule.meaning}{otherwise}")
-    return "\n".join(lines)
+    return told({name: one for name, one in settings.items() if name not in NAMED_ARGUMENTS})
 
 
 LLMSettings.__doc__ = f"""{LLMSettings.__doc__}

@@ -91,7 +91,7 @@ def find_method(name: str) -> Method:
             f"method {name} uses several engines for an answer; use card generate --method {name}, or "
             f"{all_methods()[name].in_python} in Python"
         )
-    raise SettingsError(f"unknown method {name!r}; {known_instead(name, methods())}")
+    raise SettingsError(f"unknown method {name!r}; {known_instead(name, all_methods())}")
 
 
 def commands(group: str = "") -> dict[str, Command]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Iterator, Mapping
@@ -9,11 +10,12 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
-from card.config.fields import Replaceable, check, make_plain, plain, require, setting
-from card.errors import SettingsError
+from card.config.fields import Listed, Replaceable, check, declared, listed, make_plain, plain, require, setting, told
+from card.errors import SettingsError, named
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
 
+MAX_CHOICES = 128  # answers to one prompt
 MAX_LOGPROBS = 20  # most alternatives that a request may list for each token
 _LEAST = 1e-6  # with much smaller factors float32 rounds results to 0 or infinity
 NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values that neither a request nor its model states
@@ -81,10 +83,8 @@ class SamplingParams(Replaceable):
         None, "Same seed, same text.", least=0, below=2**63, allowed="an integer from 0 to 2**63 - 1", shown="drawn"
     )
     max_tokens: int | None = setting(None, "Most new tokens.", least=1, shown="context")  # with the end token
-    stop: tuple[str, ...] = setting(
-        (), "End before this string.", least=1, allowed="a list of strings that are not empty"
-    )
-    stop_token_ids: tuple[int, ...] = setting(
+    stop: Listed[str] = listed((), "End before this string.", least=1, allowed="a list of strings that are not empty")
+    stop_token_ids: Listed[int] = listed(
         (), "End tokens besides the model's own.", least=0, allowed="a list of ids of 0 or more"
     )
     ignore_eos: bool = setting(False, "Go on past the model's end tokens.")
@@ -98,6 +98,7 @@ class SamplingParams(Replaceable):
     grammar: Grammar | None = setting(
         None, "Form of the text, which ends where nothing can follow.", allowed="a card.config.Grammar or None"
     )
+    n: int = setting(1, "Answers to each prompt; one for a stream.", least=1, most=MAX_CHOICES)
     logprobs: int | None = setting(
         None,
         "Report each token's log-probability, and those of so many of the likeliest ones.",
@@ -107,7 +108,7 @@ class SamplingParams(Replaceable):
     )
     speculates: bool = setting(True, "Whether candidates are verified at all.")
     shows_tree: bool = setting(False, "Report the candidates that lay beside each token.")
-    shown_token_ids: tuple[int, ...] = setting(
+    shown_token_ids: Listed[int] = listed(
         (), "Special tokens that the text shows.", least=0, allowed="a list of ids of 0 or more"
     )
 
@@ -116,10 +117,12 @@ class SamplingParams(Replaceable):
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         check(self, by=SamplingParams)
         most = math.inf if self.max_tokens is None else self.max_tokens
-        allowed = "0 or more" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
+        allowed = "0 or more" if self.max_tokens is None else f"from 0 to {named('max_tokens')} ({most})"
         require(0 <= self.min_tokens <= most, "min_tokens", allowed, self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
-            raise SettingsError("ignore_eos contradicts a grammar, whose end is the end of the text; leave one out")
+            raise SettingsError(
+                f"{named('ignore_eos')} contradicts a grammar, whose end is the end of the text; leave one out"
+            )
 
     def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:
         """Return complete parameters: a None takes the value of ``defaults``, else that of `NEUTRAL`.
@@ -141,6 +144,9 @@ class SamplingParams(Replaceable):
         return ResolvedParams(**values)
 
 
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n{told(declared(SamplingParams))}\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedParams(SamplingParams):
     """Complete sampling parameters, which decide about tokens. See `SamplingParams.resolved`."""
@@ -152,6 +158,22 @@ class ResolvedParams(SamplingParams):
     repetition_penalty: float
     seed: int
     max_tokens: int
+
+
+def derived_seed(seed: int, choice_idx: int) -> int:
+    """Return the seed of one of several choices: the first has the request's own, the others derived ones."""
+    if choice_idx == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{choice_idx}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def choices_of(params: SamplingParams) -> list[SamplingParams]:
+    """Return the parameters of each answer to a prompt: the first has the seed that was given, the others its own."""
+    if not isinstance(params, SamplingParams) or params.n == 1:
+        return [params]  # what is none is refused by whoever makes the request
+    seeds = [None if params.seed is None else derived_seed(params.seed, idx) for idx in range(params.n)]
+    return [params.replace(n=1, seed=seed) for seed in seeds]
 
 
 def _checked_bias(given: object) -> LogitBias:

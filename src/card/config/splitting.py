@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from card.config.drafting import DraftSettings
 from card.config.engine import EngineSettings
 from card.config.fields import Setting, declared, refuse_unknown
-from card.config.registry import own_settings
+from card.config.registry import methods, own_settings
 
 _OWN = "own"  # a field of `EngineSettings`, not a setting
 
 
-def engine_settings() -> dict[str, Setting]:
-    """Return all settings of an engine by name, those of folders last."""
-    own = own_settings()
+@cache
+def engine_settings() -> Mapping[str, Setting]:
+    """Return all settings of an engine by name, those of folders last.
+
+    A setting of a folder that says nothing else is read by the methods that have it among their ``reads``.
+    """
     core = {name: one for name, one in declared(EngineSettings).items() if name != _OWN}
-    return core | {name: declared(kind)[name] for name, kind in own.items()}
+    return core | {name: _with_readers(declared(kind)[name]) for name, kind in own_settings().items()}
+
+
+def _with_readers(one: Setting) -> Setting:
+    readers = one.readers or tuple(f"method {method.name}" for method in methods().values() if one.name in method.reads)
+    return replace(one, rule=replace(one.rule, read_by=readers))
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

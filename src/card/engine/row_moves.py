@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from card.engine.sequence import Sequence
-from card.errors import CapacityError, SettingsError
+from card.errors import CapacityError, SettingsError, named
 from card.models.protocol import LanguageModel, Movable, Recurrent
 from card.models.rows.pool import SequencePool
 from card.models.rows.row_store import RowStore, StoredRows
@@ -128,6 +128,6 @@ def _movable(model: LanguageModel) -> Movable:
     """Return the model if its rows can be moved. Raises: SettingsError if not."""
     if not isinstance(model, Movable) or isinstance(model, Recurrent):
         raise SettingsError(
-            "this target keeps a recurrent state, so its KV cannot be moved to files; leave kv_offload out"
+            f"this target keeps a recurrent state, so its KV cannot be moved to files; leave {named('kv_offload')} out"
         )
     return model

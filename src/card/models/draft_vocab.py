@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.kernels.number_types import Floats, empty
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import Linear
@@ -31,7 +31,7 @@ def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
     """Check that so many tokens are a part of the vocabulary; None is all. Raises: SettingsError."""
     if num_tokens is not None and num_tokens >= len(tokenizer):
         raise SettingsError(
-            f"draft_vocab must be below {len(tokenizer)}, the number of tokens there are, got {num_tokens}"
+            f"{named('draft_vocab')} must be below {len(tokenizer)}, the number of tokens there are, got {num_tokens}"
         )
 
 

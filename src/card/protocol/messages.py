@@ -22,10 +22,6 @@ PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
 # What a drafter grants one request at most: far above any use, and too little to exhaust it.
-MAX_BEAM_WIDTH = 256
-MAX_BRANCH = 256
-MAX_LEAD = 4096
-MAX_NODES = 1 << 16
 MAX_LEN = 1 << 20
 MAX_COUNT = 1 << 40  # of passes, nodes or tokens; more is a forgery
 # Bounds on the facts of a `Ready`: far above any model, and small enough to compute with.
@@ -34,14 +30,6 @@ _MAX_PARAMETERS = 1 << 50
 _MAX_POINTS = 256
 _MAX_PASS_S = 3600.0
 _MAX_FINGERPRINT = 256
-_MOST_GRANTED = {
-    "beam_width": Bounds(least=1, most=MAX_BEAM_WIDTH),
-    "branch": Bounds(least=1, most=MAX_BRANCH),
-    "lead": Bounds(least=1, most=MAX_LEAD),
-    "max_nodes": Bounds(least=1, most=MAX_NODES),
-    "fan_out": Bounds(least=0, most=MAX_BRANCH),
-    "num_speculative_tokens": Bounds(least=1, most=MAX_LEAD),
-}
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -250,7 +238,7 @@ def check_spec(spec: DraftSpec) -> None:
     """
     of = " of a draft spec"
     check(spec.sampling, of=of, by=SamplingParams, error=ProtocolError)
-    check(spec.shape, of=of, bounds=_MOST_GRANTED, error=ProtocolError)
+    check(spec.shape, of=of, error=ProtocolError)
     require(1 <= spec.max_len <= MAX_LEN, f"max_len{of}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
     require(0 <= spec.num_hidden <= MAX_LEN, f"num_hidden{of}", f"from 0 to {MAX_LEN}", spec.num_hidden, ProtocolError)
     has_tokens = spec.vocab_size is None or 1 <= spec.vocab_size <= MAX_VOCAB_SIZE
@@ -263,7 +251,7 @@ def check_correction(message: Correction) -> None:
     """Refuse a correction that no target sends, or that would cost a drafter too much. Raises: ProtocolError."""
     for name, bounds in (
         ("start", Bounds(least=0)),
-        ("beam_width", Bounds(least=1, most=MAX_BEAM_WIDTH)),
+        ("beam_width", declared(TreeShape)["beam_width"].rule.bounds),
         ("branch_below", Bounds(least=0, most=1)),
     ):
         value = getattr(message, name)

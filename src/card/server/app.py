@@ -185,7 +185,7 @@ class Guard:
 
 
 async def _on_card_error(request: Request, error: Exception) -> Response:
-    return error_response(as_api_error(error))
+    return error_response(as_api_error(error, getattr(request.state, "spelling", {})))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -18,8 +18,9 @@ from card.errors import did_you_mean
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request
 from card.server.shape import shape_of
+from card.server.strict import Strict
 
-M = TypeVar("M", bound=pydantic.BaseModel)
+M = TypeVar("M", bound=Strict)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ async def read_body(request: Request, model: type[M]) -> M:
         raise ApiError(
             415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
         )
+    request.state.spelling = model.spelling
     data = await _read_bytes(request)
     request.state.is_large = len(data) >= LARGE_BYTES
     return await run_apart(request, _parsed, data, model)

@@ -68,9 +68,10 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
             raise too_long(service.llm.max_model_len, len(prompt_ids), 0)
         service.llm.host.scorer.check(prompt_ids)
         return prompt_ids, None
+    is_asked = "max_tokens" in fields.model_fields_set
     params = sampling_params(
         fields,
-        max_tokens=service.num_new_tokens(len(prompt_ids), fields.max_tokens),
+        max_tokens=service.num_new_tokens(len(prompt_ids), fields.max_tokens, is_asked=is_asked),
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from card.config import SamplingParams
 from card.errors import CapacityError, CardError, GrammarError, PromptError, SettingsError, TargetError, WorkerError
@@ -93,16 +95,23 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down; ask again soon", code="shutting_down", retry_after_s=5)
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """Return ``error`` for the client; an internal error without its details."""
+def as_api_error(error: Exception, spelling: Mapping[str, str] = MappingProxyType({})) -> ApiError:
+    """Return ``error`` for the client; an internal error without its details.
+
+    Args:
+        spelling: the request's fields by the names that errors know them under, where these differ.
+    """
     if isinstance(error, ApiError):
+        error.args = (error.spelled(lambda name: spelling.get(name, name)),)
+        error.param = None if error.param is None else spelling.get(error.param, error.param)
         return error
     if isinstance(error, PromptError):
-        return bad_request(str(error), param="prompt")
+        return as_api_error(bad_request(error.args[0], param="prompt"), spelling)
     if isinstance(error, SettingsError):
-        named = re.findall(r"\w+", str(error))
-        param = next((name for name in named if name in _PARAMS), None)
-        return bad_request(str(error), param="response_format" if param == "grammar" else param)
+        words = (*error.settings, *re.findall(r"\w+", str(error)))
+        param = next((name for name in words if name in _PARAMS), None)
+        fields = {"grammar": "response_format", **spelling}
+        return as_api_error(bad_request(error.args[0], param=param), fields)
     if isinstance(error, WorkerError):
         return ApiError(503, str(error), code="engine_down", retry_after_s=10)
     if isinstance(error, CapacityError):

@@ -14,13 +14,13 @@ from card import __version__
 from card.api.async_llm import RequestStream
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
+from card.config.sampling import derived_seed
 from card.engine.request import FinishReason
 from card.errors import CardError
 from card.server.answers import event
 from card.server.errors import shutting_down
 from card.server.limits import Deadline
 from card.server.metrics import TextRecord, request_metrics
-from card.server.params import derived_seed
 from card.server.schemas import SamplingFields
 from card.server.service import Service
 

@@ -12,8 +12,9 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from card.config.sampling import MAX_CHOICES
 from card.server.admission import is_guarded
-from card.server.schemas import MAX_CHOICES, TOKEN_ID
+from card.server.schemas import TOKEN_ID
 from card.server.service import Service
 
 _ERRORS = {
@@ -47,7 +48,7 @@ class Route:
     path: str
     handler: Callable[[Request], Awaitable[Response]]
     errors: tuple[int, ...] = ()
-    body: type[BaseModel] | None = None  # None: a GET
+    body: type[BaseModel] | None = None  # None: a GET, and a HEAD that the schema leaves out
     unavailable: str = _ERRORS[503]  # what status 503 means here
 
 
@@ -71,6 +72,8 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
         openapi_extra=extra,
         responses=_responses(route),
     )
+    if route.body is None:
+        app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
@@ -129,6 +132,8 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
             if kind.get("type") == "integer":
                 kind.pop("exclusiveMaximum", None)
                 kind["maximum"] = maximum
+        if (usual := field.get("default")) is not None:
+            field["default"] = min(usual, maximum)
 
 
 def _allow_null(body: dict[str, Any]) -> None:

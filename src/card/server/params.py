@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping
 
@@ -44,14 +43,6 @@ def sampling_params(
         speculates=fields.speculation == "on",
         **fields.model_dump(include=_AS_ASKED),
     )
-
-
-def derived_seed(seed: int, choice_idx: int) -> int:
-    """Return the seed of one of several choices: the first has the request's own, the others derived ones."""
-    if choice_idx == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{choice_idx}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def _biases(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:

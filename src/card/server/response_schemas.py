@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
 
@@ -230,6 +230,12 @@ class NamedChoice(Strict):
 
 class ResponsesRequest(CommonFields):
     """Body of `POST /v1/responses`."""
+
+    spelling: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("prompt", "messages"), "input"),
+        **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens"),
+        **dict.fromkeys(("grammar", "response_format"), "text.format"),
+    }
 
     input: list[InputItem] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, json_schema_extra=_or_text)
     instructions: str | None = None

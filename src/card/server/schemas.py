@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
+from card.config.sampling import MAX_CHOICES
 from card.server.guided import GuidedFields
 from card.server.shape import MAX_CONTAINERS, containers_in
 from card.server.strict import NotDone, Strict, at_most, takes
 from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
+from card.text.prompts import RESERVED_KWARGS
 
-MAX_CHOICES = 128
 MAX_MESSAGES = 10_000  # each takes at least one token of the context
 _MAX_PROMPTS = 2048  # of one request; the queue may allow fewer
 _MAX_STOPS = 64
@@ -60,12 +62,6 @@ _CONTENT_SCHEMA = {
 }
 
 
-# Arguments of transformers' apply_chat_template, and what it sets itself.
-RESERVED_KWARGS = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
-    | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
-    | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
-)
 _MAX_KWARGS = 256
 TemplateKwargs = Annotated[
     dict[str, Any],
@@ -139,7 +135,9 @@ def _part(part: object) -> dict[str, Any]:
     """Return a content part without fields that clients add, such as the detail of an image."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-    if isinstance(part, dict) and name is not None and isinstance(part.get(name), str):
+    if isinstance(part, dict) and name is not None:
+        if not isinstance(part.get(name), str):
+            raise ValueError(f"a part of type {kind} must have a string named {name}, got {str(part.get(name))[:40]}")
         return {"type": "text", "text": part[name]}
     if isinstance(part, dict) and kind == "image_url":
         source = part.get("image_url")
@@ -202,6 +200,8 @@ Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=Tru
 
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
+
+    spelling: ClassVar[Mapping[str, str]] = {"prompt": "messages"}
 
     messages: Messages = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)

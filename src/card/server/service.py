@@ -13,7 +13,7 @@ from starlette.requests import Request
 from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
 from card.config import Grammar
-from card.errors import PromptError, SettingsError
+from card.errors import PromptError, SettingsError, named
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down, too_long
 from card.server.limits import Deadline, Gate
@@ -170,7 +170,8 @@ class Service:
         except SettingsError as error:
             code = "grammar_timeout" if isinstance(error, TooSlowError) else None
             hint = _STRICT_HINT if code is None and guide in ("response_format", "tools") else ""
-            raise bad_request(f"{error}{hint}", guide, code) from None
+            told = error.spelled(lambda name: named(guide if name == "grammar" else name))
+            raise bad_request(f"{told}{hint}", guide, code) from None
         finally:
             grammars.leave(work)
 
@@ -180,17 +181,22 @@ class Service:
             return request.headers.get("authorization", "")
         return request.client.host if request.client is not None else ""
 
-    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int | None:
+    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None, *, is_asked: bool = True) -> int | None:
         """Return how many tokens a request may write; None: as many as fit.
 
+        Args:
+            is_asked: False if the request did not say what it wants, and this is the usual number.
         Raises: ApiError 400 if the prompt leaves no room, or it asks for more than the server's limit allows.
         """
         room, limit = self.llm.max_model_len - num_prompt_tokens, self.settings.max_request_tokens
         if room < 1:
             raise too_long(self.llm.max_model_len, num_prompt_tokens, wanted or 1)
-        wanted = None if wanted is None else min(wanted, room)
+        most = room if is_asked or limit is None else min(room, limit)
+        wanted = None if wanted is None else min(wanted, most)
         if wanted is not None and limit is not None and wanted > limit:
-            raise bad_request(f"max_tokens may be at most {limit} on this server, got {wanted}", "max_tokens")
+            raise bad_request(
+                f"{named('max_tokens')} may be at most {limit} on this server, got {wanted}", "max_tokens"
+            )
         if wanted is not None or limit is None:
             return wanted
         return min(room, limit, int(self.llm.host.sampling_defaults.get("max_tokens", room)))

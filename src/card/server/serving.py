@@ -113,7 +113,7 @@ class _Run:
             watch.cancel()
             self._service.close()
             if not await self._close_engine(_CLOSING_S):
-                os._exit(1)
+                os._exit(self._status or _DEAD_ENGINE)
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
 
@@ -130,7 +130,8 @@ class _Run:
             self._service.gate.is_open = False
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         elif self._num_signals == 2:
-            self._draining = asyncio.get_running_loop().create_task(self._leave(128 + number))
+            self._status = 128 + number
+            self._draining = asyncio.get_running_loop().create_task(self._leave(self._status))
         else:
             os._exit(128 + number)
 
@@ -148,10 +149,11 @@ class _Run:
 
     async def _watch_engine(self) -> None:
         """End the process once the engine has died, so that its supervisor can restart it."""
-        death = await self._llm.ended()
+        cause = (await self._llm.ended()).__cause__
+        if cause is None:  # it was shut down, after a second signal
+            return
         self._status = _DEAD_ENGINE
-        cause = death.__cause__
-        told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)} if cause else {}
+        told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)}
         log_event(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
         with contextlib.suppress(TimeoutError):  # clients with running requests first get their errors
             await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -23,6 +24,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     _known: ClassVar[frozenset[str]] = frozenset()  # names of the fields as clients write them
+    spelling: ClassVar[Mapping[str, str]] = {}  # fields by the names that errors know them under, where these differ
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from card.config import EngineSettings, Grammar
-from card.errors import CapacityError, CardError, SettingsError, TargetError
+from card.errors import CapacityError, CardError, SettingsError, TargetError, named
 from card.text.canary import GivenUpError, GrammarBench, Passed, Refused, TooSlowError
 from card.text.compilation import Charge, Compilation, Start, UnusableGrammarError
 from card.text.compiling import MOST_CHARS, compile_grammar
@@ -324,4 +324,4 @@ def _refusal(grammar: Grammar, reason: str) -> str:
     said = first_line(reason).replace(
         _ONE_OF, "it is not known whether the alternatives of oneOf exclude each other; use anyOf"
     )
-    return f"the {grammar.kind} of grammar cannot be used: {said}; correct it or leave grammar out"
+    return f"the {grammar.kind} of grammar cannot be used: {said}; correct it or leave {named('grammar')} out"

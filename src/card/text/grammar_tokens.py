@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.machine.packages import install_command
 from card.text.canary import CanarySetup
 from card.text.compiling import wrap_tokens
@@ -30,7 +30,9 @@ class GrammarTokens:
     def check(self) -> None:
         """Raise SettingsError if there can be no grammars for this model, or on this machine."""
         if not self._end_ids:
-            raise SettingsError("a grammar needs a model with an end token, and this one has none; leave grammar out")
+            raise SettingsError(
+                f"a grammar needs a model with an end token, and this one has none; leave {named('grammar')} out"
+            )
         try:
             import llguidance  # noqa: F401
         except ImportError as error:
@@ -62,8 +64,8 @@ class GrammarTokens:
             yield
         except Exception as error:  # the library raises many types for an unknown tokenizer
             raise SettingsError(
-                f"llguidance cannot use the tokenizer {type(self._tokenizer).__name__}: {error}; leave grammar out, or "
-                "use a model with a fast tokenizer"
+                f"llguidance cannot use the tokenizer {type(self._tokenizer).__name__}: {error}; leave "
+                f"{named('grammar')} out, or use a model with a fast tokenizer"
             ) from error
 
 

@@ -14,6 +14,12 @@ from card.text.work_meter import TemplateCostError
 
 _ANSWER = "An answer."  # stands in where only what a chat template puts behind it counts
 Messages = Sequence[Mapping[str, Any]]
+# Arguments of transformers' apply_chat_template, and what it sets itself.
+RESERVED_KWARGS = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
+    | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ def split_images(messages: Messages) -> tuple[Messages, list[object]]:
     Args:
         messages: contents are texts or lists of parts: {"type": "text", "text": ...}, {"type": "image_url",
             "image_url": {"url": ...}} or {"type": "image", "image": ...}.
-    Raises: PromptError for other parts.
+    Raises: PromptError for other parts, and for a text that is none.
     """
     _check_messages(messages)
     sources: list[object] = []
@@ -107,7 +113,8 @@ def _part(part: object, sources: list[object], what: str) -> dict[str, Any]:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise PromptError(f"the parts of {what} must be of type text, image_url or image, got {str(kind)[:40]!r}")
     if part["type"] == "text":
-        return {"type": "text", "text": part.get("text")}
+        _check_text(part.get("text"), f"the text of a part of {what}")
+        return {"type": "text", "text": part["text"]}
     source = part.get(part["type"])
     if part["type"] == "image_url" and isinstance(source, Mapping):
         source = source.get("url")

@@ -196,8 +196,8 @@ def test_the_cache_lies_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
-    with LLM(pair.target, pair.draft, **settings) as llm:
+    settings = {"method": "card", "writers": ("suffix",), "cache_dir": str(tmp_path)}
+    with LLM(pair.target, **settings) as llm:
         measured = llm.host.policy.costs["off"].target  # type: ignore[attr-defined]
 
     def refuse(*_: object, **__: object) -> None:
@@ -206,20 +206,20 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
     monkeypatch.setattr(measuring, "_CHANGED_FACTOR", 1e9)  # whatever else this machine does
     monkeypatch.setattr(measuring, "measure_pass_cost", refuse)
     monkeypatch.setattr(measuring, "useful_threads", refuse)
-    with LLM(pair.target, pair.draft, **settings) as llm:
+    with LLM(pair.target, **settings) as llm:
         assert llm.host.policy.costs["off"].target == measured  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="it measured again"):
-        LLM(pair.target, pair.draft, cache=False, **settings)
+        LLM(pair.target, cache=False, **settings)
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Path, factor: float):
-    settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
-    with LLM(pair.target, pair.draft, **settings) as llm:
+    settings = {"method": "card", "writers": ("suffix",), "cache_dir": str(tmp_path)}
+    with LLM(pair.target, **settings) as llm:
         core_set, measured = llm.host.plan.cores.alone, llm.host.policy.costs["off"].target  # type: ignore[attr-defined]
         latencies = llm.host.latencies
         key = latencies._measuring._key("pass", core_set)
         latencies._store.keep_cost(key, measured.scaled(factor))
-    with LLM(pair.target, pair.draft, **settings) as llm:
+    with LLM(pair.target, **settings) as llm:
         again = llm.host.policy.costs["off"].target.seconds(1)  # type: ignore[attr-defined]
     assert again != measured.scaled(factor).seconds(1), "what was kept was not believed"

@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(args: dict[str, Any], 
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("card.machine.doors.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=re.escape(f"not installed; run {install_command('ray')}")):
         card.ray.app  # noqa: B018
 

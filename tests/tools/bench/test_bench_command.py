@@ -216,6 +216,7 @@ def test_a_target_without_a_draft_runs_the_rows_that_need_none(
         (["--cores", "0"], "cores must be two or more"),
         (["--sps-lengths", "0"], "--sps-lengths must be 1 or more"),
         (["--max-tokens", "1"], "max_tokens must be 2 or more"),
+        (["--methods", "vanilla,sps", "--hrad", "demo"], "--hrad would do nothing: no row reads it"),
         (["--repeats", "0"], "repeats and limit must be 1 or more"),
         (["--draft", "none", "--methods", "card"], "needs a draft model"),
         (["--resume", "no-such-file.jsonl"], "no-such-file.jsonl cannot be read"),

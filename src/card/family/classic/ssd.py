@@ -8,7 +8,7 @@ true outcome is among them, the next chain is ready at once. Otherwise the targe
 
 from __future__ import annotations
 
-from card.config import DraftSettings
+from card.config import DraftSettings, TreeShape
 from card.config.method import Method, in_rounds
 
 _SPARE_LAYERS = 2
@@ -24,7 +24,7 @@ def outcomes_of_one_chain(draft: DraftSettings) -> DraftSettings:
 
 def passes_for_all_outcomes(draft: DraftSettings) -> list[int]:
     """Return the tokens of the drafter passes of a round: each lengthens the chain of every outcome by one."""
-    fan_out, length = draft.fan_out, draft.num_speculative_tokens
+    fan_out, length = TreeShape.of(draft).fan_out, draft.num_speculative_tokens
     num_outcomes = sum(fan_out[min(position, len(fan_out) - 1)] for position in range(length + 1))
     return [max(num_outcomes, 1)] * length
 

@@ -23,7 +23,7 @@ from card.config import EngineSettings
 from card.drafting.local.lookup import chance_per_count
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.drafting.local.suffix import best_first
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.family.copying.record import StoreSettings
 from card.family.copying.text_database import Owner, TextDatabase, Tokens
 from card.tree.nodes import NO_NODES, Nodes
@@ -175,7 +175,7 @@ class StoreWriter(LocalWriter):
         own = settings.of(StoreSettings)
         if own.suffix_store is None:
             raise SettingsError(
-                "the writer 'store' needs a file that keeps finished texts; set suffix_store to its path, "
+                f"the writer 'store' needs a file that keeps finished texts; set {named('suffix_store')} to its path, "
                 "or use the writer 'suffix', which keeps none"
             )
         self._max_tokens = own.suffix_store_tokens
@@ -190,7 +190,8 @@ class StoreWriter(LocalWriter):
         except sqlite3.Error as error:
             self._database.close()
             raise SettingsError(
-                f"suffix_store cannot be read: {own.suffix_store}: {error}; delete the file or name another one"
+                f"{named('suffix_store')} cannot be read: {own.suffix_store}: {error}; delete the file or name "
+                "another one"
             ) from error
         self.indexes: tuple[ContextIndex, ContextIndex] = (ContextIndex([]), old)  # on a tie, newer texts win
         self._new_texts: list[Tokens] = []  # of the first index

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class TextDatabase:
                 is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
                 if not is_busy or time.monotonic() > give_up_s:
                     raise SettingsError(
-                        f"suffix_store cannot be used: {self._path}: {error}; "
+                        f"{named('suffix_store')} cannot be used: {self._path}: {error}; "
                         "name a file of this program, or a new one in a folder that can be written"
                     ) from error
                 time.sleep(0.01)

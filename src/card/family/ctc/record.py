@@ -11,7 +11,7 @@ from card.config.record import Command, Record
 class CtcSettings(Checked):
     """The file that a training made."""
 
-    ctc: str | None = setting(None, "Head for ctc.", section="Models")
+    ctc: str | None = setting(None, "Head for ctc.", section="Models", read_by="writer ctc")
 
 
 RECORD = Record(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.record import CtcSettings
@@ -58,7 +58,7 @@ class CtcWriter(LocalWriter):
         super().__init__(settings, vocab_size, tokenizer)
         file = settings.of(CtcSettings).ctc
         if file is None:
-            raise SettingsError("the writer ctc needs a head: give --ctc FILE (ctc=...), made with card train ctc")
+            raise SettingsError(f"the writer ctc needs a head: give {named('ctc')} a file made with card train ctc")
         self.name = file
         self.head = SlotHead.load(self.name)
         self.waiting: dict[CtcSequence, None] = {}  # whose windows the head has not read yet

@@ -11,7 +11,7 @@ from card.config.record import Command, Record
 class HivisSettings(Checked):
     """The file that a training made."""
 
-    hivis: str | None = setting(None, "Drafter for hivis.", section="Models")
+    hivis: str | None = setting(None, "Drafter for hivis.", section="Models", read_by="writer hivis")
 
 
 RECORD = Record(

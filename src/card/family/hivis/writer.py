@@ -8,7 +8,7 @@ import torch
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.family.hivis.drafting import MOST_LAYERS, TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.hivis.record import HivisSettings
@@ -70,7 +70,7 @@ class HivisWriter(LocalWriter):
         file = settings.of(HivisSettings).hivis
         if file is None:
             raise SettingsError(
-                "the writer hivis needs a drafter: give --hivis FILE (hivis=...), made with card train hivis"
+                f"the writer hivis needs a drafter: give {named('hivis')} a file made with card train hivis"
             )
         self.name = file
         self.head = FusedHead.load(self.name)

@@ -13,7 +13,9 @@ from card.config.selection import parse_selection
 class SelectionSettings(Checked):
     """The KV rows that a target reads in drafting passes."""
 
-    kv_selection: str | None = setting(None, "KV rows for sparsespec and specpv.", section="Models")
+    kv_selection: str | None = setting(
+        None, "KV rows for sparsespec and specpv.", section="Models", read_by=("method sparsespec", "method specpv")
+    )
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)

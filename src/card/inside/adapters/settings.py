@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from card.config import DraftSettings, parse_size
+from card.config.drafting import MAX_BEAM_WIDTH, MAX_LEAD
 from card.config.fields import Setting, check, declared, refuse_unknown, require, setting
+from card.config.reading import DRAFTING, DRAFTING_HERE, refuse_unread
 from card.drafting.local import writer_names
 from card.engine.offers import DRAFTER
 from card.errors import SettingsError
-from card.protocol.messages import MAX_BEAM_WIDTH, MAX_LEAD
 
 _NEEDS_TREES = frozenset({"lookahead"})  # learns from candidates beside the best path
 _NEEDS_STATES = frozenset({"ctc", "hivis"})  # draft from the target's hidden states
@@ -32,21 +33,30 @@ class AdapterSettings:
     schedule: Literal["beside", "turns"] = "beside"
     # beam is the draft model; (): all writers that need no further settings
     writers: tuple[str, ...] = setting((), allowed="a list of names such as beam,suffix")
-    draft_dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16
-    draft_device: str = "cpu"  # of the draft model, such as cuda:1
-    draft_kv_cache_memory: str | None = None  # most memory for its KV rows, such as 2GiB; None: 16 texts of full length
-    draft_threads: int = setting(1, least=1)
+    draft_dtype: str = setting("auto", read_by=DRAFTING_HERE)  # as stored, or int8, float32, bfloat16, float16
+    draft_device: str = setting("cpu", read_by=DRAFTING_HERE)  # of the draft model, such as cuda:1
+    # most memory for its KV rows, such as 2GiB; None: 16 texts of full length
+    draft_kv_cache_memory: str | None = setting(None, read_by=DRAFTING_HERE)
+    draft_threads: int = setting(1, least=1, read_by=DRAFTING_HERE)
     # CPU cores of the drafter's process; None: free ones
-    draft_cores: tuple[int, ...] | None = setting(None, least=0, allowed="a list of core numbers such as 2,3")
-    draft_optional: bool = False  # start without waiting for the drafter, which joins when it is ready
+    draft_cores: tuple[int, ...] | None = setting(
+        None, least=0, allowed="a list of core numbers such as 2,3", read_by=DRAFTING_HERE
+    )
+    draft_optional: bool = setting(
+        False, read_by=DRAFTING
+    )  # start without waiting for the drafter, which joins when it is ready
     # most nodes of one drafter pass; None: 4 beside the engine, 1 in turns
-    beam_width: int | None = setting(None, least=1, most=MAX_BEAM_WIDTH)
-    lead: int = setting(24, least=1, most=MAX_LEAD)  # most layers beyond the last committed token
+    beam_width: int | None = setting(None, least=1, most=MAX_BEAM_WIDTH, read_by=DRAFTING)
+    lead: int = setting(24, least=1, most=MAX_LEAD, read_by=DRAFTING)  # most layers beyond the last committed token
     row_cost: float | None = setting(None, least=0, most=1)  # tokens that a candidate must gain; None: as measured
-    drafter_timeout_s: float = setting(3.0, above=0, unit="seconds")  # silence after which a drafter is replaced
-    start_timeout_s: float = setting(120.0, above=0, unit="seconds")  # longest time for a drafter to load
+    drafter_timeout_s: float = setting(
+        3.0, above=0, unit="seconds", read_by=DRAFTING
+    )  # silence after which a drafter is replaced
+    start_timeout_s: float = setting(
+        120.0, above=0, unit="seconds", read_by=DRAFTING
+    )  # longest time for a drafter to load
     suffix_store: str | None = None  # file in which the writer `store` keeps finished texts
-    suffix_store_tokens: int = setting(1_000_000, least=1)  # most tokens kept in it
+    suffix_store_tokens: int = setting(1_000_000, least=1, read_by="writer store")  # most tokens kept in it
     # serves figures to this machine; None: only the process's registry has them
     metrics_port: int | None = setting(None, least=1, most=65535, allowed="a port from 1 to 65535")
 
@@ -89,6 +99,10 @@ class AdapterSettings:
             raise SettingsError("draft_keys are for a draft server; give draft_address too")
         if (self.suffix_store is None) == ("store" in self.writers):
             raise SettingsError("the writer store and the file suffix_store go together; give both or neither")
+        there = {f"writer {name}" for name in self.writers} | ({DRAFTING} if has_draft else set())
+        there |= set() if self.draft is None else {DRAFTING_HERE}
+        given = {name: getattr(self, name) for name in declared(AdapterSettings)}
+        refuse_unread(given, declared(AdapterSettings), frozenset(there), f"an engine with {', '.join(self.writers)}")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:

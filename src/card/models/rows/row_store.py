@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from card.errors import CapacityError, SettingsError
+from card.errors import CapacityError, SettingsError, named
 from card.kernels.number_types import Array, Dtype
 
 
@@ -38,7 +38,8 @@ class RowStore:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise SettingsError(
-                f"kv_offload must name a folder to write to, and in {folder} no file can be made: {error.strerror}"
+                f"{named('kv_offload')} must name a folder to write to, and in {folder} no file can be made: "
+                f"{error.strerror}"
             ) from None
 
     def put(self, rows: Array) -> StoredRows:

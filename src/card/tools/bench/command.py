@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from card.cli.starting import Say
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.config.registry import settings_of_methods
+from card.config.splitting import engine_settings
 from card.engine.trace import Trace, write_trace
-from card.errors import BenchError, CardError, SettingsError
+from card.errors import BenchError, CardError, SettingsError, named
 from card.tools.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.tools.bench.environment import Environment, choose_cores, describe_run
 from card.tools.bench.lineup import BenchPlan, Lineup, LineupSettings, PairSpec, make_plan
 from card.tools.bench.records import Run
 from card.tools.bench.results import read_unchecked
-from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
+from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, settings_read, uncoupled
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import SPARE, rich_tables
 
@@ -89,6 +90,7 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
     rows = names_of(
         [*_names(_methods(options, pairs)), *(f"card+{writers.replace(',', '+')}" for writers in options["writers"])]
     )
+    _refuse_unread(rows, options)
     if options["coupling_report"]:
         if options["temperature"] == 0:
             raise SettingsError("--coupling-report needs a temperature above 0, got 0; add --temperature 1")
@@ -118,6 +120,14 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
         skips_long=options["skip_long"],
         options=json.loads(json.dumps(options)),
     )
+
+
+def _refuse_unread(rows: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a setting of a method that no row reads."""
+    read = frozenset().union(*map(settings_read, rows))
+    for name in settings_of_methods():
+        if name not in read and options[name] != engine_settings()[name].default:
+            raise SettingsError(f"{named(name)} would do nothing: no row reads it; add one that does, or leave it out")
 
 
 def _methods(options: dict[str, Any], pairs: Sequence[PairSpec]) -> str:

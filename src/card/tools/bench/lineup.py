@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from card.api.llm import LLM
-from card.assembly.plan import DEFAULT_MODEL_LEN
+from card.assembly.plan import DEFAULT_MODEL_LEN, readable
 from card.config import INT8, DraftSettings, ResolvedParams
-from card.config.registry import find_method, settings_of_writers
 from card.errors import SettingsError
 from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
@@ -40,6 +39,7 @@ from card.tools.bench.row_names import (
     Spec,
     needed_head,
     needs_draft,
+    settings_read,
     spec_of,
 )
 from card.tools.bench.rows import CardRow, Decoded, PromptIds, Row, core_set
@@ -265,8 +265,7 @@ class Lineup:
             common: dict[str, Any] = {"dtype": self._settings.dtype, **MEASURED_START}
             common["max_model_len"] = self.max_model_len
             own = self._settings.engine_of(name)
-            read = (*find_method(spec.method).reads, *settings_of_writers(spec.engine.get("writers", ())))
-            own |= {name: value for name, value in self._settings.own.items() if name in read}
+            own |= {one: value for one, value in self._settings.own.items() if one in settings_read(name)}
             settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
             if self._settings.is_forced(spec):
                 assert self._settings.forced_acceptance is not None
@@ -274,7 +273,9 @@ class Lineup:
                 settings |= {"verifier": coins, "allows_inexact": True}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
             with pinned(core_set(self._settings.cores, None)):  # a tuned row chooses its cores among these
-                llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
+                llm = LLM(
+                    self._target, draft, tokenizer=self.tokenizer, method=spec.method, **readable(settings, spec.method)
+                )
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from card.config.registry import find_method
+from card.config.registry import find_method, settings_of_writers
 from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.family.judges.knobs import parse_judge
@@ -193,6 +193,14 @@ def needed_head(name: str) -> str | None:
     """Return the setting that names the trained head of a row; None if it needs none."""
     method = None if name in THEIRS else find_method(spec_of(name).method)
     return method.reads[0] if method is not None and method.needs_head else None
+
+
+def settings_read(name: str) -> frozenset[str]:
+    """Return the settings of folders that a row reads."""
+    if name in THEIRS:
+        return frozenset()
+    spec = spec_of(name)
+    return frozenset((*find_method(spec.method).reads, *settings_of_writers(spec.engine.get("writers", ()))))
 
 
 def shipped_folder() -> Path:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.llm import LLM
+from card.assembly.plan import readable
 from card.cli.chosen_models import resolve_models
 from card.cli.files import read_prompts
 from card.cli.options import ALONE, DEMO_TARGET, given
@@ -122,7 +123,7 @@ def examine(
         agreement = measure_agreement(sps, prompts, max_tokens, limit.part(_AGREEMENT_SHARE))
     tell("measuring passes under each schedule, and bringing the drafter up")
     with (
-        LLM(model, tokenizer=tokenizer, method="vanilla", **settings) as plain,
+        LLM(model, tokenizer=tokenizer, method="vanilla", **readable(settings, "vanilla")) as plain,
         LLM(model, draft, tokenizer=tokenizer, method="card", **settings) as tuned,
     ):
         policy = tuned.host.policy

@@ -115,9 +115,6 @@ def plan(
         else:
             print_edge(Console(), edges, is_wide=wide)
         return
-    if edge_bench is not None or edge_place is not None:
-        name = "--edge-bench" if edge_bench is not None else "--edge-place"
-        raise PlanError(f"{name} goes with --edge-devices; plans that are not for the edge have no use for it")
     scene = Scene(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from card.cli.files import OutputPath
-from card.cli.help import command
+from card.cli.help import ModeOption, command
 from card.cli.options import (
     MOST_RECORDED_TOKENS,
     counted,
@@ -29,6 +30,19 @@ from card.cli.options import (
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.tools.planner.requests import PoolRequest
+
+# What reads an option of `card plan`.
+_EDGE = ("edge", "edge_devices")
+_POOL: dict[str, Any] = {"cls": ModeOption, "beside": ("pool",)}
+_NO_EDGE: dict[str, Any] = {"cls": ModeOption, "apart_from": _EDGE}
+_NO_POOL: dict[str, Any] = {"cls": ModeOption, "apart_from": ("pool", *_EDGE)}
+
+
+def _parse_delays(context: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    delays: tuple[float, ...] | None = parse_fractions(context, param, value)
+    if not all(0 <= delay < math.inf for delay in delays or ()):
+        raise click.BadParameter(f"must be milliseconds of 0 or more such as 0,5,20, got {value!r}")
+    return delays
 
 
 @command(short_help="Measure what the passes of a model cost here.")
@@ -77,23 +91,34 @@ def record(**options: Any) -> int:
 @click.option("--draft", help="Profile of the draft model.")
 @click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option("--synthetic", type=float, help="Instead: share of right first choices.")
-@click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
-@click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]")
-@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter's process.")
-@click.option("--network-ms", type=float, help="One-way delay of a draft server.")
-@click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
-@click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
-@click.option("--pool", is_flag=True, help="How many targets can a drafter serve?")
-@option_of(PoolRequest, "method", is_filled=True)
+@click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]", **_NO_POOL)
+@click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]", **_NO_EDGE)
+@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter's process.", **_NO_EDGE)
 @click.option(
-    "--delays-ms", default="0,5,20", show_default=True, callback=parse_fractions, help="Pool: delays of the network."
+    "--network-ms",
+    type=click.FloatRange(0),
+    help="One-way delay of a draft server.",
+    cls=ModeOption,
+    apart_from=("pool",),
 )
-@option_of(PoolRequest, "loads", callback=parse_fractions)
-@with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
+@click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.", **_NO_POOL)
+@click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.", **_NO_POOL)
+@click.option("--pool", is_flag=True, help="How many targets can a drafter serve?")
+@option_of(PoolRequest, "method", is_filled=True, **_POOL)
+@click.option(
+    "--delays-ms",
+    default="0,5,20",
+    show_default=True,
+    callback=_parse_delays,
+    help="Pool: delays of the network.",
+    **_POOL,
+)
+@option_of(PoolRequest, "loads", callback=parse_fractions, **_POOL)
+@with_options(*options_of(PoolRequest, "min_speed_up max_targets", **_POOL))
 @file_option("--edge", words="Plan this edge.")
 @counted("--edge-devices", words="Or draw this many devices.")
-@click.option("--edge-place", help="Drawn: even or narrow.  [default: even]")
-@file_option("--edge-bench", words="Edge: lines of card bench.")
+@click.option("--edge-place", help="Drawn: even or narrow.  [default: even]", cls=ModeOption, beside=("edge_devices",))
+@file_option("--edge-bench", words="Edge: lines of card bench.", cls=ModeOption, beside=("edge_devices", "edge"))
 @json_option
 @wide_option
 def plan(**options: Any) -> int:

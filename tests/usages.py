@@ -1,0 +1,67 @@
+"""What the documents do with the public names: `make lint` checks it with the strictest types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from card import (
+    LLM,
+    AsyncLLM,
+    CardError,
+    CompletionOutput,
+    DraftSettings,
+    EngineStats,
+    Grammar,
+    LLMSettings,
+    RequestOutput,
+    SamplingParams,
+    StreamChunk,
+)
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+def parameters() -> list[SamplingParams]:
+    """Return parameters in every form that is taken."""
+    return [
+        SamplingParams(),
+        SamplingParams(stop="x"),
+        SamplingParams(stop=["x", "y"], stop_token_ids=[1, 2], shown_token_ids=3),
+        SamplingParams(stop=("x",), temperature=0, top_p=None, max_tokens=5, n=2),
+        SamplingParams(logit_bias={5: -100}, grammar=Grammar("regex", "[0-9]+"), logprobs=3),
+        SamplingParams().replace(stop="x"),
+    ]
+
+
+def drafting() -> list[DraftSettings]:
+    """Return draft settings in every form that is taken."""
+    return [DraftSettings(fan_out=3, growth="fan-out"), DraftSettings(fan_out=[3, 1]), DraftSettings(budget=8)]
+
+
+def text(folder: Path, settings: LLMSettings) -> str:
+    """Ask in all ways in which one answer, several of them, and streams are asked for."""
+    params = SamplingParams(max_tokens=5)
+    with LLM(folder, "demo-draft", tokenizer="demo-target", fan_out=3, writers="beam", cores=[0]) as llm:
+        outputs: list[RequestOutput] = llm.generate(["a", "b"], [params, params])
+        outputs += llm.generate("a") + llm.generate([[1, 2]], params)
+        outputs += llm.chat(TALK, params, tools=TOOLS, chat_template_kwargs={"enable_thinking": False})
+        outputs += llm.chat([TALK, TALK])
+        chunks: list[StreamChunk] = list(llm.stream(TALK, params, tools=TOOLS))
+        completion: CompletionOutput = outputs[0].outputs[0]
+        stats: EngineStats = llm.stats()
+        llm.draft_settings = drafting()[0]
+        ids: list[int] = llm.tokenizer.encode("a")
+    with LLM("demo-target", **settings) as other:
+        try:
+            other.generate("a", params)
+        except CardError as error:
+            return str(error)
+    return f"{completion.text} {stats.num_waiting} {ids} {chunks[-1].text} {parameters()[1].stop[0]}"
+
+
+async def stream(llm: AsyncLLM) -> AsyncIterator[str]:
+    """Stream an answer."""
+    async for chunk in llm.generate(TALK, SamplingParams(stop="x"), request_id="tom", tools=TOOLS):
+        yield chunk.text
