@@ -1,10 +1,10 @@
 # docker build -t card . && docker run --rm -p 127.0.0.1:8000:8000 card
 FROM python:3.13-slim AS build
 COPY . /src
-RUN pip wheel --no-cache-dir -c /src/constraints.txt -w /wheels "/src[grammar,serve]"
+RUN pip wheel --no-cache-dir -c /src/constraints.txt -w /wheels "/src[serve]"
 
 FROM python:3.13-slim
-RUN --mount=from=build,source=/wheels,target=/wheels pip install --no-cache-dir --no-index -f /wheels "card-decoding[grammar,serve]" \
+RUN --mount=from=build,source=/wheels,target=/wheels pip install --no-cache-dir --no-index -f /wheels "card-decoding[serve]" \
     && useradd --create-home card
 USER card
 WORKDIR /home/card
