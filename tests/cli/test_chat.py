@@ -65,7 +65,7 @@ def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the
     slowly = ["--target-cost", "90M", "--method", "vanilla"]  # so that no answer is over before Ctrl-C comes
     arguments = ["--dtype", "float32", "--ignore-eos", *slowly]
     with terminal(["chat", *arguments, *UNMEASURED]) as one:
-        at = one.wait_for("demo-target is a small model for trying things out: it is often wrong")
+        at = one.wait_for("demo-target is built in and small: it knows grade-school word problems only")
         at = one.wait_for("> ", after=at)
         for line in ("Tell me of cats.", "Three dogs have 4 legs each. How many legs are that?"):
             one.type(f"{line}\n")
