@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from card.cli.other_names import what_to_write
 from card.config.fields import declared
 from card.config.record import Command, load_place
 from card.config.registry import commands, own_settings
@@ -19,8 +20,8 @@ _SHORT = 20  # a command with at most as many options shows them all
 # By title: the common options, and those only in --help-all. Options not named here stand under "Options".
 _SECTIONS = {
     "Models": (
-        "model target draft pair dtype device",
-        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len",
+        "model target draft pair dtype device max_model_len",
+        "draft_model draft_dtype draft_vocab draft_device target_cost",
     ),
     "Method": ("method methods writers", "placement schedule policy"),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
@@ -31,8 +32,8 @@ _SECTIONS = {
     "Comparison": ("reference reference_model reference_api_key plain_fields logprob_tolerance only skip", ""),
     "Form of the answer": ("json_object json_schema regex", ""),
     "Machine": (
-        "threads",
-        "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory kv_offload prefill_chunk "
+        "threads max_num_seqs",
+        "kernels draft_threads cores draft_cores kv_cache_memory kv_offload prefill_chunk "
         "wait_for_drafter cache check cache_dir drafter_timeout_s",
     ),
     "Drafting": (
@@ -40,6 +41,7 @@ _SECTIONS = {
         "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise max_wait_s "
         "min_depth waits_after_miss growth branch_below fan_out sps_lengths coupling_report",
     ),
+    "Images": ("", "max_images image_dir hide_images"),
     "Server": (
         "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
         "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs "
@@ -64,6 +66,17 @@ class CardCommand(click.Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += [_VERBOSE, _HELP_ALL]
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does; an option of another program is answered with ours, or with why there is none."""
+        given = list(args)
+        try:
+            return super().parse_args(context, args)
+        except click.NoSuchOption as error:
+            known = {name for one in self.get_params(context) for name in (*one.opts, *one.secondary_opts)}
+            if (words := what_to_write(given, known)) is None:
+                raise
+            raise click.UsageError(words, context) from error
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; rare options only if all are requested."""
