@@ -92,7 +92,7 @@ def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got
     monkeypatch.setattr("sys.stdout.flush", interrupt_the_third_chunk, raising=False)
     with (
         LLM(pair.target, pair.draft, dtype="float32", placement="inline") as llm,
-        LLM(pair.target, dtype="float32") as plain,
+        LLM(pair.target, dtype="float32", method="vanilla") as plain,
     ):
         talk = ChatSession(llm, params, shows_stats=False)
         talk.run_turn(Turn("go on"))

@@ -247,7 +247,7 @@ def llms(pair: Pair) -> Iterator[dict[str, LLM]]:
     tokenizer = load_tokenizer(pair.target)
     tree = {"policy": "fixed", "verify": "tree", "min_verify_prob": 0.0, "budget": 8}
     made = {
-        "vanilla": LLM(target, tokenizer=tokenizer),
+        "vanilla": LLM(target, tokenizer=tokenizer, method="vanilla"),
         "inline": LLM(target, draft, tokenizer=tokenizer, placement="inline", writers=("beam", "suffix"), **tree),
         "thread": LLM(target, draft, tokenizer=tokenizer, placement="thread", **tree),
         "suffix": LLM(target, tokenizer=tokenizer, method="suffix"),
