@@ -48,7 +48,7 @@ test-core: ## for each Python of PYTHONS that is there, set up an environment wi
 		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || continue; \
 		place=$(CORE)-$$version; \
 		test -x $$place/bin/python || $$python -m venv $$place || exit 1; \
-		$$place/bin/python -m pip install -q -c constraints.txt -e '.[grammar,serve]' $(CORE_TOOLS) || exit 1; \
+		$$place/bin/python -m pip install -q -c constraints.txt -e '.[serve]' $(CORE_TOOLS) || exit 1; \
 		$$place/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
 	done
 
@@ -122,7 +122,7 @@ $(CORE_STAMP): pyproject.toml constraints.txt
 
 $(CLIENTS)/.installed: pyproject.toml constraints.txt tests/clients/constraints.txt tests/clients/requirements.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install -q -c constraints.txt -c tests/clients/constraints.txt -r tests/clients/requirements.txt -e '.[grammar,serve]'
+	$(CLIENTS)/bin/python -m pip install -q -c constraints.txt -c tests/clients/constraints.txt -r tests/clients/requirements.txt -e '.[serve]'
 	touch $@
 
 $(LITELLM)/.installed: tests/clients/litellm/requirements.txt

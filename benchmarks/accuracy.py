@@ -65,7 +65,7 @@ def run(model: str, dtype: str, items: Sequence[Item], *, max_tokens: int, at_on
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": _prompt(item)}]) for item in items]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
     results: list[dict[str, Any]] = []
-    with LLM(model, dtype=dtype, tokenizer=tokenizer, max_num_seqs=at_once) as llm:
+    with LLM(model, dtype=dtype, tokenizer=tokenizer, max_num_seqs=at_once, method="vanilla") as llm:
         started = time.perf_counter()
         for first, batch in _batches(prompts, at_once):
             for item, output in zip(items[first:], llm.generate(batch, params), strict=False):

@@ -107,7 +107,7 @@ def main() -> None:
         speculating = {"method": "sps", "placement": "inline", "policy": "fixed"}
         with (
             LLM(args.target, args.draft, dtype="float32", **speculating) as target,
-            LLM(args.draft, dtype="float32") as draft,
+            LLM(args.draft, dtype="float32", method="vanilla") as draft,
         ):
             lines = run(target, draft, items, routers, args.max_tokens)
         if args.out:

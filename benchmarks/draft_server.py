@@ -1,7 +1,7 @@
 """What does a draft server cost against a drafter in a process of one's own, next door and at a distance?
 
     python benchmarks/draft_server.py --prompts gsm8k_test.jsonl --limit 8 --target-cost 90M \
-        --out benchmarks/results/draft_server_90M.jsonl
+        --out draft_server.jsonl
 
 The target has one core, the drafter the other, whoever runs it. Distance is a proxy on the drafter's core that hands
 bytes on after a delay. Order, times, the comparison of texts and the file are those of `card bench`.

@@ -1,6 +1,6 @@
 """Draw how fast each method is against plain decoding on the same cores, from a file of `card bench`.
 
-    python benchmarks/plot.py benchmarks/results/methods_90M.jsonl.gz --out docs/images/methods.png
+    python benchmarks/plot.py methods.jsonl --out methods.png
 
 Takes the last run of the file. Needs matplotlib: pip install '.[bench]'. No display is needed.
 """
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the last run of a file. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("file", type=Path, help="file of card bench; may be packed (.gz)")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/methods.png"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("methods.png"), help="default: %(default)s")
     parser.add_argument("--methods", default="", help="rows to show, with commas (default: all)")
     args = parser.parse_args(argv)
     try:

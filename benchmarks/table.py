@@ -1,6 +1,6 @@
 """Make the README's Markdown tables from the JSON lines of the benchmarks.
 
-python benchmarks/table.py benchmarks/results/methods_90M.jsonl.gz
+python benchmarks/table.py methods.jsonl
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ problem = "Anna has 25 apples. She eats 3 apples and gives 6 apples to a friend.
 question = [{"role": "user", "content": problem}]
 params = SamplingParams(max_tokens=100)
 
-with LLM("demo-target", "demo-draft", dtype="float32") as card, LLM("demo-target", dtype="float32") as plain:
+with LLM("demo-target", "demo-draft", dtype="float32") as card, LLM(method="vanilla", dtype="float32") as plain:
     for chunk in card.stream(question, params):
         print(chunk.text, end="", flush=True)
     print(f"\n{chunk.stats.mean_acceptance_length:.1f} tokens per target pass")

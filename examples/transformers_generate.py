@@ -1,10 +1,15 @@
 """Keep your transformers code and decode with CARD: one argument more, the same text."""
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import card.hf
+from card.machine.packages import install_command
 from card.models.demo import demo_folder
+
+try:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import card.hf
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"{missing.name} is not installed: {install_command('torch')}") from None
 
 tokenizer = AutoTokenizer.from_pretrained(demo_folder("target"))
 target = AutoModelForCausalLM.from_pretrained(demo_folder("target"), dtype=torch.float32)

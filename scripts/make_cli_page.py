@@ -27,12 +27,12 @@ EVERYWHERE = frozenset({"help", "help_all"})  # said once, in the head
 HEAD = """\
 # The command `card`
 Made by `scripts/make_cli_page.py`. Commands list own, then
-[shared options](#shared-options). Brackets hold the default. An option with `...` may be given several times.
-`--help` says more, `--help-all` shows every option. `-v` logs what happens to the drafter.
-[Pipes and Tab](README.md#pipes-and-tab).
+[shared options](#shared-options). Brackets hold defaults; `...`: may be given several times. `--help` says
+more, `--help-all` shows every option. `-v` logs the drafter's events. [Pipes and
+Tab](README.md#pipes-and-tab).
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
-2 for wrong input, with one line on standard error; 130 after Ctrl-C."""
+2 for wrong input, in one line; 130 after Ctrl-C."""
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 import unicodedata
 from collections.abc import Iterator
@@ -275,3 +279,39 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     config = theirs(**tiny(32, **small, num_attention_heads=2, num_key_value_heads=1))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     assert read_decoder(tmp_path / "model", dtype="auto") is not None
+
+
+def test_the_package_that_extending_shows_gives_a_method_that_is_listed_benched_and_exact(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    (module,) = re.findall(r"```python\n# card_thrice\.py\n(.*?)```", text, re.DOTALL)
+    (project,) = re.findall(r"```toml\n# pyproject\.toml\n(.*?)```", text, re.DOTALL)
+    told = tomllib.loads(project)["project"]
+    (tmp_path / "card_thrice.py").write_text(module, "utf-8")
+    made = tmp_path / f"card_thrice-{told['version']}.dist-info"  # what an installer makes of the two
+    made.mkdir()
+    (made / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n", "utf-8"
+    )
+    ((group, points),) = told["entry-points"].items()
+    lines = [f"{name} = {place}\n" for name, place in points.items()]
+    (made / "entry_points.txt").write_text(f"[{group}]\n{''.join(lines)}", "utf-8")
+
+    def said(*options: str) -> str:
+        path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
+        command = [sys.executable, "-m", "card", *options]
+        ran = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert {"method": "thrice", "summary": "draft three, verify", "from": "card-thrice"} in json.loads(
+        said("methods", "--json")
+    )
+    told_rows = said("bench", "--methods", "thrice", "--data", "questions", "--limit", "1", "--repeats", "1",
+                     "--max-tokens", "12", "--dtype", "float32", "--out", "out.jsonl", "--wide")  # fmt: skip
+    assert "thrice-all-cores" in told_rows
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    checks = {one["row"]: one for one in records if one["kind"] == "check"}
+    assert {"thrice", "thrice-all-cores"} <= checks.keys()
+    assert all(one["num_equal"] == one["num_texts"] for one in checks.values())

@@ -37,6 +37,14 @@ def test_python_programs_answer_with_logprobs_and_logits_processors() -> None:
     assert done.stdout.strip()
 
 
+def test_an_example_that_needs_more_says_in_one_line_what_installs_it() -> None:
+    example = Path(__file__).parents[1] / "examples" / "transformers_generate.py"
+    done = alone(str(example), program=ALONE + "import runpy; runpy.run_path(sys.argv[1])\n")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "torch is not installed: pip install" in done.stderr and "[torch]" in done.stderr
+
+
 def test_a_model_that_needs_more_is_refused_in_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"]}')
     done = alone("generate", "hi", "--target", str(tmp_path), "--method", "vanilla")

@@ -119,7 +119,7 @@ def random_requests(count: int, seed: int = 0) -> list[tuple[str, SamplingParams
 @pytest.fixture(scope="module")
 def alone(pair: Pair) -> list[Any]:
     """What each request gives on its own, decoded plainly."""
-    with LLM(pair.target, dtype="float32") as llm:
+    with LLM(pair.target, dtype="float32", method="vanilla") as llm:
         return [llm.generate(prompt, params)[0] for prompt, params in random_requests(16)]
 
 

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from card import LLM as PUBLIC_LLM
 from card.api.llm import LLM, RequestOutput
 from card.api.text_stream import TextStream
+from card.cli.chosen_models import choose_models
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.loading import load_tokenizer
@@ -117,7 +118,7 @@ def test_a_draft_with_fewer_padding_rows_is_no_danger(pair, tokenizer):
     target = make_model(len(tokenizer) + 40)  # the last 40 rows have no token, but this target uses them
     params = SAMPLED.replace(temperature=3.0)
     draft = load_model(pair.draft, dtype="float32")
-    wanted = LLM(target, tokenizer=tokenizer).generate(PROMPT, params)[0].outputs
+    wanted = LLM(target, tokenizer=tokenizer, method="vanilla").generate(PROMPT, params)[0].outputs
     assert max(wanted[0].token_ids) >= len(tokenizer)
     for placement in ("inline", "thread"):
         with LLM(target, draft, tokenizer=tokenizer, placement=placement) as llm:
@@ -514,10 +515,19 @@ def test_models_may_be_folders_or_loaded(pair, plain):
     assert PUBLIC_LLM is LLM
 
 
-def test_the_method_follows_from_the_draft(pair):
-    assert LLM(pair.target).method.name == "vanilla"
+def test_the_method_follows_from_the_draft_as_on_the_command_line(pair):
+    alone = {"target": pair.target, "draft": None, "method": None}
+    with LLM(pair.target) as llm:
+        assert llm.method.name == "suffix" == choose_models({**alone}).method
     with LLM(pair.target, pair.draft, placement="inline") as llm:
-        assert llm.method.name == "card"
+        assert llm.method.name == "card" == choose_models({**alone, "draft": pair.draft}).method
+
+
+def test_a_target_alone_drafts_from_its_own_text_and_writes_that_of_plain_decoding(pair, plain):
+    with LLM(pair.target, dtype="float32", policy="fixed") as llm:
+        result = llm.generate(PROMPT, GREEDY)[0]
+    assert result.stats.verified_tokens > 0
+    assert result.outputs == plain(GREEDY).outputs
 
 
 def test_an_inflated_target_writes_the_same_text_and_says_what_it_is(pair, plain):

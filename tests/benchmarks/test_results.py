@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import gzip
 import itertools
 import json
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ EDGE = "src/card/labs/edge/README.md"
 CTC = "src/card/family/ctc/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
+TOLD_COMMIT = re.compile(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b")  # in a page
 NAMED = re.compile(r"results/([\w.*-]+\.jsonl(?:\.gz)?)")
 TO_BE_MADE = re.compile(r"--out(?:=|\s+(?:\\\n\s*)?)\S+")
 
@@ -53,6 +56,27 @@ def faults_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield fault
 
 
+def history(folder: Path) -> list[str]:
+    """Return the commits that led to this checkout; none if it has no git of its own, or not the whole history."""
+
+    def git(*question: str) -> list[str]:
+        done = subprocess.run(["git", *question], cwd=folder, capture_output=True, text=True, check=False)
+        return done.stdout.split() if done.returncode == 0 else []
+
+    try:
+        is_whole = git("rev-parse", "--is-shallow-repository") == ["false"] and git("rev-parse", "--show-prefix") == []
+        return git("rev-list", "HEAD") if is_whole else []
+    except FileNotFoundError:
+        return []
+
+
+def strangers(named: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Return the names of commits that are not among those that are known, in full or shortened."""
+    known = sorted(known)
+    places = ((name, bisect.bisect_left(known, name)) for name in named)
+    return sorted({name for name, idx in places if not "".join(known[idx : idx + 1]).startswith(name)})
+
+
 def missing(text: str) -> list[str]:
     """Return the results files that a text names and that are not there, packed or as they are."""
     return sorted({name for name in NAMED.findall(text) if not any(RESULTS.glob(f"{name}*"))})
@@ -64,7 +88,12 @@ def figures_of(page: Path) -> str:
     return ast.get_docstring(ast.parse(text)) or "" if page.suffix == ".py" else TO_BE_MADE.sub("", text)
 
 
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl*")), ids=lambda file: file.name)
+def results() -> list[Path]:
+    """Return the files of results."""
+    return sorted(RESULTS.glob("*.jsonl*"))
+
+
+@pytest.mark.parametrize("file", results(), ids=lambda file: file.name)
 def test_every_line_says_the_command_the_clean_commit_and_the_machine_that_made_it(file: Path) -> None:
     lines = lines_of(file)
     assert lines
@@ -74,6 +103,23 @@ def test_every_line_says_the_command_the_clean_commit_and_the_machine_that_made_
 @pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_results_that_a_page_or_a_script_names_exist(page: Path) -> None:
     assert missing(figures_of(page)) == []
+
+
+def test_every_commit_that_a_line_or_a_page_names_led_to_this_one() -> None:
+    if known := history(ROOT):  # a copy without its history cannot tell
+        told = {file.name: {str(line.get("commit", known[0])) for line in lines_of(file)} for file in results()}
+        told |= {str(page.relative_to(ROOT)): set(TOLD_COMMIT.findall(page.read_text("utf-8"))) for page in PAGES}
+        assert {name: lost for name, commits in told.items() if (lost := strangers(commits, known))} == {}
+
+
+def test_a_commit_that_is_not_in_the_history_is_found_and_a_shortened_one_is_known(tmp_path: Path) -> None:
+    known = ["b" * 40, "0123abcd" * 5]
+    assert strangers(["0123abc", "b" * 40, "0123abce", "ffff0000", "00000aa"], known) == [
+        *("00000aa", "0123abce", "ffff0000")
+    ]
+    assert strangers(["0123abc"], []) == ["0123abc"]
+    assert history(tmp_path) == [], "a folder without git says nothing"
+    assert TOLD_COMMIT.findall("commit 902d773d, on 20261127, a facade: deadbee5") == ["902d773d", "deadbee5"]
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:

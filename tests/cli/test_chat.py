@@ -65,7 +65,7 @@ def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the
     slowly = ["--target-cost", "90M", "--method", "vanilla"]  # so that no answer is over before Ctrl-C comes
     arguments = ["--dtype", "float32", "--ignore-eos", *slowly]
     with terminal(["chat", *arguments, *UNMEASURED]) as one:
-        at = one.wait_for("demo-target is a small model for trying things out: it is often wrong")
+        at = one.wait_for("demo-target is built in and small: it knows grade-school word problems only")
         at = one.wait_for("> ", after=at)
         for line in ("Tell me of cats.", "Three dogs have 4 legs each. How many legs are that?"):
             one.type(f"{line}\n")
@@ -92,7 +92,7 @@ def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got
     monkeypatch.setattr("sys.stdout.flush", interrupt_the_third_chunk, raising=False)
     with (
         LLM(pair.target, pair.draft, dtype="float32", placement="inline") as llm,
-        LLM(pair.target, dtype="float32") as plain,
+        LLM(pair.target, dtype="float32", method="vanilla") as plain,
     ):
         talk = ChatSession(llm, params, shows_stats=False)
         talk.run_turn(Turn("go on"))

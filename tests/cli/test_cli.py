@@ -80,7 +80,7 @@ def models(pair: Pair) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> LLM:
-    return LLM(pair.target, dtype="float32")
+    return LLM(pair.target, dtype="float32", method="vanilla")
 
 
 # ---- what is wrong with the input -----------------------------------------------------------------------------------

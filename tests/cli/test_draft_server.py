@@ -64,7 +64,7 @@ def generate_until_accepted(llm: LLM, expected: tuple[int, ...]) -> None:
 def test_targets_with_keys_draft_on_a_server_and_others_are_told_why_not(pair: Pair, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["keys", str(tmp_path), "--client", "ann", "--client", "bob"]).exit_code == 0
     (tmp_path / "server" / "clients" / "bob.key").unlink()
-    with LLM(pair.target, dtype="float32") as llm:
+    with LLM(pair.target, dtype="float32", method="vanilla") as llm:
         expected = llm.generate(PROMPT, PARAMS)[0].outputs[0].token_ids
     arguments = ("--draft", pair.draft, "--dtype", "float32", "--keys", str(tmp_path / "server"))
     with draft_server("--listen", "tcp://127.0.0.1:0", *arguments, "--max-sessions", "2") as (server, address):

@@ -38,7 +38,7 @@ DRAFTING = [name for name, one in methods().items() if one.needs_draft and not o
 @pytest.fixture(scope="module")
 def expected(pair: Pair) -> Iterator[Callable[[SamplingParams], list[tuple[int, ...]]]]:
     """Decodes plainly."""
-    with LLM(pair.target, dtype="float32") as plain:
+    with LLM(pair.target, dtype="float32", method="vanilla") as plain:
         yield cache(lambda params: [one.outputs[0].token_ids for one in plain.generate(PROMPTS, params)])
 
 

@@ -239,7 +239,7 @@ def generated(llm: LLM, *, has_padding: bool) -> list[RequestOutput]:
 
 @pytest.mark.parametrize("placement", ["inline", "process"])
 def test_a_padding_token_in_one_prompt_costs_the_others_nothing(pair: Pair, padded: str, placement: str) -> None:
-    with LLM(padded, dtype="float32") as vanilla:
+    with LLM(padded, dtype="float32", method="vanilla") as vanilla:
         wanted = [result.outputs[0].token_ids for result in generated(vanilla, has_padding=True)]
     settings = {"method": "sps", "placement": placement, "dtype": "float32", "policy": "fixed"}
     with LLM(padded, pair.target, **settings) as llm:

@@ -203,6 +203,7 @@ def test_a_target_whose_rows_cannot_be_moved_is_refused(tmp_path: Path) -> None:
 def test_the_python_api_takes_a_folder(tmp_path: Path, pair: Pair) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20)
     prompts = ["the cat sat", "one two three"]
-    with LLM(pair.target, dtype="float32") as plain, LLM(pair.target, dtype="float32", kv_offload=str(tmp_path)) as llm:
+    settings = {"dtype": "float32", "method": "vanilla"}
+    with LLM(pair.target, **settings) as plain, LLM(pair.target, **settings, kv_offload=str(tmp_path)) as llm:
         texts = [[one.outputs[0].token_ids for one in some.generate(prompts, params)] for some in (plain, llm)]
     assert texts[0] == texts[1]

@@ -129,7 +129,7 @@ def test_a_process_that_nobody_needs_ends_with_its_parent():
 
 
 def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
-    with LLM(pair.target) as alone:
+    with LLM(pair.target, method="vanilla") as alone:
         expected = alone.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
     spare = DrafterChild()
     pid = child_pid(spare)

@@ -256,7 +256,7 @@ PACE_S = 0.02  # a pause after a chunk, so that a drafter does something within 
 
 @pytest.fixture(scope="module")
 def vanilla(pair: Pair) -> LLM:
-    return LLM(pair.target, dtype="float32")
+    return LLM(pair.target, dtype="float32", method="vanilla")
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_an_address_where_nobody_listens_is_a_worker_error() -> None:
 
 def test_a_text_goes_on_plainly_without_an_optional_draft_server(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
-    with LLM(pair.target) as alone:
+    with LLM(pair.target, method="vanilla") as alone:
         expected = alone.generate("the cat", params)[0].outputs[0].token_ids
     with contextlib.closing(socket.socket()) as reserved:
         reserved.bind(("127.0.0.1", 0))

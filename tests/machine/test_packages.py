@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,10 @@ def test_a_checkout_that_was_never_installed_is_named(monkeypatch: pytest.Monkey
     of_src = {"PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-S", "-c", code], env=of_src, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == f"{PIP} install -e '{root}[serve]'", done.stderr
+
+
+def test_the_extra_that_serves_brings_what_holds_answers_to_a_form() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    extras = pyproject["project"]["optional-dependencies"]
+    assert "card-decoding[grammar]" in extras["serve"]
+    assert any(needed.startswith("llguidance") for needed in extras["grammar"])

@@ -46,7 +46,7 @@ def is_right(problem: str, text: str) -> bool:
 
 
 def test_the_demo_problems_are_answered_right_one_by_one_in_bfloat16() -> None:
-    with LLM("demo-target", dtype="bfloat16") as llm:
+    with LLM("demo-target", dtype="bfloat16", method="vanilla") as llm:
         for problem in DEMO_PROBLEMS:
             text = llm.chat([{"role": "user", "content": problem}], GREEDY)[0].outputs[0].text
             assert is_right(problem, text), (problem, text)
@@ -79,7 +79,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="module")
 def plain(loaded: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[LLM]:
-    with LLM(loaded["target"], tokenizer=tokenizer) as llm:
+    with LLM(loaded["target"], tokenizer=tokenizer, method="vanilla") as llm:
         yield llm
 
 

@@ -39,6 +39,7 @@ from tests.hidden_states import (
     own_states,
 )
 from tests.reaching_in import decoder_of
+from tests.sources import PACKAGE
 from tests.static import operations_of
 
 REASON = why_not_int8()
@@ -159,7 +160,7 @@ def work_of(run: Callable[[], object]) -> list[object]:
     called: list[object] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and f"{os.sep}card{os.sep}" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}{os.sep}"):
             called.append(frame.f_code.co_qualname)
 
     operations = operations_of(run)
@@ -169,6 +170,12 @@ def work_of(run: Callable[[], object]) -> list[object]:
     finally:
         sys.setprofile(None)
     return [*operations, *called]
+
+
+def test_functions_that_merely_lie_below_a_folder_of_the_packages_name_are_not_counted() -> None:
+    names: dict[str, Callable[[], object]] = {}
+    exec(compile("def work(): ...", "/a clone/card/.venv/lib/other.py", "exec"), names)
+    assert work_of(names["work"]) == []
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_texts_of_trees_are_those_of_plain_decoding(
     def texts(llm: LLM) -> list[tuple[int, ...]]:
         return [one.outputs[0].token_ids for params in many for one in llm.generate(prompts, params)]
 
-    with LLM(str(folders(kind)), dtype=dtype) as plain:
+    with LLM(str(folders(kind)), dtype=dtype, method="vanilla") as plain:
         expected = texts(plain)
     options: dict[str, Any] = {"placement": "inline", "policy": "fixed", "verify": "tree", "beam_width": 2, "budget": 6}
     with LLM(str(folders(kind)), str(tmp_path), method="sps", dtype=dtype, **options) as llm:

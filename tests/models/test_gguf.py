@@ -244,7 +244,7 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
         for idx, folder in enumerate((folders("llama"), tmp_path / "draft"))
     ]
     options = {"dtype": "float32", "cache_dir": cache}
-    with LLM(str(folders("llama")), **options) as plain:
+    with LLM(str(folders("llama")), **options, method="vanilla") as plain:
         expected = plain.generate(["Anna has 25 apples."], SamplingParams(max_tokens=24, temperature=0.0))[0]
     for placement in ("inline", "process"):
         with LLM(*files, method="sps", placement=placement, **options) as llm:

@@ -194,7 +194,11 @@ def test_a_pair_of_files_writes_the_text_of_plain_decoding(written, temperature)
     params = [SamplingParams(max_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2, 3)]
     prompts = ["One and two", "Three", "Four plus five is"]
     texts = []
-    for more in ({}, {"draft": str(draft), "method": "card", "placement": "inline"}, {"method": "suffix"}):
+    for more in (
+        {"method": "vanilla"},
+        {"draft": str(draft), "method": "card", "placement": "inline"},
+        {"method": "suffix"},
+    ):
         with LLM(str(target), cache=False, **more) as llm:
             outputs = llm.generate(prompts, params)
         texts.append([one.outputs[0].token_ids for one in outputs])

@@ -230,7 +230,10 @@ def test_trees_of_candidates_write_the_text_of_plain_decoding(
     prompts = ["Anna has 25 apples, and then she", "One and two and three"]
     for target in (folder, folders[0]):
         texts = []
-        for more in ({}, {"draft": str(tmp_path / "draft"), "method": "card", "placement": "inline"}):
+        for more in (
+            {"method": "vanilla"},
+            {"draft": str(tmp_path / "draft"), "method": "card", "placement": "inline"},
+        ):
             with LLM(str(target), cache=False, **more) as llm:
                 outputs = llm.generate(prompts, params)
             texts.append([one.outputs[0].token_ids for one in outputs])

@@ -510,7 +510,7 @@ def texts(llm: LLM) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def expected(pair: Pair) -> list[tuple[int, ...]]:
     """What plain decoding writes; not even a batch of plain texts changes it."""
-    with LLM(pair.target, dtype="int8") as plain:
+    with LLM(pair.target, dtype="int8", method="vanilla") as plain:
         together = texts(plain)
         alone = [plain.generate(prompt, params)[0] for params in GREEDY_AND_SAMPLED for prompt in PROMPTS]
         assert together == [one.outputs[0].token_ids for one in alone]
@@ -529,7 +529,7 @@ def test_every_method_writes_the_text_of_plain_decoding(
 
 def test_draft_and_target_may_compute_differently(pair: Pair) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30)
-    with LLM(pair.target, dtype="float32") as plain:
+    with LLM(pair.target, dtype="float32", method="vanilla") as plain:
         expected = plain.generate("the cat", params)[0].outputs[0].token_ids
     settings: dict[str, Any] = {
         "placement": "process",

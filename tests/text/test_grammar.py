@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -247,7 +247,7 @@ def llms(pair: Pair) -> Iterator[dict[str, LLM]]:
     tokenizer = load_tokenizer(pair.target)
     tree = {"policy": "fixed", "verify": "tree", "min_verify_prob": 0.0, "budget": 8}
     made = {
-        "vanilla": LLM(target, tokenizer=tokenizer),
+        "vanilla": LLM(target, tokenizer=tokenizer, method="vanilla"),
         "inline": LLM(target, draft, tokenizer=tokenizer, placement="inline", writers=("beam", "suffix"), **tree),
         "thread": LLM(target, draft, tokenizer=tokenizer, placement="thread", **tree),
         "suffix": LLM(target, tokenizer=tokenizer, method="suffix"),
@@ -433,14 +433,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_anything_runs(
 
 
 def test_a_missing_library_is_named_with_how_to_get_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("llguidance"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     bare = GrammarCompiler(tokenizer, len(tokenizer), (0,))
     said = f"llguidance, which is not installed; run {install_command('grammar')}"
     with pytest.raises(SettingsError, match=re.escape(said)):

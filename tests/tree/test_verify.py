@@ -171,7 +171,7 @@ def test_a_lossy_verifier_is_refused_unless_asked_for_and_every_result_says_so(p
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     with pytest.raises(SettingsError, match="would not choose: leave it out, or set allows_inexact=True"):
         LLM(**models, verifier=KeepsEverything())
-    with LLM(pair.target) as plain:
+    with LLM(pair.target, method="vanilla") as plain:
         expected = plain.generate("the cat sat", params)[0]
     with LLM(**models, verifier=KeepsEverything(), allows_inexact=True) as lossy:
         output, chunks = lossy.generate("the cat sat", params)[0], list(lossy.stream("the cat sat", params))

@@ -74,7 +74,7 @@ class LLM(Hosted):
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot run in another process.
             tokenizer: one of transformers, or the folder or name of one; None: the target's own.
-            method: a name that `card methods` lists; None takes card if there is a draft model and vanilla if not.
+            method: a name that `card methods` lists; None takes card if there is a draft model and suffix if not.
             verifier: decides which candidates to accept, see `card.tree.verify`; an inexact one needs allows_inexact.
             spare: a process for the drafter that was started before this process loaded torch.
             say: receives the current step in words, for a user who waits.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from card.config import DraftSettings, EngineSettings, Placement, Schedule, TreeShape, parse_size
 from card.config.fields import Setting, declared
-from card.config.method import Method
+from card.config.method import Method, default_method
 from card.config.reading import CANDIDATES, DRAFTING, DRAFTING_HERE, IMAGES, refuse_unread, unread
 from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
@@ -123,12 +123,12 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
 
     Args:
         settings: fields of `EngineSettings` and `DraftSettings`; the others are as by default.
-        method: name of the decoding method; None takes card if there is a draft model and vanilla if not.
+        method: name of the decoding method; None takes card if there is a draft model and suffix if not.
     Raises: SettingsError for settings that are unknown, out of range, or contradict each other or the facts.
     """
     engine_changes, draft_changes = split_settings(settings)
     has_draft = facts.has_draft or facts.has_pool or engine_changes.get("draft_address") is not None
-    chosen = find_method(("card" if has_draft else "vanilla") if method is None else method)
+    chosen = find_method(default_method(has_draft=has_draft) if method is None else method)
     engine = EngineSettings(**{**engine_changes, "method": chosen.name})
     # A policy that weighs candidates can afford those of more writers, and an exact text is the same with them.
     takes_more = engine.policy != "fixed" and draft_changes.get("verify") != "chain" and facts.verifier.is_exact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from card.cli.chosen_models import make_llm
 from card.cli.commands.text import stats_line, system_turn
 from card.cli.interrupts import noting_interrupts
+from card.cli.loops import without_loops
 from card.cli.options import pop_sampling_params
 from card.cli.remarks import demo_note, remark
 from card.cli.starting import spin_until_first
@@ -21,7 +23,7 @@ from card.engine.metrics import RequestStats
 from card.errors import PromptError, plain_words
 
 if TYPE_CHECKING:  # loaded by make_llm
-    from card.api.llm import LLM
+    from card.api.llm import LLM, StreamChunk
 
 _WORDLESS = frozenset({"/reset", "/stats", "/help", "/quit"})
 _LEAVE = Turn("", command="/quit")
@@ -96,7 +98,7 @@ class ChatSession:
         answer = ""
         try:
             stream = self.llm.stream([*system_turn(self.system), *self.messages, asked], self.params)
-            with noting_interrupts() as interrupt, closing(spin_until_first(stream, "reading")) as chunks:
+            with noting_interrupts() as interrupt, closing(self._read(stream)) as chunks:
                 for chunk in chunks:
                     answer += chunk.text
                     self.stats = chunk.stats
@@ -109,11 +111,15 @@ class ChatSession:
             click.echo(f"card: {error} (/reset forgets the conversation{remedy})", err=True)
             return
         click.echo(" [cut short]" if interrupt.is_set() else "")
-        remark(self.llm, self.params, chunk.stats.num_new_tokens, chunk.finish_reason)
+        reason = chunk.finish_reason or ("interrupt" if interrupt.is_set() else None)
+        remark(self.llm, self.params, chunk.stats.num_new_tokens, reason)
         if answer:
             self.messages += [asked, {"role": "assistant", "content": answer}]
         if self.shows_stats:
             self._tell_stats()
+
+    def _read(self, stream: Iterator[StreamChunk]) -> Generator[StreamChunk, None, None]:
+        return without_loops(spin_until_first(stream, "reading"), self.llm, self.params)
 
     def _tell_stats(self) -> None:
         if self.stats is None:
@@ -127,4 +133,4 @@ def _greet(llm: LLM) -> None:
     drafted = f", {settings.draft} drafts" if settings.draft else ""
     click.echo(f"{settings.target} answers{drafted} (method {llm.method.name}). /help lists commands.", err=True)
     if note := demo_note(settings.target):
-        click.echo(note, err=True)
+        click.echo(f"{note}.", err=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from card.cli.fetching import fetch_models
-from card.cli.options import ALONE, DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, WITH_DRAFT, given
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, given
 from card.cli.starting import load, spinner, start_drafter_child, tell
+from card.config.method import ALONE, default_method
 from card.config.registry import find_method
 from card.errors import SettingsError, named
 from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
@@ -86,7 +87,7 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
         options.get(name) is not None for name in _OF_A_DRAFT
     )
     goes_alone = not (asked or has_draft or has_server or wants_draft)
-    method = asked or (ALONE if goes_alone else WITH_DRAFT)
+    method = asked or default_method(has_draft=not goes_alone)
     names, is_named = options.get("writers"), options["draft"] not in (None, NO_DRAFT)
     needs_draft = find_method(method).needs_draft and not has_server and (names is None or DRAFTER in names)
     if find_method(method).needs_parallel_draft and options["draft"] is None:

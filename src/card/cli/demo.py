@@ -89,7 +89,7 @@ def _load(options: dict[str, Any], console: Console) -> list[Racer]:
             )
             racers.append(Racer(method, llm))
     if note := demo_note(target):
-        click.echo(note, err=True)
+        click.echo(f"{note}.", err=True)
     hint_at_int8(racers[0].llm.host.could_run_int8)
     console.print(f"target {target}, draft {draft}")
     if racers[0].llm.target_cost:

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from card.cli.files import refuse_losses
+from card.cli.other_names import what_to_write
 from card.config.fields import declared
 from card.config.record import Command
 from card.config.registry import commands, own_settings
@@ -23,8 +24,8 @@ _SHORT = 20  # a command with at most as many options shows them all
 # By title: the common options, and those only in --help-all. Options not named here stand under "Options".
 _SECTIONS = {
     "Models": (
-        "model target draft pair dtype device",
-        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len",
+        "model target draft pair dtype device max_model_len",
+        "draft_model draft_dtype draft_vocab draft_device target_cost",
     ),
     "Method": ("method methods writers", "placement schedule policy"),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
@@ -35,8 +36,8 @@ _SECTIONS = {
     "Comparison": ("reference reference_model reference_api_key plain_fields logprob_tolerance only skip", ""),
     "Form of the answer": ("json_object json_schema regex", ""),
     "Machine": (
-        "threads",
-        "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory kv_offload prefill_chunk "
+        "threads max_num_seqs",
+        "kernels draft_threads cores draft_cores kv_cache_memory kv_offload prefill_chunk "
         "wait_for_drafter cache check cache_dir drafter_timeout_s",
     ),
     "Drafting": (
@@ -44,6 +45,7 @@ _SECTIONS = {
         "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise max_wait_s "
         "min_depth waits_after_miss growth branch_below fan_out sps_lengths coupling_report",
     ),
+    "Images": ("", "max_images image_dir hide_images"),
     "Server": (
         "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
         "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs "
@@ -119,11 +121,18 @@ class CardCommand(click.Command):
             raise
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Read the options, and refuse those that nothing reads in the mode that others choose.
+        """Read the options; one of another program is answered with ours, or with why there is none.
 
-        Raises: SettingsError for one of these, and if an output is an input too.
+        Raises: SettingsError for one that nothing reads in the mode that others choose, and if an output is an input.
         """
-        rest = super().parse_args(context, args)
+        given = list(args)
+        try:
+            rest = super().parse_args(context, args)
+        except click.NoSuchOption as error:
+            known = {name for one in self.get_params(context) for name in (*one.opts, *one.secondary_opts)}
+            if (words := what_to_write(given, known)) is None:
+                raise
+            raise click.UsageError(words, context) from error
         for one in self.params:
             if isinstance(one, ModeOption) and not context.resilient_parsing:
                 one.refuse_elsewhere(context)

@@ -22,6 +22,7 @@ _COMMANDS = (
     Command("demo", "Watch the methods side by side on the built-in pair.", "card.cli.commands.text:demo"),
     Command("methods", "List decoding methods.", "card.cli.commands.machine:methods"),
     Command("pairs", "List known pairs.", "card.cli.commands.machine:pairs"),
+    Command("cache", "List or clear kept weights.", "card.cli.commands.machine:cache"),
     Command("draft-server", "Draft for targets on other machines.", "card.cli.commands.serve:draft_server"),
     Command("keys", "Make the keys of a draft server and its clients.", "card.cli.commands.serve:keys"),
     Command(

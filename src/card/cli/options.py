@@ -11,6 +11,7 @@ import click
 
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
+from card.config.method import default_method
 from card.config.registry import all_methods, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError, named
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # loaded when a command runs
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
-WITH_DRAFT, ALONE = "card", "suffix"  # the default methods; docs/methods.md has the reason for the latter
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, by default
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no reliable rate
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
@@ -196,7 +196,7 @@ def _method_option(*names: str) -> Callable[[F], F]:
         "method",
         shell_complete=lambda _, __, begun: [name for name in names if name.startswith(begun)],
         help=f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}{_extras()}.  "
-        f"[default: {WITH_DRAFT}; {ALONE} without a draft model]",
+        f"[default: {default_method(has_draft=True)}; {default_method(has_draft=False)} without a draft model]",
     )
 
 

@@ -15,12 +15,13 @@ from card.config import SamplingParams
 if TYPE_CHECKING:  # loaded when a command runs
     from card.api.llm import LLM
 
+_KNOWS = "is built in and small: it knows grade-school word problems only"
 _HINTED = "card.cli.remarks.hinted"  # of a command's run
 
 
 def demo_note(target: str) -> str:
     """Return a note about the answers of the demo target; empty for other models."""
-    return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
+    return f"{DEMO_TARGET} {_KNOWS}, and is often wrong; name another with --target" if target == DEMO_TARGET else ""
 
 
 def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> None:
@@ -41,7 +42,13 @@ def hint_at_int8(could_run_int8: bool, say: Callable[[str], None] = tell) -> Non
 
 
 def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | None) -> None:
-    """Say, after an answer, which bound cut it off, if any, and once what would be faster."""
+    """Say, after an answer, what cut it off, if anything did, and once what would be faster.
+
+    Args:
+        reason: of the text's end; None if it was left as it repeats itself.
+    """
+    if reason is None:
+        tell(f"the answer is cut off: it repeats itself. {DEMO_TARGET} {_KNOWS}; --max-tokens shows more")
     if reason == "length":
         most = llm.host.bound_of(params)
         told = f"the context of {llm.max_model_len} tokens is full; --max-model-len raises it if the model allows"

@@ -9,6 +9,7 @@ from typing import Any
 from card.config.drafting import DraftSettings
 from card.config.engine import EngineSettings, Placement
 
+ALONE = "suffix"  # the default method without a draft model; docs/methods.md has the reason
 _LONGEST_WAIT_S = 1.0  # for the drafts of a round; the target does not wait longer
 
 
@@ -21,6 +22,11 @@ def in_rounds(draft: DraftSettings, *, min_depth: int, **shape: Any) -> DraftSet
     return draft.replace(
         min_depth=min_depth, max_wait_s=_LONGEST_WAIT_S, min_verify_prob=0.0, min_path_logprob=-1e9, **shape
     )
+
+
+def default_method(*, has_draft: bool) -> str:
+    """Return the name of the method that command line, server and Python take where none is named."""
+    return "card" if has_draft else ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

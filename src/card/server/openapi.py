@@ -26,10 +26,11 @@ _ERRORS = {
     415: "The body is not declared as JSON.",
     429: "The queue is full; see Retry-After.",
     500: "The model failed, or the server did.",
+    501: "The form of the answer needs a package that this server lacks.",
     503: "The server is shutting down, the engine is down, or the request took too long; see Retry-After.",
 }
 OF_BODIES = (400, 401, 404, 408, 413, 415, 500, 503)
-OF_WRITING = (*OF_BODIES, 429)
+OF_WRITING = (*OF_BODIES, 429, 501)
 _OBJECT = {"type": "object"}
 _TEXT = {"type": ["string", "null"]}
 _DETAIL = {"message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT}

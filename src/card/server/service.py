@@ -23,6 +23,7 @@ from card.server.tools.support import ToolSupport
 from card.server.waiting import end_of, unless_gone
 from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
+from card.text.grammar_tokens import NoGrammarsError
 from card.text.token_bytes import token_bytes
 from card.text.tokenizer import Tokenizer
 
@@ -147,8 +148,8 @@ class Service:
 
         Args:
             guide: the field of the request that the grammar came from.
-        Raises: ApiError 400 if it cannot be used or takes too long, 503 if it has not begun by then, 499 if the client
-            disconnects; CapacityError if there is no room for it.
+        Raises: ApiError 400 if it cannot be used or takes too long, 501 if this server can follow none, 503 if it has
+            not begun by then, 499 if the client disconnects; CapacityError if there is no room for it.
         """
         if grammar is None:
             return
@@ -167,6 +168,9 @@ class Service:
                 raise TooSlowError(
                     f"the grammar was not compiled within the {limit_s:g} s that this server allows; use a simpler one"
                 )
+        except NoGrammarsError:  # whose text names folders of this machine
+            reason = f"{guide}: this server lacks the package llguidance, which holds answers to a form; leave it out"
+            raise ApiError(501, reason, param=guide, code="no_grammars") from None
         except SettingsError as error:
             code = "grammar_timeout" if isinstance(error, TooSlowError) else None
             hint = _STRICT_HINT if code is None and guide in ("response_format", "tools") else ""

@@ -16,12 +16,14 @@ from typing import Any
 
 from card.api.async_llm import AsyncLLM
 from card.errors import WorkerError
+from card.machine.packages import install_command
 from card.server.accepting import Server, room_for
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
 from card.server.logs import frames_of, log_event
 from card.server.service import Service
+from card.text.grammar_tokens import has_grammars
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +123,9 @@ class _Run:
         host, port = self._socket.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         log_event(logger, logging.INFO, "ready", address=address, **_settings_shown(self._llm, self._settings))
+        if not has_grammars():
+            wanted = "response_format, structured_outputs and forced tools get 501; run " + install_command("serve")
+            log_event(logger, logging.WARNING, "llguidance is not installed", hint=wanted)
         self._announce(address)
 
     def _on_signal(self, number: int) -> None:

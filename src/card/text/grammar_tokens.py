@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from card.errors import SettingsError, named
@@ -13,6 +14,15 @@ from card.machine.packages import install_command
 from card.text.canary import CanarySetup
 from card.text.compiling import wrap_tokens
 from card.text.tokenizer import Tokenizer
+
+
+class NoGrammarsError(SettingsError):
+    """llguidance is not installed, so that nothing on this machine can be held to a grammar."""
+
+
+def has_grammars() -> bool:
+    """Return whether llguidance is installed, without importing it."""
+    return find_spec("llguidance") is not None
 
 
 class GrammarTokens:
@@ -33,12 +43,10 @@ class GrammarTokens:
             raise SettingsError(
                 f"a grammar needs a model with an end token, and this one has none; leave {named('grammar')} out"
             )
-        try:
-            import llguidance  # noqa: F401
-        except ImportError as error:
-            raise SettingsError(
+        if not has_grammars():
+            raise NoGrammarsError(
                 "a grammar needs the package llguidance, which is not installed; run " + install_command("grammar")
-            ) from error
+            )
 
     def setup(self) -> CanarySetup:
         """Return the settings of a child. Raises: SettingsError for a tokenizer that the library cannot use."""

@@ -239,7 +239,7 @@ def test_method_ctc_writes_the_text_of_plain_decoding(
 ) -> None:
     prompts = PROMPTS[:count]
     params = SamplingParams(temperature=temperature, seed=11, max_tokens=MAX_TOKENS)
-    with LLM(pair.target, dtype="float32") as plain:
+    with LLM(pair.target, dtype="float32", method="vanilla") as plain:
         expected = plain.generate(prompts, params)
     with LLM(pair.target, method="ctc", ctc=str(head_file), dtype="float32", policy="fixed") as llm:
         outputs = llm.generate(prompts, params)
@@ -277,7 +277,7 @@ def test_the_head_reads_in_the_engine_what_it_reads_in_training(
 def test_the_head_writes_beside_a_draft_model(pair: Pair, head_file: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     models = {"target": pair.target, "dtype": "float32"}
-    with LLM(**models) as plain:
+    with LLM(**models, method="vanilla") as plain:
         expected = plain.generate(PROMPTS[:2], params)
     with LLM(
         **models, draft=pair.draft, method="sps", writers=("beam", "ctc"), ctc=str(head_file), placement="inline"

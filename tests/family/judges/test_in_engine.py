@@ -32,7 +32,7 @@ def texts(pair: Pair, params: SamplingParams, **settings: Any) -> list[tuple[int
 
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> dict[str, list[tuple[int, ...]]]:
-    with LLM(pair.target, dtype="float32") as llm:
+    with LLM(pair.target, dtype="float32", method="vanilla") as llm:
         return {
             name: [tuple(o.outputs[0].token_ids) for o in (*llm.generate(PROMPTS, p), *llm.generate(PROMPTS[0], p))]
             for name, p in (("greedy", GREEDY), ("sampled", SAMPLED))

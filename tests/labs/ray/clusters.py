@@ -136,7 +136,7 @@ def make_questions(target: str, number: int) -> list[Question]:
     prompts = [f"{words[i % 8]} {i} {words[i // 8 % 8]}" for i in range(number)]
     lengths = [8 + i % 9 for i in range(number)]
     params = [SamplingParams(temperature=0.0, max_tokens=length) for length in lengths]
-    with LLM(target, dtype="float32", threads=1) as llm:
+    with LLM(target, dtype="float32", threads=1, method="vanilla") as llm:
         outputs = llm.generate(prompts, params)
     return [
         Question(prompt, length, output.outputs[0].text)

@@ -15,6 +15,6 @@ def llms(pair: Pair) -> Iterator[tuple[LLM, LLM]]:
     speculating = {"method": "sps", "placement": "inline", "policy": "fixed"}
     with (
         LLM(pair.target, pair.draft, dtype="float32", **speculating) as target,
-        LLM(pair.draft, dtype="float32") as draft,
+        LLM(pair.draft, dtype="float32", method="vanilla") as draft,
     ):
         yield target, draft

@@ -203,7 +203,7 @@ def test_a_target_without_a_draft_runs_the_rows_that_need_none(
     assert ran.status == 0, ran.err
     assert "no draft model is given, so the rows are vanilla,suffix,recycling" in ran.err
     (run,) = load(tmp_path / "b.jsonl")
-    assert [row.name for row in run.rows] == ["vanilla", "vanilla-all-cores", "suffix", "recycling"]
+    assert [row.name for row in run.rows] == ["vanilla", "vanilla-all-cores", "recycling", "suffix"]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_the_fastest_over_all_workloads_is_told_with_each_place_where_it_lost() 
     )
 
 
+def test_the_verdict_says_that_the_machine_was_busy_and_nothing_of_a_quiet_one() -> None:
+    run = make_run()
+    busy = replace(run, machine={**run.machine, "load_average": 9.1})
+    (said,), (quiet,) = (headlines(one, summarise(one)) for one in (busy, run))
+    assert said[1] == "The machine was busy before the run (load 9.1 on 2 cores), so others may have slowed any row."
+    assert [*said[:1], *said[2:]] == quiet
+    assert said[1] in render([(busy, summarise(busy))])
+
+
 def test_where_everything_lost_the_headline_says_so() -> None:
     said = told(
         ("gsm8k", {"card": (0.9, 0.8, 1.05), "sps": (0.5, 0.4, 0.6)}),

@@ -26,11 +26,12 @@ TRAINED = ("pard", "ctc", "hivis")
     ("asked", "rows"),
     [
         (["card"], [BASELINE, "card"]),
-        (["ssd", "vanilla", "card-tree"], ["vanilla", BASELINE, "ssd", "card-tree"]),
+        (["ssd", "vanilla", "card-tree"], ["vanilla", BASELINE, "card-tree", "ssd"]),
         (["sps"], [BASELINE, "sps", "sps-all-cores"]),
         (["transformers"], [BASELINE, *PRESETS["transformers"]]),
         (["learned"], [BASELINE, "pard", "pard-all-cores", "ctc", "hivis", "specbranch"]),
-        (["suffix", "recycling"], [BASELINE, "suffix", "recycling"]),
+        (["suffix", "recycling"], [BASELINE, "recycling", "suffix"]),
+        (["ouroboros"], [BASELINE, "ouroboros-all-cores"]),
         (["card+suffix"], [BASELINE, "card+suffix"]),
         (["card+beam", "suffix", "sps-all-cores"], [BASELINE, "sps-all-cores", "card+beam+suffix"]),
         (["suffix", "card+beam+lookup", "card+beam+lookup"], [BASELINE, "suffix", "card+beam+lookup"]),
@@ -46,6 +47,7 @@ def test_rows_come_with_the_baseline_and_with_their_twins_on_all_cores(asked: Se
     [
         ("magic", r"unknown method 'magic'; known: all, .*rivals.*pearl.*card\+WRITERS"),
         ("card+magic", "unknown writer"),
+        ("arbitrage", "arbitrage uses several engines for an answer; use card generate --method arbitrage"),
     ],
 )
 def test_an_unknown_row_or_writer_is_refused(name: str, reason: str) -> None:

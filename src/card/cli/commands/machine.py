@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from card.cli.help import command
 from card.cli.options import json_option, kernels_option, wide_option
 from card.cli.starting import run
@@ -22,6 +24,19 @@ def pairs(as_json: bool, wide: bool) -> int:
 def methods(as_json: bool) -> int:
     """List the decoding methods that run here, and the origin of each."""
     return run("card.cli.methods.run", "", as_json=as_json)
+
+
+@command(short_help="List or clear kept weights.")
+@click.argument("model", required=False)
+@click.option("--clear", is_flag=True, help="Remove them.")
+@click.option("--cache-dir", help="Folder for files kept between starts.  [default: ~/.cache/card]")
+@json_option
+def cache(**options: Any) -> int:
+    """List what is kept of GGUF files and of folders in MXFP4, as passes read it: of MODEL, or of all.
+
+    A model that runs while its copy is removed goes on; its next start packs the file once more.
+    """
+    return run("card.cli.kept_models.run", "", **options)
 
 
 @command("verify-machine", short_help="Check that exact passes give the same results here as elsewhere.")

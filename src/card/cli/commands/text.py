@@ -14,6 +14,7 @@ import click
 from card.cli.chosen_models import make_llm
 from card.cli.files import OutputPath, writing
 from card.cli.help import command
+from card.cli.loops import without_loops
 from card.cli.options import (
     all_method_options,
     draft_options,
@@ -29,7 +30,7 @@ from card.cli.options import (
 )
 from card.cli.prompt_input import read_prompt
 from card.cli.remarks import demo_note, remark
-from card.cli.starting import load, run, spin_until_first, spinner
+from card.cli.starting import load, run, spin_until_first, spinner, tell
 from card.config import SamplingParams
 from card.config.fields import declared
 from card.config.registry import all_methods
@@ -98,12 +99,12 @@ def generate(
         )
         return
     with make_llm(options | _seeing(images, raw)) as llm:
-        if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
-            click.echo(note, err=True)
+        if note := demo_note(llm.settings.target):
+            tell(note)
         with llm.trace() if trace_file else nullcontext() as trace:
             stream = llm.stream(text if raw else [*system_turn(system), _turn(text, images)], params)
             if not as_json:
-                chunks = _show(stream)
+                chunks = _show(without_loops(spin_until_first(stream, "reading the prompt"), llm, params))
             else:
                 with spinner("answering"):
                     chunks = list(stream)
@@ -155,7 +156,7 @@ def _turn(text: str, images: Sequence[Path]) -> dict[str, Any]:
 
 def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
     chunks = []
-    for chunk in spin_until_first(stream, "reading the prompt"):
+    for chunk in stream:
         chunks.append(chunk)
         click.echo(chunk.text, nl=False)
         sys.stdout.flush()

@@ -51,6 +51,7 @@ class Session:
         self.draft_ref = None if draft is None else weakref.ref(draft)
         self._request_ids = itertools.count()
         asked = _asked(model, draft, settings)
+        method = "vanilla" if draft is None else "card"  # nothing is measured, so nothing says if copied text pays
         facts = Facts(
             has_draft=draft is not None,
             is_draft_loaded=True,
@@ -58,7 +59,7 @@ class Session:
             longest_text=max_len,
             num_texts=num_rows,
         )
-        plan = resolve(asked, facts)
+        plan = resolve(asked, facts, method=method)
         # Our own pass would not run hooks of the modules.
         own_pass = None if not _has_hooks(model) and _may_be_packed(model) else False
         target = plain_runner(
@@ -76,7 +77,7 @@ class Session:
         self.is_lasting = all(runner.has_own_pass for runner in self._runners)
         self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
         facts = replace(facts, row_bytes=target.row_bytes, state_bytes=sequence_bytes(target, 0))
-        self.plan = resolve(asked, facts)
+        self.plan = resolve(asked, facts, method=method)
         self._engine = build(self.plan, Models(target=target, link=self.link)).engine
         if self.link:
             self.link.start()

@@ -60,7 +60,7 @@ def _kept(
     experts: Sequence[ExpertBlocks], files: Sequence[Path], cache: Path
 ) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]] | None:
     """Return the weights out of a file that is made if it is not there; None if nothing can be kept."""
-    store, state = KeptWeights(cache / KEPT_FOLDER), _state_of(files)
+    store, state = KeptWeights(cache / KEPT_FOLDER, source=files[0].parent), _state_of(files)
     name = f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-v{_FORMAT}-mxfp4"
     kept = store.find(name)
     if kept is None:

@@ -25,15 +25,13 @@ from card.config.splitting import engine_settings
 from card.engine.trace import Trace, write_trace
 from card.errors import BenchError, CardError, SettingsError, named
 from card.tools.bench.datasets import DataSpec, parse_spec, read_datasets
-from card.tools.bench.environment import Environment, choose_cores, describe_run
+from card.tools.bench.environment import choose_cores, describe_run
 from card.tools.bench.lineup import BenchPlan, Lineup, LineupSettings, PairSpec, make_plan
-from card.tools.bench.records import Run
+from card.tools.bench.records import Run, busy_load
 from card.tools.bench.results import read_unchecked
 from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, settings_read, uncoupled
 from card.tools.bench.runner import run_bench
 from card.tools.bench.tables import SPARE, rich_tables
-
-_BUSY_SHARE = 0.5  # of the cores; above this load, figures are unreliable
 
 
 def run(**options: Any) -> int:
@@ -56,7 +54,8 @@ def run(**options: Any) -> int:
     check_can_write(out)
     plan = read_plan(options)
     plan = replace(plan, pairs={name: _hinting(open_pair) for name, open_pair in plan.pairs.items()})
-    _warn_if_busy(environment)
+    if load := busy_load(environment.machine):
+        click.echo(f"the machine is busy: {load}; figures will be poor", err=True)
     size_before = out.stat().st_size if out.exists() else 0
     try:
         traces: dict[str, Trace] = {}
@@ -178,12 +177,6 @@ def _resumed_options(context: click.Context, options: dict[str, Any], old: Run) 
             flag = "--" + name.replace("_", "-")
             raise BenchError(f"{flag} was {old.options.get(name)!r} in that run and is {value!r} now; leave it out")
     return {**options, **old.options}
-
-
-def _warn_if_busy(environment: Environment) -> None:
-    load, cores = environment.machine["load_average"], environment.machine["cores"]
-    if load > _BUSY_SHARE * cores:
-        click.echo(f"the machine is busy: load {load} on {cores} cores; figures will be poor", err=True)
 
 
 def _show(run: Run, out: Path, *, is_wide: bool) -> int:

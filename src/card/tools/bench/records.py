@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from card.engine.metrics import RequestStats
 
 Status = Literal["complete", "interrupted"]
+
+
+_BUSY_SHARE = 0.5  # of the cores; above this load, figures are unreliable
+
+
+def busy_load(machine: Mapping[str, Any]) -> str:
+    """Return how busy a machine was before a run, in words; empty if it was quiet enough for figures."""
+    load, cores = machine["load_average"], machine["cores"]
+    return f"load {load} on {cores} cores" if load > _BUSY_SHARE * cores else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from card.config.registry import find_method, settings_of_writers
+from card.config.method import Method
+from card.config.registry import all_methods, find_method, methods, settings_of_writers
 from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.family.judges.knobs import parse_judge
@@ -61,10 +62,28 @@ def _rounds(method: str) -> Spec:
     return Spec(method=method, drafter="beside", is_as_shipped=True)
 
 
+def _row_of(method: Method) -> Spec:
+    """Return the row of a method for which nothing is set by hand: it drafts where it says, with its own settings."""
+    if method.is_tuned:
+        return _tuned(method.name, "own" if method.needs_draft else "none")
+    if not method.needs_draft:
+        return Spec(method=method.name)
+    if method.placement == "inline":
+        return Spec(method=method.name, drafter="turns", is_as_shipped=True)
+    return _rounds(method.name)
+
+
+def _rows_of(found: Iterable[Method]) -> dict[str, Spec]:
+    """Return the rows of these methods, with a twin on all cores for one that drafts in turns."""
+    rows = {method.name: _row_of(method) for method in found}
+    twins = {name + ALL_CORES: spec for name, spec in rows.items() if spec.drafter == "turns"}
+    return dict(sorted({**rows, **twins}.items()))
+
+
 _TURNS = Spec(method="card", drafter="turns", has_lengths=True, takes_options=True, draft={"verify": "tree"})
 _SPS = Spec(method="sps", drafter="turns", has_lengths=True)
 
-OURS: Mapping[str, Spec] = MappingProxyType(
+_BY_HAND: Mapping[str, Spec] = MappingProxyType(
     {
         ONE_CORE: Spec(method="vanilla"),
         BASELINE: Spec(method="vanilla"),
@@ -73,23 +92,19 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         PARD: Spec(method="pard", drafter="turns", has_lengths=True),
         PARD + ALL_CORES: Spec(method="pard", drafter="turns", has_lengths=True),
         "ouroboros-all-cores": Spec(method="ouroboros", drafter="turns", has_lengths=True),
-        "sparsespec": Spec(method="sparsespec"),
-        "specpv": Spec(method="specpv"),
-        "lookup": _tuned("lookup"),
-        "suffix": _tuned("suffix"),
-        "recycling": _tuned("recycling"),
-        "lookahead": _tuned("lookahead"),
-        "ctc": _tuned("ctc"),
-        "hivis": _tuned("hivis"),
-        "pearl": _rounds("pearl"),
-        "ssd": _rounds("ssd"),
-        "specbranch": _rounds("specbranch"),
         "card-chain": _card("chain"),
         "card-tree": _card("tree"),
         "card-best-first": _card("tree", growth="best-first"),
         "card-turns-all-cores": _TURNS,
         "card": _tuned("card", "own"),
         SEVERAL_WRITERS: _tuned("card", "own", writers=(DRAFTER, "suffix", "recycling")),
+    }
+)
+_WITH_A_ROW = frozenset(spec.method for spec in _BY_HAND.values())
+OURS: Mapping[str, Spec] = MappingProxyType(
+    {
+        **{name: spec for name, spec in _BY_HAND.items() if spec.method in methods()},
+        **_rows_of(method for name, method in methods().items() if name not in _WITH_A_ROW),
     }
 )
 DEFAULT_ROWS, ROWS_ALONE = "vanilla,sps,card", "vanilla,suffix,recycling"  # with a draft model and without
@@ -131,6 +146,9 @@ def names_of(asked: Sequence[str]) -> list[str]:
             own.append(name)
         elif name in KNOWN or name in PRESETS:
             wanted.update(PRESETS.get(name, (name,)))
+        elif name in all_methods():
+            method = find_method(name).name  # one of several engines says where it runs
+            wanted.update(row for row, spec in OURS.items() if spec.method == method)
         else:
             known = ", ".join((*PRESETS, *KNOWN))
             raise SettingsError(f"unknown method {name!r}; known: {known}, {_OWN_WRITERS}WRITERS and ROW{JUDGED}JUDGE")

@@ -20,12 +20,13 @@ from card.api.llm import LLM
 from card.assembly.plan import readable
 from card.cli.chosen_models import resolve_models
 from card.cli.files import read_prompts
-from card.cli.options import ALONE, DEMO_TARGET, given
+from card.cli.options import DEMO_TARGET, given
 from card.cli.remarks import hint_at_int8
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
 from card.config.fields import declared
+from card.config.method import ALONE
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS

@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
@@ -23,14 +24,27 @@ from card.models.warn_once import warn_once
 KEPT_FOLDER = "gguf"  # below the cache folder
 MOST_BYTES = 20 << 30  # of all entries but a single one that is larger; those not used for longest go first
 _SPARE_BYTES = 1 << 30  # left free on the disk
+_SOURCE_NAME = "source"  # in an entry: the path of what it was made from
+_UNFINISHED = ".unfinished"  # ends the name of an entry that is being written, or was when its process was killed
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEntry:
+    """A folder that is kept, and what users are told of it."""
+
+    folder: Path
+    source: str  # path of what it was made from; empty if nothing says it
+    num_bytes: int
+    used_at: float  # seconds since 1970
 
 
 class KeptWeights:
     """The entries below one folder."""
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Use ``folder``, which need not be there yet."""
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES, *, source: Path | None = None) -> None:
+        """Use ``folder``, which need not be there yet; ``source`` is what new entries are made from."""
         self._folder = folder
+        self._source = source
         self._most_bytes = most_bytes
 
     def find(self, name: str) -> Path | None:
@@ -72,17 +86,39 @@ class KeptWeights:
             )
             return None
 
+    def entries(self) -> list[KeptEntry]:
+        """Return all entries, those that a killed process left unfinished too; not those that are being made."""
+        with contextlib.suppress(FileNotFoundError):
+            folders = sorted(one for one in self._folder.iterdir() if one.is_dir() and not self._is_being_made(one))
+            return [KeptEntry(one, _source_of(one), _num_bytes(one), _used_at(one) / 1e9) for one in folders]
+        return []
+
+    def _is_being_made(self, folder: Path) -> bool:
+        """Return whether a process holds the lock of an unfinished entry."""
+        if not folder.name.endswith(_UNFINISHED):
+            return False
+        try:
+            with folder.with_name(folder.name.removesuffix(_UNFINISHED) + ".lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
+
     def _is_safe(self) -> bool:
         return is_safe_folder(self._folder, "converted weights")
 
     def _written(self, folder: Path, num_bytes: int, write: Callable[[Path], None]) -> Path:
         """Make an entry under another name, then rename it. Raises: OSError, also where there is no room."""
-        unfinished = folder.with_name(folder.name + ".unfinished")
+        unfinished = folder.with_name(folder.name + _UNFINISHED)
         shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         self._make_room(num_bytes)
         try:
             unfinished.mkdir(PRIVATE_FOLDER)
             write(unfinished)
+            if self._source is not None:
+                (unfinished / _SOURCE_NAME).write_bytes(os.fsencode(self._source.absolute()))
             seal(unfinished)
             shutil.rmtree(folder, ignore_errors=True)  # what was damaged, or what others could write to
             return unfinished.rename(folder)
@@ -128,6 +164,12 @@ def _alone_at(file: Path) -> Iterator[None]:
                     yield
                 finally:
                     file.unlink(missing_ok=True)
+
+
+def _source_of(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.fsdecode((folder / _SOURCE_NAME).read_bytes())
+    return ""
 
 
 def _num_bytes(folder: Path) -> int:

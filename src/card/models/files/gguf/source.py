@@ -62,7 +62,7 @@ class GgufSource:
         """
         self._path = path
         self._state = _state_of(path)
-        self._store = None if cache is None else KeptWeights(cache / KEPT_FOLDER)
+        self._store = None if cache is None else KeptWeights(cache / KEPT_FOLDER, source=path)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:

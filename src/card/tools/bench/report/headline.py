@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from card.tools.bench.records import Run
+from card.tools.bench.records import Run, busy_load
 from card.tools.bench.summary import RowSummary, Spread
 
 _Table = Mapping[str, Mapping[str, Spread]]  # by row, then by workload: speed relative to the baseline
@@ -34,6 +34,8 @@ def _sentences(run: Run, pair: str, table: _Table) -> Iterator[str]:
     ranked = exact or whole or table
     best = max(ranked, key=lambda name: _mean(ranked[name]))
     yield _fastest(run, pair, best, ranked[best], table)
+    if load := busy_load(run.machine):
+        yield f"The machine was busy before the run ({load}), so others may have slowed any row."
     ahead = {name: speedups for name, speedups in table.items() if name != best}
     winners = {workload: _winner(run, workload, ranked[best].get(workload), ahead) for workload in workloads}
     if beaten := [f"on {workload} ({words})" for workload, words in winners.items() if words]:
