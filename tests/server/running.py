@@ -64,7 +64,7 @@ class Running:
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
         stats = self.llm.stats()
-        is_empty = not self.service.gate.num_requests and not self.service.running
+        is_empty = not self.service.gate.num_requests and not len(self.service.arrivals)
         return is_empty and not (stats.num_running + stats.num_waiting + stats.kv_open_sequences)
 
 

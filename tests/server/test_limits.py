@@ -18,6 +18,7 @@ from card.api import driver
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.server.admission import KeyRing
+from card.server.arrivals import Arrivals
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, log_event
@@ -55,19 +56,19 @@ def test_the_gate_lets_in_whom_a_plain_count_would(steps: list[tuple[bool, int]]
     asyncio.run(main())
 
 
-def test_a_closed_gate_is_empty_once_the_last_one_has_left() -> None:
+def test_nobody_arrives_any_more_and_the_last_answer_empties_the_house() -> None:
     async def main() -> None:
-        gate = Gate(max_running=1, max_waiting=1)
-        await gate.until_empty()
-        ticket = gate.enter(1)
-        gate.is_open = False
+        arrivals = Arrivals(60)
+        await arrivals.until_empty()
+        arrival = arrivals.begin("one")
+        arrivals.is_open = False
         with pytest.raises(ApiError) as refused:
-            gate.enter(1)
+            arrivals.begin("another")
         assert refused.value.status == 503
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(gate.until_empty(), 0.01)
-        gate.leave(ticket)
-        await gate.until_empty()
+            await asyncio.wait_for(arrivals.until_empty(), 0.01)
+        arrivals.end(arrival)
+        await arrivals.until_empty()
 
     run(main())
 

@@ -6,22 +6,19 @@ import asyncio
 import math
 from typing import Any, Self
 
-from card.server.errors import ApiError, bad_request, shutting_down
+from card.server.errors import ApiError, bad_request
 
 _MOST_RETRY_AFTER_S = 60
 
 
 class Gate:
-    """Admits as many texts as may run and wait, and none while the server shuts down."""
+    """Admits as many texts as may run and wait."""
 
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
         self._most = max_running + max_waiting
         self._inside: dict[object, tuple[int, float]] = {}  # ticket -> texts, time of entry
         self._mean_s = 1.0  # of a request
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
-        self.is_open = True  # until the server shuts down
 
     @property
     def num_requests(self) -> int:
@@ -31,11 +28,9 @@ class Gate:
     def enter(self, num_sequences: int) -> object:
         """Admit a request; return its ticket.
 
-        Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if there never is.
+        Raises: ApiError 429 if there is no room now, 400 if there never is.
         """
         num_inside = sum(count for count, _ in self._inside.values())
-        if not self.is_open:
-            raise shutting_down()
         if num_sequences > self._most:
             raise bad_request(f"a request may ask for at most {self._most} texts, got {num_sequences}", "n")
         if num_inside + num_sequences > self._most:
@@ -47,19 +42,12 @@ class Gate:
             )
         ticket = object()
         self._inside[ticket] = num_sequences, asyncio.get_running_loop().time()
-        self._is_empty.clear()
         return ticket
 
     def leave(self, ticket: object) -> None:
         """Return a ticket and free its place."""
         _, entered_at = self._inside.pop(ticket)
         self._mean_s += 0.1 * (asyncio.get_running_loop().time() - entered_at - self._mean_s)
-        if not self._inside:
-            self._is_empty.set()
-
-    async def until_empty(self) -> None:
-        """Wait until the last request has left."""
-        await self._is_empty.wait()
 
     def _retry_after_s(self, num_inside: int) -> int:
         """Return when a place should be free, at the pace of the last requests."""

@@ -37,6 +37,7 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_DETAIL), "properties": _DETAIL}},
 }
+Handler = Callable[[Request], Awaitable[Response]]
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
@@ -45,7 +46,7 @@ class Route:
     """A path of the API."""
 
     path: str
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Handler
     errors: tuple[int, ...] = ()
     body: type[BaseModel] | None = None  # None: a GET
     unavailable: str = _ERRORS[503]  # what status 503 means here

@@ -127,7 +127,7 @@ class _Run:
         self._num_signals += 1
         log_event(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
         if self._num_signals == 1:
-            self._service.gate.is_open = False
+            self._service.arrivals.is_open = False
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         elif self._num_signals == 2:
             self._draining = asyncio.get_running_loop().create_task(self._leave(128 + number))
@@ -135,15 +135,15 @@ class _Run:
             os._exit(128 + number)
 
     async def _drain(self) -> None:
-        gate, limit_s = self._service.gate, self._settings.shutdown_timeout_s
-        log_event(logger, logging.INFO, "draining", requests=gate.num_requests, limit_s=limit_s)
+        arrivals, limit_s = self._service.arrivals, self._settings.shutdown_timeout_s
+        log_event(logger, logging.INFO, "draining", requests=len(arrivals), limit_s=limit_s)
         try:
-            await asyncio.wait_for(gate.until_empty(), limit_s)
+            await asyncio.wait_for(arrivals.until_empty(), limit_s)
         except TimeoutError:
-            log_event(logger, logging.WARNING, "cutting off", requests=gate.num_requests)
-            self._service.cut_off()
+            log_event(logger, logging.WARNING, "cutting off", requests=len(arrivals))
+            arrivals.cut_off()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(gate.until_empty(), _CUT_OFF_S)
+                await asyncio.wait_for(arrivals.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 
     async def _watch_engine(self) -> None:
@@ -154,7 +154,7 @@ class _Run:
         told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)} if cause else {}
         log_event(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
         with contextlib.suppress(TimeoutError):  # clients with running requests first get their errors
-            await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)
+            await asyncio.wait_for(self._service.arrivals.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 
     async def _leave(self, status: int) -> None:
