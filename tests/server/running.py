@@ -42,7 +42,7 @@ class Running:
     llm: AsyncLLM
     service: Service
     client: httpx2.Client
-    connections: Collection[object]  # that are open
+    connections: Collection[Any]  # that are open
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx2.Response:
         """Post JSON, or bytes as they are."""

@@ -14,6 +14,7 @@ import httpx2
 import psutil
 import pytest
 
+from card.server.serving import heard_signals
 from tests.pair import Pair
 from tests.processes import has_ended
 from tests.server.raw import JSON_TYPE, answers_in, connected, read_all, request
@@ -150,9 +151,9 @@ def has_said(server: Command, event: str) -> bool:
     return any(line["event"] == event for line in server.logged())
 
 
-@pytest.mark.parametrize("limit_s", ["60", "0.2"])
+@pytest.mark.parametrize(("limit_s", "number"), [("60", signal.SIGHUP), ("0.2", signal.SIGTERM)])
 def test_a_request_counts_from_its_arrival_when_the_server_is_told_to_end(
-    pair: Pair, tmp_path: Path, limit_s: str
+    pair: Pair, tmp_path: Path, limit_s: str, number: signal.Signals
 ) -> None:
     pytest.importorskip("llguidance")
     asked = {"prompt": "the cat", "max_tokens": 2}
@@ -160,7 +161,7 @@ def test_a_request_counts_from_its_arrival_when_the_server_is_told_to_end(
     extra = ("--shutdown-timeout", limit_s, "--api-key", KEY, "--method", "vanilla")
     with command(tmp_path, *arguments(pair), *extra) as server, contextlib.ExitStack() as stack:
         waiting = begun(server, stack, plain, 10), begun(server, stack, shaped, len(shaped))
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         until(lambda: has_said(server, "draining"))
         if limit_s == "60":
             waiting[0].sendall(plain[10:])
@@ -173,6 +174,15 @@ def test_a_request_counts_from_its_arrival_when_the_server_is_told_to_end(
         else:
             assert told == [(503, "shutting_down")] * 2
             assert all(int(headers["retry-after"]) >= 1 for _, headers, _ in answers)
+
+
+@pytest.mark.parametrize(("before", "is_heard"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_hang_up_is_heard_unless_the_server_was_started_to_outlive_its_terminal(
+    monkeypatch: pytest.MonkeyPatch, before: object, is_heard: bool
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: before)
+    heard = heard_signals()
+    assert {signal.SIGINT, signal.SIGTERM} <= set(heard) and (signal.SIGHUP in heard) == is_heard
 
 
 def test_a_schema_that_takes_minutes_delays_neither_others_nor_the_end(pair: Pair, tmp_path: Path) -> None:

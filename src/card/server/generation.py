@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -150,7 +151,7 @@ def generate(
 
     Raises: ApiError 429 if they are not admitted; PromptError, SettingsError, WorkerError.
     """
-    ticket = service.gate.enter(len(jobs) * fields.n)
+    ticket = service.gate.enter(len(jobs) * fields.n, arrival.client)
     choices: list[Choice] = []
     try:
         for prompt_ids, params in jobs:
@@ -160,6 +161,7 @@ def generate(
                     assert params.seed is not None
                     own = params.replace(seed=derived_seed(params.seed, choice_idx))
                     stream = service.llm.generate(prompt_ids, own)
+                    stream.tell_unread(functools.partial(service.arrivals.hold, arrival))
                 record = service.ledger.begin(len(prompt_ids), speculates=fields.speculation == "on")
                 if stream is None:
                     record.finish_reason = "length"
@@ -186,15 +188,16 @@ async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], No
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue()
+    # What nobody reads stays in the streams, which count it.
+    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue(len(choices))
 
     async def pump(choice: Choice) -> None:
         try:
             async for item in _read(choice):
-                arrived.put_nowait(item)
-            arrived.put_nowait(None)
+                await arrived.put(item)
+            await arrived.put(None)
         except CardError as error:
-            arrived.put_nowait(error)
+            await arrived.put(error)
 
     tasks = [asyncio.create_task(pump(choice)) for choice in choices]
     try:

@@ -36,6 +36,7 @@ _BEGINNING_CHARS = 8  # per token of the context: twice the length of ordinary t
 _CUT_SHARE = 1.25  # of the context: near the cut, tokens may differ from those of the whole text
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
+_MOST_BODIES = 64  # of the largest size, whose memory is what may wait for clients
 _STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot enforce"
 _LEAST_MOST_IDS = 100_000
 LONG_CHARS = 16_384  # of a text, or token ids; longer inputs have their own threads
@@ -51,7 +52,7 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
-        self.arrivals = Arrivals(settings.request_timeout_s)
+        self.arrivals = Arrivals(settings.request_timeout_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         names = {False: "card-short-text", True: "card-long-text"}

@@ -29,7 +29,6 @@ _CUT_OFF_S = 2.0  # for requests that are cut off to report it to their clients
 _CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
 _HASTY_CLOSING_S = 1.0  # the same after a second signal
 _DEAD_ENGINE = 1  # exit status
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(
@@ -41,8 +40,8 @@ def serve(
 ) -> int:
     """Load the model and serve it until a signal or the engine's death; return the exit status.
 
-    The first SIGTERM or SIGINT refuses new requests and gives running ones `shutdown_timeout_s`; the second one ends at
-    once. Must be called in the main thread.
+    The first SIGTERM, SIGINT or SIGHUP refuses new requests and gives running ones `shutdown_timeout_s`; the second one
+    ends at once. Must be called in the main thread.
 
     Args:
         own: listens on the address of the settings; closed at the end.
@@ -59,6 +58,13 @@ def serve(
     gc.collect()
     gc.freeze()  # loaded objects stay: collecting garbage among them would delay every request
     return run.run()
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Return the signals that end a server; a hang-up does not, if the server was started to outlive its terminal."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # not every system has all
+    numbers = [signal.Signals[name] for name in names if name in signal.Signals.__members__]
+    return [one for one in numbers if one.name != "SIGHUP" or signal.getsignal(one) != signal.SIG_IGN]
 
 
 class _Server(Server):
@@ -104,7 +110,8 @@ class _Run:
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        heard = heard_signals()
+        for number in heard:
             loop.add_signal_handler(number, self._on_signal, number)
         watch = loop.create_task(self._watch_engine())
         try:
@@ -114,7 +121,7 @@ class _Run:
             self._service.close()
             if not await self._close_engine(_CLOSING_S):
                 os._exit(1)
-            for number in _SIGNALS:
+            for number in heard:
                 loop.remove_signal_handler(number)
 
     def _started(self) -> None:
