@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,3 +117,23 @@ def test_trying_a_place_leaves_it_as_it_was(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
     with pytest.raises(SettingsError, match="Is a directory; choose another place"):
         check_can_write(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments", [("methods",), ("generate", "--target", "demo-target", "--method", "vanilla", "hi")]
+)
+def test_an_output_that_is_full_is_one_line(arguments: tuple[str, ...], is_buffered: bool) -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": "" if is_buffered else "1"}
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "card", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=env,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 2
+    assert ran.stderr == "card: error: the output cannot be written: No space left on device; write to another place\n"

@@ -98,3 +98,15 @@ def test_a_model_without_layers_is_refused_by_the_field(folder: Path) -> None:
         pytest.raises(ModelError, match="its num_hidden_layers is 0, it must be a number above 0"),
     ):
         load_decoder(made)
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+@pytest.mark.parametrize("field", ["rope_scaling", "unknown"])
+def test_a_config_that_is_nested_deeply_loads_or_is_one_line(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, field: str, depth: int
+) -> None:
+    good = json.loads((folder / "config.json").read_text())
+    nested: Any = 1
+    for i in range(depth):
+        nested = {"a": nested} if i % 2 else [nested]
+    assert not fault_of(folder, {**good, field: nested}, tokenizer)

@@ -43,7 +43,7 @@ class Running:
     llm: AsyncLLM
     service: Service
     client: httpx2.Client
-    connections: Collection[object]  # that are open
+    connections: Collection[Any]  # that are open
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx2.Response:
         """Post JSON, or bytes as they are."""
@@ -65,7 +65,7 @@ class Running:
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
         stats = self.llm.stats()
-        is_empty = not self.service.gate.num_requests and not self.service.running
+        is_empty = not self.service.gate.num_requests and not len(self.service.arrivals)
         return is_empty and not (stats.num_running + stats.num_waiting + stats.kv_open_sequences)
 
 

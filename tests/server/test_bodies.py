@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from typing import Any
@@ -53,6 +54,16 @@ def test_the_shape_of_a_text_is_that_of_the_value(value: object, is_ascii: bool)
     inside = [value] * 200 + [{}] * MAX_DEPTH  # enough that it is looked at
     shape = shape_of(json.dumps(inside, ensure_ascii=is_ascii).encode())
     assert (shape.containers, shape.members, shape.depth) == counted(inside)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br, gzip"])
+def test_a_compressed_body_is_refused_as_what_it_is(server: Running, encoding: str) -> None:
+    body = gzip.compress(json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode())
+    refused = server.post("/v1/completions", body, headers={"Content-Encoding": encoding})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (415, "content_encoding")
+    assert encoding in refused.json()["error"]["message"]
+    plain = json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode()
+    assert server.post("/v1/completions", plain, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
 def test_a_shape_is_seen_across_pieces() -> None:

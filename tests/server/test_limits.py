@@ -18,6 +18,7 @@ from card.api import driver
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.server.admission import KeyRing
+from card.server.arrivals import Arrivals
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, log_event
@@ -42,32 +43,85 @@ def test_the_gate_lets_in_whom_a_plain_count_would(steps: list[tuple[bool, int]]
                     gate.leave(inside.pop(0)[0])
                 continue
             if sum(count for _, count in inside) + size <= 7:
-                inside.append((gate.enter(size), size))
+                inside.append((gate.enter(size, "one"), size))
             else:
                 with pytest.raises(ApiError) as refused:
-                    gate.enter(size)
+                    gate.enter(size, "one")
                 assert refused.value.status == 429
                 assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1
             assert gate.num_requests == len(inside)
         with pytest.raises(ApiError, match="at most 7 texts"):
-            gate.enter(8)
+            gate.enter(8, "one")
 
     asyncio.run(main())
 
 
-def test_a_closed_gate_is_empty_once_the_last_one_has_left() -> None:
+def test_a_client_that_fills_the_queue_leaves_each_other_one_its_share() -> None:
     async def main() -> None:
-        gate = Gate(max_running=1, max_waiting=1)
-        await gate.until_empty()
-        ticket = gate.enter(1)
-        gate.is_open = False
+        gate = Gate(max_running=4, max_waiting=12)
+        inside = [gate.enter(4, "greedy") for _ in range(4)]
+        for client, num_sequences in (("greedy", 1), ("second", 9)):
+            with pytest.raises(ApiError, match="the queue is full"):
+                gate.enter(num_sequences, client)
+        gate.enter(8, "second")
+        with pytest.raises(ApiError, match="the queue is full"):
+            gate.enter(6, "third")
+        gate.enter(5, "third")
+        for ticket in inside:
+            gate.leave(ticket)
+        gate.enter(3, "second")
+        with pytest.raises(ApiError, match="the queue is full"):
+            gate.enter(1, "second")
+
+    run(main())
+
+
+def test_the_oldest_that_holds_much_memory_ends_and_nobody_else() -> None:
+    async def main() -> None:
+        arrivals, ended = Arrivals(60, 1000), []
+
+        async def answer(name: str) -> None:
+            try:
+                async with here[name].deadline:
+                    await asyncio.Event().wait()
+            except ApiError as error:
+                ended.append((name, error.status, error.code))
+
+        here = {name: arrivals.begin("one") for name in ("small", "old", "older than most", "new")}
+        tasks = [asyncio.create_task(answer(name)) for name in here]
+        await asyncio.sleep(0)
+        for name, num_bytes in (("small", 10), ("new", 500), ("old", 300), ("older than most", 190)):
+            arrivals.hold(here[name], num_bytes)
+        await asyncio.sleep(0)
+        assert not ended
+        arrivals.hold(here["older than most"], 1)
+        await asyncio.gather(tasks[1])
+        assert ended == [("old", 503, "no_memory")]
+        arrivals.hold(here["old"], 5000)
+        arrivals.hold(here["new"], -400)
+        arrivals.hold(here["small"], 600)
+        arrivals.end(here["new"])
+        await asyncio.sleep(0)
+        assert len(ended) == 1, "what has ended holds nothing, and what is read or answered holds no more"
+        for task in tasks:
+            task.cancel()
+
+    run(main())
+
+
+def test_nobody_arrives_any_more_and_the_last_answer_empties_the_house() -> None:
+    async def main() -> None:
+        arrivals = Arrivals(60, 1000)
+        await arrivals.until_empty()
+        arrival = arrivals.begin("one")
+        arrivals.is_open = False
         with pytest.raises(ApiError) as refused:
-            gate.enter(1)
+            arrivals.begin("another")
         assert refused.value.status == 503
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(gate.until_empty(), 0.01)
-        gate.leave(ticket)
-        await gate.until_empty()
+            await asyncio.wait_for(arrivals.until_empty(), 0.01)
+        arrivals.end(arrival)
+        await arrivals.until_empty()
 
     run(main())
 

@@ -116,7 +116,7 @@ def test_a_client_that_is_gone_is_noticed_whatever_it_has_sent_since(
     before = plain.service.ledger.finished["abort"]
     with connected(plain.url) as connection:
         connection.sendall(asking({**LONG, "stream": is_streamed}) + (request() if sends_more else b""))
-        until(lambda: plain.service.running)
+        until(lambda: len(plain.service.arrivals))
         if is_reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     until(plain.is_idle)
@@ -162,7 +162,7 @@ def test_few_requests_are_read_before_they_are_answered_and_all_are_in_their_ord
     paths = ["/health", "/v1/models", "/load", "/nowhere"] * 300
     with connected(plain.url) as connection:
         connection.sendall(asking({**ASKED, "max_tokens": 200, "ignore_eos": True}))
-        until(lambda: plain.service.running)
+        until(lambda: len(plain.service.arrivals))
         connection.sendall(b"".join(request(path=path) for path in paths) + request(more=CLOSE))
         until(lambda: any(one.pipeline for one in plain.connections))
         most = max(len(one.pipeline) for one in plain.connections)

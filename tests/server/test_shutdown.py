@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import httpx2
 import psutil
 import pytest
 
+from card.server.serving import heard_signals
 from tests.pair import Pair
 from tests.processes import has_ended
+from tests.server.raw import JSON_TYPE, answers_in, connected, read_all, request
 from tests.server.running import PATIENCE_S, Command, command
 from tests.waiting import until
 
@@ -119,7 +123,7 @@ def test_a_second_signal_ends_the_server_at_once_and_its_drafter_too(pair: Pair,
         reader = Reader(server, 4000)
         until(lambda: reader.events)
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: any(line["event"] == "draining" for line in server.logged()))
+        until(lambda: has_said(server, "draining"))
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
@@ -131,16 +135,65 @@ def test_a_second_signal_ends_the_server_at_once_and_its_drafter_too(pair: Pair,
         assert reader.failure is not None or "error" in reader.events[-2]
 
 
+SLOW = {"allOf": [{"type": "object", "properties": {"a": {"type": "string", "pattern": f"a{i}"}}} for i in range(50)]}
+KEPT_TO_SLOW = {"type": "json_schema", "json_schema": {"name": "slow", "schema": SLOW}}
+
+
+def begun(server: Command, stack: contextlib.ExitStack, body: bytes, sent: int) -> socket.socket:
+    """Begin a request, and send a part of its body once the server reads it."""
+    connection = stack.enter_context(connected(server.url))
+    more = f"Authorization: Bearer {KEY}\r\nExpect: 100-continue\r\n"
+    head, _, _ = request(path="/v1/completions", body=body, more=JSON_TYPE + more).partition(b"\r\n\r\n")
+    connection.sendall(head + b"\r\n\r\n")
+    assert connection.recv(100).startswith(b"HTTP/1.1 100")
+    connection.sendall(body[:sent])
+    return connection
+
+
+def has_said(server: Command, event: str) -> bool:
+    return any(line["event"] == event for line in server.logged())
+
+
+@pytest.mark.parametrize(("limit_s", "number"), [("60", signal.SIGHUP), ("0.2", signal.SIGTERM)])
+def test_a_request_counts_from_its_arrival_when_the_server_is_told_to_end(
+    pair: Pair, tmp_path: Path, limit_s: str, number: signal.Signals
+) -> None:
+    pytest.importorskip("llguidance")
+    asked = {"prompt": "the cat", "max_tokens": 2}
+    plain, shaped = (json.dumps(one).encode() for one in (asked, {**asked, "response_format": KEPT_TO_SLOW}))
+    extra = ("--shutdown-timeout", limit_s, "--api-key", KEY, "--method", "vanilla")
+    with command(tmp_path, *arguments(pair), *extra) as server, contextlib.ExitStack() as stack:
+        waiting = begun(server, stack, plain, 10), begun(server, stack, shaped, len(shaped))
+        server.process.send_signal(number)
+        until(lambda: has_said(server, "draining"))
+        if limit_s == "60":
+            waiting[0].sendall(plain[10:])
+        answers = [answers_in(read_all(connection))[-1] for connection in waiting]
+        assert server.process.wait(PATIENCE_S) == 0
+        assert "Traceback" not in server.log.read_text("utf-8")
+        told = [(status, json.loads(body).get("error", {}).get("code")) for status, _, body in answers]
+        if limit_s == "60":
+            assert [status for status, _ in told] == [200, 400], "both came to their own ends"
+        else:
+            assert told == [(503, "shutting_down")] * 2
+            assert all(int(headers["retry-after"]) >= 1 for _, headers, _ in answers)
+
+
+@pytest.mark.parametrize(("before", "is_heard"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_hang_up_is_heard_unless_the_server_was_started_to_outlive_its_terminal(
+    monkeypatch: pytest.MonkeyPatch, before: object, is_heard: bool
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: before)
+    heard = heard_signals()
+    assert {signal.SIGINT, signal.SIGTERM} <= set(heard) and (signal.SIGHUP in heard) == is_heard
+
+
 def test_a_schema_that_takes_minutes_delays_neither_others_nor_the_end(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
-    slow = {
-        "allOf": [{"type": "object", "properties": {"a": {"type": "string", "pattern": f"a{i}"}}} for i in range(50)]
-    }
-    wanted = {"type": "json_schema", "json_schema": {"name": "slow", "schema": slow}}
     with command(tmp_path, *arguments(pair), "--method", "vanilla", "--grammar-timeout", "1") as server:
         url = f"{server.url}/v1/completions"
         asked = {"prompt": "the cat", "max_tokens": 2}
-        refused = httpx2.post(url, json={**asked, "response_format": wanted}, timeout=PATIENCE_S)
+        refused = httpx2.post(url, json={**asked, "response_format": KEPT_TO_SLOW}, timeout=PATIENCE_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "grammar_timeout")
         assert httpx2.post(url, json=asked, timeout=PATIENCE_S).status_code == 200
         server.process.send_signal(signal.SIGTERM)

@@ -187,9 +187,14 @@ class RequestStream(AsyncIterator[StreamChunk]):
         self._is_over = chunk.finish_reason is not None
         return chunk
 
+    def tell_unread(self, tell: Callable[[int], None]) -> None:
+        """Have about how many bytes more, or fewer, are unread told from now on, in the event loop of the stream."""
+        self._mailbox.tell = tell
+
     async def aclose(self) -> None:
-        """End the request, if it is still running."""
+        """End the request, if it is still running, and drop what is unread."""
         self._drop()
+        self._mailbox.clear()
 
     def __del__(self) -> None:
         self._drop()

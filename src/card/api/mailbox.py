@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from card.api.outputs import StreamChunk
 from card.engine.request import Update
 from card.errors import CardError, SettingsError
+
+# As Python's own count of memory has them.
+_UPDATE_BYTES, _LOGPROB_BYTES, _TOP_BYTES = 400, 128, 112
+
+
+def logprob_bytes(num_tokens: int, num_top: int) -> int:
+    """Return about how many bytes the log-probabilities of some tokens take, each with others beside it."""
+    return num_tokens * (_LOGPROB_BYTES + num_top * _TOP_BYTES)
 
 
 class Mailbox:
@@ -20,6 +28,8 @@ class Mailbox:
         self._updates: list[Update] = []
         self._error: CardError | None = None  # raised after everything else is read
         self._waiter: asyncio.Future[None] | None = None
+        self._num_bytes = 0  # about so many are unread
+        self.tell: Callable[[int], None] = lambda _: None  # gets how many more, or fewer, there are
 
     def put(self, text: str, update: Update) -> None:
         """Add a round's result with the text that became certain, or the error that ends it; wake the reader."""
@@ -28,6 +38,7 @@ class Mailbox:
         else:
             self._text += text
             self._updates.append(update)
+            self._count(len(text) + _bytes_of(update))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -46,8 +57,23 @@ class Mailbox:
         if not self._updates and self._error is not None:
             raise self._error
         chunk = StreamChunk.of(self._text, self._updates)
-        self._text, self._updates = "", []
+        self.clear()
         return chunk
+
+    def clear(self) -> None:
+        """Drop what is unread."""
+        self._text, self._updates = "", []
+        self._count(-self._num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self.tell(num_bytes)
+
+
+def _bytes_of(update: Update) -> int:
+    details = update.details
+    num_top = sum([len(one.top) for one in details.logprobs]) + sum(map(len, details.alternatives))
+    return _UPDATE_BYTES + len(details.logprobs) * _LOGPROB_BYTES + num_top * _TOP_BYTES
 
 
 def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:

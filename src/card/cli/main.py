@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
 import sys
 
 import click
@@ -14,6 +17,8 @@ from card.config.record import Command
 from card.errors import CardError, ShortageError
 from card.machine.memory import is_shortage
 from card.models.shortage import shortage_in_words
+
+_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of an output that takes no more
 
 _COMMANDS = (
     Command("generate", "Continue or answer a prompt.", "card.cli.commands.text:generate"),
@@ -49,6 +54,7 @@ def main() -> None:
     try:
         with raising():
             status = cli.main(sys.argv[1:], prog_name="card", standalone_mode=False)
+            sys.stdout.flush()  # so that an output that is full is noticed
     except click.ClickException as error:
         _fail(error, error.format_message())
     except CardError as error:
@@ -58,10 +64,19 @@ def main() -> None:
     except Exception as error:
         if is_shortage(error):
             _fail(error, shortage_in_words())
+        if isinstance(error, OSError) and error.errno in _LOST and error.filename is None:
+            _leave_output()
+            _fail(error, f"the output cannot be written: {error.strerror}; write to another place")
         if not is_interrupt(error):
             raise
         _end_interrupted()
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave_output() -> None:
+    """Drop what is still to be written: Python would try again at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: Exception, message: str) -> None:

@@ -29,6 +29,19 @@ def dtype_name(dtype: object) -> str:
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
+def has_nan(numbers: Array) -> bool:
+    """Return whether one of some numbers is none.
+
+    The bits of such are beyond those of infinity, and whole numbers are compared without a copy.
+    """
+    if numbers.dtype.kind in "iub" or not numbers.size:
+        return False
+    num_bytes = numbers.itemsize
+    infinity, sign = int(np.array(np.inf, numbers.dtype).view(f"u{num_bytes}")), 1 << 8 * num_bytes - 1
+    most, most_below_zero = (int(numbers.view(f"{kind}{num_bytes}").max()) for kind in "iu")
+    return most > infinity or most_below_zero > infinity | sign
+
+
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     """Return an array with any numbers in it that begins where a line of the cache does, as wide loads want it.
 

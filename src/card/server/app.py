@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import secrets
 import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,6 +22,7 @@ from card.api.async_llm import AsyncLLM
 from card.errors import CardError
 from card.server.admission import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.answers import error_response
+from card.server.arrivals import Arrival
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
@@ -37,7 +40,7 @@ from card.server.info import (
     version,
 )
 from card.server.logs import frames_of, log_event
-from card.server.openapi import OF_BODIES, OF_WRITING, Route, add_route, describe
+from card.server.openapi import OF_BODIES, OF_WRITING, Handler, Route, add_route, describe
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest
 from card.server.responses import responses
@@ -75,7 +78,8 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.state.service = service = Service(llm, settings)
     has_keys = bool(settings.api_keys)
     for route in _ROUTES:
-        add_route(app, route, has_keys=has_keys)
+        timed = route if route.body is None else replace(route, handler=_in_time(route.handler))
+        add_route(app, timed, has_keys=has_keys)
     app.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=None, include_in_schema=False)
     playground = Playground()
     app.add_api_route("/", playground.index, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
@@ -83,7 +87,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(CardError, _on_card_error)
     origins = AllowedOrigins(settings.cors_origins)
-    app.add_middleware(Guard, keys=KeyRing(settings.api_keys))  # the last one added is the outermost
+    app.add_middleware(Guard, keys=KeyRing(settings.api_keys), service=service)  # the last one added is the outermost
     if origins.named:
         app.add_middleware(
             CORSMiddleware,
@@ -155,10 +159,10 @@ class Envelope:
 
 
 class Guard:
-    """Checks the API key, and answers with an error if our code fails."""
+    """Checks the API key, counts what has a body from its arrival on, and answers with an error if our code fails."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, service: Service) -> None:
+        self._app, self._keys, self._service = app, keys, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -173,7 +177,7 @@ class Guard:
 
         try:
             self._keys.check(scope["path"], dict(scope["headers"]).get(b"authorization"))
-            await self._app(scope, receive, send_noted)
+            await self._counted(scope, receive, send_noted)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # a bug of ours: the client gets an answer, the log gets the traceback
@@ -182,6 +186,29 @@ class Guard:
             if has_begun:
                 raise
             await error_response(as_api_error(error))(scope, receive, send)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        arrivals = self._service.arrivals
+        scope["state"]["arrival"] = arrival = arrivals.begin(self._service.client_of(scope))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            arrivals.end(arrival)
+
+
+def _in_time(handler: Handler) -> Handler:
+    """Return what ends the preparing of an answer when the request's time is over; a stream has its own end."""
+
+    @functools.wraps(handler)
+    async def answer(request: Request) -> Response:
+        arrival: Arrival = request.state.arrival
+        async with arrival.deadline:
+            return await handler(request)
+
+    return answer
 
 
 async def _on_card_error(request: Request, error: Exception) -> Response:

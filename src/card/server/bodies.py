@@ -15,6 +15,7 @@ import pydantic
 from starlette.requests import ClientDisconnect, Request
 
 from card.errors import did_you_mean
+from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request
 from card.server.shape import shape_of
@@ -33,8 +34,8 @@ _MOST_NAME_CHARS = 100  # of a field's name there
 async def read_body(request: Request, model: type[M]) -> M:
     """Return the request's JSON body as a ``model``; a field that is null counts as absent.
 
-    Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not arrive,
-        400 for one that is not JSON or does not fit, with the field's name.
+    Raises: ApiError 415 for another content type or a compressed body, 413 for one that is too large, 408 for one that
+        does not arrive, 400 for one that is not JSON or does not fit, with the field's name.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -42,9 +43,18 @@ async def read_body(request: Request, model: type[M]) -> M:
             415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
         )
     request.state.spelling = model.spelling
-    data = await _read_bytes(request)
-    request.state.is_large = len(data) >= LARGE_BYTES
-    return await run_apart(request, _parsed, data, model)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(
+            415, f"a body must not be compressed, got {encoding[:80]}; send plain JSON", code="content_encoding"
+        )
+    arrivals, arrival = request.app.state.service.arrivals, request.state.arrival
+    try:
+        data = await _read_bytes(request)
+        request.state.is_large = len(data) >= LARGE_BYTES
+        return await run_apart(request, _parsed, data, model)
+    finally:
+        arrivals.hold(arrival, -arrival.num_bytes)
 
 
 async def run_apart(request: Request, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -84,6 +94,8 @@ def _parsed(data: bytearray, model: type[M]) -> M:
 
 async def _read_bytes(request: Request) -> bytearray:
     settings: ServerSettings = request.app.state.service.settings
+    arrivals: Arrivals = request.app.state.service.arrivals
+    arrival: Arrival = request.state.arrival
     limit_s, max_bytes = settings.body_timeout_s, settings.max_request_bytes
     stated = request.headers.get("content-length", "")
     num_stated = int(stated) if stated.isdecimal() else 0
@@ -101,6 +113,7 @@ async def _read_bytes(request: Request) -> bytearray:
                     data += part
                 else:
                     data.clear()
+                arrivals.hold(arrival, len(data) - arrival.num_bytes)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {limit_s:g} s", code="body_timeout") from None
     except ClientDisconnect:

@@ -50,7 +50,7 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         vocab_size=service.vocab_size,
     ).replace(grammar=plan.grammar, shown_token_ids=plan.shown_ids)
     await service.prepare(request, plan.grammar, plan.grammar_param)
-    generation = generate(service, fields, [(prompt_ids, params)])
+    generation = generate(service, request.state.arrival, fields, [(prompt_ids, params)])
     request.state.generation = generation
     return generation
 

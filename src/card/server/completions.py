@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from card.api.mailbox import logprob_bytes
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.server.answers import event, json_response
@@ -45,10 +46,10 @@ async def completions(request: Request) -> Response:
     service.check_model(fields.model)
     prompts = fields.prompts
     jobs = [await _job(request, service, fields, prompt) for prompt in prompts]
-    generation = generate(service, fields, jobs)
+    generation = generate(service, request.state.arrival, fields, jobs)
     request.state.generation = generation
     try:
-        echoes = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))
+        echoes = await unless_gone(request, _echo(request, service, fields, prompts, jobs))
         if fields.stream:
             return EventStream(generation, _events(request, fields, generation, echoes))
         await unless_gone(request, generation.collect())
@@ -80,25 +81,23 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
 
 
 async def _echo(
-    service: Service, fields: CompletionRequest, prompts: Prompts, jobs: Sequence[Job], generation: Generation
+    request: Request, service: Service, fields: CompletionRequest, prompts: Prompts, jobs: Sequence[Job]
 ) -> Sequence[_Echo]:
     """Return the prompts as text, with the log-probabilities of their tokens if requested."""
     if not fields.echo:
         return [_Echo()] * len(jobs)
     echoes: list[_Echo] = []
-    async with generation.deadline:
-        for one, (prompt_ids, params) in zip(prompts, jobs, strict=True):
-            tokenizer = service.tokenizer
-            to_text = decode if params is None else decode_prompt
-            text = one if isinstance(one, str) else await service.run_in_thread(False, to_text, tokenizer, prompt_ids)
-            if fields.logprobs is None:
-                echoes.append(_Echo(text))
-                continue
-            scores: list[TokenLogprobs | int] = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
-            offsets = await service.run_in_thread(
-                len(prompt_ids) >= LONG_CHARS, offsets_in, tokenizer, prompt_ids, text
-            )
-            echoes.append(_Echo(text, scores, offsets))
+    for one, (prompt_ids, params) in zip(prompts, jobs, strict=True):
+        tokenizer = service.tokenizer
+        to_text = decode if params is None else decode_prompt
+        text = one if isinstance(one, str) else await service.run_in_thread(False, to_text, tokenizer, prompt_ids)
+        if fields.logprobs is None:
+            echoes.append(_Echo(text))
+            continue
+        scores: list[TokenLogprobs | int] = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
+        service.arrivals.hold(request.state.arrival, logprob_bytes(len(scores), fields.logprobs))
+        offsets = await service.run_in_thread(len(prompt_ids) >= LONG_CHARS, offsets_in, tokenizer, prompt_ids, text)
+        echoes.append(_Echo(text, scores, offsets))
     return echoes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -18,8 +19,8 @@ from card.config.sampling import derived_seed
 from card.engine.request import FinishReason
 from card.errors import CardError
 from card.server.answers import event
+from card.server.arrivals import Arrival
 from card.server.errors import shutting_down
-from card.server.limits import Deadline
 from card.server.metrics import TextRecord, request_metrics
 from card.server.schemas import SamplingFields
 from card.server.service import Service
@@ -51,11 +52,12 @@ class Choice:
 class Generation:
     """All texts of one API request, from admission until the answer is sent."""
 
-    def __init__(self, service: Service, ticket: object, fields: SamplingFields, choices: Sequence[Choice]) -> None:
-        self.choices = choices
-        self.deadline = Deadline(service.settings.request_timeout_s)
+    def __init__(
+        self, service: Service, arrival: Arrival, ticket: object, fields: SamplingFields, choices: Sequence[Choice]
+    ) -> None:
+        self.choices, self.arrival = choices, arrival
         self._service, self._ticket, self._fields = service, ticket, fields
-        service.running.add(self.deadline)
+        self._is_closed = False
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return the first fields of the answer."""
@@ -123,15 +125,15 @@ class Generation:
 
     async def collect(self) -> None:
         """Wait for all texts; they are in the choices' `chunks`. Raises: CardError."""
-        async with self.deadline, contextlib.aclosing(self.events()) as events:
+        async with contextlib.aclosing(self.events()) as events:
             async for choice, chunk in events:
                 choice.chunks.append(chunk)
 
     async def close(self) -> None:
         """End running texts, free the place and record the figures. May be called twice."""
-        if self.deadline not in self._service.running:
+        if self._is_closed:
             return
-        self._service.running.discard(self.deadline)
+        self._is_closed = True
         for choice in self.choices:
             self._service.ledger.end(choice.record)
             if choice.stream is not None:
@@ -140,13 +142,16 @@ class Generation:
 
 
 def generate(
-    service: Service, fields: SamplingFields, jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]]
+    service: Service,
+    arrival: Arrival,
+    fields: SamplingFields,
+    jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]],
 ) -> Generation:
     """Queue the texts of a request: `n` of each job, in this order; a job without parameters writes no text.
 
-    Raises: ApiError 429 or 503 if they are not admitted; PromptError, SettingsError, WorkerError.
+    Raises: ApiError 429 if they are not admitted; PromptError, SettingsError, WorkerError.
     """
-    ticket = service.gate.enter(len(jobs) * fields.n)
+    ticket = service.gate.enter(len(jobs) * fields.n, arrival.client)
     choices: list[Choice] = []
     try:
         for prompt_ids, params in jobs:
@@ -156,6 +161,7 @@ def generate(
                     assert params.seed is not None
                     own = params.replace(seed=derived_seed(params.seed, choice_idx))
                     stream = service.llm.generate(prompt_ids, own)
+                    stream.tell_unread(functools.partial(service.arrivals.hold, arrival))
                 speculates = fields.speculation == "on"
                 record = service.ledger.begin(len(prompt_ids), speculates=speculates, is_first=choice_idx == 0)
                 if stream is None:
@@ -166,7 +172,7 @@ def generate(
             service.ledger.forget(choice.record)
         service.gate.leave(ticket)  # dropping the streams ends them
         raise
-    return Generation(service, ticket, fields, choices)
+    return Generation(service, arrival, ticket, fields, choices)
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
@@ -183,15 +189,16 @@ async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], No
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue()
+    # What nobody reads stays in the streams, which count it.
+    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue(len(choices))
 
     async def pump(choice: Choice) -> None:
         try:
             async for item in _read(choice):
-                arrived.put_nowait(item)
-            arrived.put_nowait(None)
+                await arrived.put(item)
+            await arrived.put(None)
         except CardError as error:
-            arrived.put_nowait(error)
+            await arrived.put(error)
 
     tasks = [asyncio.create_task(pump(choice)) for choice in choices]
     try:

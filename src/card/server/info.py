@@ -166,7 +166,7 @@ def _death(service: Service) -> ApiError | None:
 
 
 def _reason_not_ready(service: Service) -> ApiError | None:
-    if not service.gate.is_open:
+    if not service.arrivals.is_open:
         return ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
     stalled_s, stats = service.llm.stalled_s, service.llm.stats()
     if stalled_s <= service.settings.stall_timeout_s:

@@ -6,39 +6,38 @@ import asyncio
 import math
 from typing import Any, Self
 
-from card.server.errors import ApiError, bad_request, shutting_down
+from card.server.errors import ApiError, bad_request
 
 _MOST_RETRY_AFTER_S = 60
 
 
 class Gate:
-    """Admits as many texts as may run and wait, and none while the server shuts down."""
+    """Admits as many texts as may run and wait; a full queue still takes clients that have less than their share."""
 
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
         self._most = max_running + max_waiting
-        self._inside: dict[object, tuple[int, float]] = {}  # ticket -> texts, time of entry
+        self._inside: dict[object, tuple[int, float, str]] = {}  # ticket -> texts, time of entry, client
         self._mean_s = 1.0  # of a request
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
-        self.is_open = True  # until the server shuts down
 
     @property
     def num_requests(self) -> int:
         """Requests that are being answered."""
         return len(self._inside)
 
-    def enter(self, num_sequences: int) -> object:
-        """Admit a request; return its ticket.
+    def enter(self, num_sequences: int, client: str) -> object:
+        """Admit a request of a client; return its ticket.
 
-        Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if there never is.
+        A client's share is what all may have over the number of clients, so that none fills the queue for the others.
+
+        Raises: ApiError 429 if there is no room now, 400 if there never is.
         """
-        num_inside = sum(count for count, _ in self._inside.values())
-        if not self.is_open:
-            raise shutting_down()
+        num_inside = sum(count for count, _, _ in self._inside.values())
+        num_own = sum(count for count, _, whose in self._inside.values() if whose == client)
+        share = self._most // len({client, *(whose for _, _, whose in self._inside.values())})
         if num_sequences > self._most:
             raise bad_request(f"a request may ask for at most {self._most} texts, got {num_sequences}", "n")
-        if num_inside + num_sequences > self._most:
+        if num_inside + num_sequences > self._most and num_own + num_sequences > share:
             raise ApiError(
                 429,
                 f"the queue is full: {num_inside} texts are being written or wait, at most {self._most} may",
@@ -46,20 +45,13 @@ class Gate:
                 retry_after_s=self._retry_after_s(num_inside),
             )
         ticket = object()
-        self._inside[ticket] = num_sequences, asyncio.get_running_loop().time()
-        self._is_empty.clear()
+        self._inside[ticket] = num_sequences, asyncio.get_running_loop().time(), client
         return ticket
 
     def leave(self, ticket: object) -> None:
         """Return a ticket and free its place."""
-        _, entered_at = self._inside.pop(ticket)
+        _, entered_at, _ = self._inside.pop(ticket)
         self._mean_s += 0.1 * (asyncio.get_running_loop().time() - entered_at - self._mean_s)
-        if not self._inside:
-            self._is_empty.set()
-
-    async def until_empty(self) -> None:
-        """Wait until the last request has left."""
-        await self._is_empty.wait()
 
     def _retry_after_s(self, num_inside: int) -> int:
         """Return when a place should be free, at the pace of the last requests."""

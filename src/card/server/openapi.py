@@ -39,6 +39,7 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_DETAIL), "properties": _DETAIL}},
 }
+Handler = Callable[[Request], Awaitable[Response]]
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
@@ -47,7 +48,7 @@ class Route:
     """A path of the API."""
 
     path: str
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Handler
     errors: tuple[int, ...] = ()
     body: type[BaseModel] | None = None  # None: a GET, and a HEAD that the schema leaves out
     unavailable: str = _ERRORS[503]  # what status 503 means here

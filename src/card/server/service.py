@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Scope
 
 from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
 from card.config import Grammar
 from card.errors import PromptError, SettingsError, named
+from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
-from card.server.errors import ApiError, bad_request, shutting_down, too_long
-from card.server.limits import Deadline, Gate
+from card.server.errors import ApiError, bad_request, too_long
+from card.server.limits import Gate
 from card.server.metrics import Ledger
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
@@ -34,6 +37,7 @@ _BEGINNING_CHARS = 8  # per token of the context: twice the length of ordinary t
 _CUT_SHARE = 1.25  # of the context: near the cut, tokens may differ from those of the whole text
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
+_MOST_BODIES = 64  # of the largest size, whose memory is what may wait for clients
 _STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot enforce"
 _LEAST_MOST_IDS = 100_000
 LONG_CHARS = 16_384  # of a text, or token ids; longer inputs have their own threads
@@ -49,7 +53,7 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
-        self.running: set[Deadline] = set()  # of all requests that are being answered
+        self.arrivals = Arrivals(settings.request_timeout_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         names = {False: "card-short-text", True: "card-long-text"}
@@ -154,7 +158,8 @@ class Service:
         if grammar is None:
             return
         grammars, limit_s = self.llm.host.grammars, self.llm.host.settings.grammar_timeout_s
-        work = grammars.begin(grammar, client=self._client_of(request), limit_s=limit_s)
+        arrival: Arrival = request.state.arrival
+        work = grammars.begin(grammar, client=arrival.client, limit_s=limit_s)
         request.state.grammars = (*getattr(request.state, "grammars", ()), work)
         try:
             if not work.future.done():
@@ -179,11 +184,11 @@ class Service:
         finally:
             grammars.leave(work)
 
-    def _client_of(self, request: Request) -> str:
-        """Return the client's name in the queue for grammars: its key if keys are required, else its address."""
+    def client_of(self, scope: Scope) -> str:
+        """Return whose a request is: the key if keys are required, else the address."""
         if self.settings.api_keys:
-            return request.headers.get("authorization", "")
-        return request.client.host if request.client is not None else ""
+            return str(Headers(scope=scope).get("authorization", ""))
+        return scope["client"][0] if scope.get("client") else ""
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None, *, is_asked: bool = True) -> int | None:
         """Return how many tokens a request may write; None: as many as fit.
@@ -204,11 +209,6 @@ class Service:
         if wanted is not None or limit is None:
             return wanted
         return min(room, limit, int(self.llm.host.sampling_defaults.get("max_tokens", room)))
-
-    def cut_off(self) -> None:
-        """End all running requests: the time for shutting down is over."""
-        for deadline in list(self.running):
-            deadline.cut(shutting_down())
 
     def close(self) -> None:
         """Start no more work beside the event loop, without waiting for running work."""

@@ -31,7 +31,6 @@ _CUT_OFF_S = 2.0  # for requests that are cut off to report it to their clients
 _CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
 _HASTY_CLOSING_S = 1.0  # the same after a second signal
 _DEAD_ENGINE = 1  # exit status
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(
@@ -43,8 +42,8 @@ def serve(
 ) -> int:
     """Load the model and serve it until a signal or the engine's death; return the exit status.
 
-    The first SIGTERM or SIGINT refuses new requests and gives running ones `shutdown_timeout_s`; the second one ends at
-    once. Must be called in the main thread.
+    The first SIGTERM, SIGINT or SIGHUP refuses new requests and gives running ones `shutdown_timeout_s`; the second one
+    ends at once. Must be called in the main thread.
 
     Args:
         own: listens on the address of the settings; closed at the end.
@@ -61,6 +60,13 @@ def serve(
     gc.collect()
     gc.freeze()  # loaded objects stay: collecting garbage among them would delay every request
     return run.run()
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Return the signals that end a server; a hang-up does not, if the server was started to outlive its terminal."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # not every system has all
+    numbers = [signal.Signals[name] for name in names if name in signal.Signals.__members__]
+    return [one for one in numbers if one.name != "SIGHUP" or signal.getsignal(one) != signal.SIG_IGN]
 
 
 class _Server(Server):
@@ -106,7 +112,8 @@ class _Run:
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        heard = heard_signals()
+        for number in heard:
             loop.add_signal_handler(number, self._on_signal, number)
         watch = loop.create_task(self._watch_engine())
         try:
@@ -116,7 +123,7 @@ class _Run:
             self._service.close()
             if not await self._close_engine(_CLOSING_S):
                 os._exit(self._status or _DEAD_ENGINE)
-            for number in _SIGNALS:
+            for number in heard:
                 loop.remove_signal_handler(number)
 
     def _started(self) -> None:
@@ -132,7 +139,7 @@ class _Run:
         self._num_signals += 1
         log_event(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
         if self._num_signals == 1:
-            self._service.gate.is_open = False
+            self._service.arrivals.is_open = False
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         elif self._num_signals == 2:
             self._status = 128 + number
@@ -141,15 +148,15 @@ class _Run:
             os._exit(128 + number)
 
     async def _drain(self) -> None:
-        gate, limit_s = self._service.gate, self._settings.shutdown_timeout_s
-        log_event(logger, logging.INFO, "draining", requests=gate.num_requests, limit_s=limit_s)
+        arrivals, limit_s = self._service.arrivals, self._settings.shutdown_timeout_s
+        log_event(logger, logging.INFO, "draining", requests=len(arrivals), limit_s=limit_s)
         try:
-            await asyncio.wait_for(gate.until_empty(), limit_s)
+            await asyncio.wait_for(arrivals.until_empty(), limit_s)
         except TimeoutError:
-            log_event(logger, logging.WARNING, "cutting off", requests=gate.num_requests)
-            self._service.cut_off()
+            log_event(logger, logging.WARNING, "cutting off", requests=len(arrivals))
+            arrivals.cut_off()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(gate.until_empty(), _CUT_OFF_S)
+                await asyncio.wait_for(arrivals.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 
     async def _watch_engine(self) -> None:
@@ -161,7 +168,7 @@ class _Run:
         told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)}
         log_event(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
         with contextlib.suppress(TimeoutError):  # clients with running requests first get their errors
-            await asyncio.wait_for(self._service.gate.until_empty(), _CUT_OFF_S)
+            await asyncio.wait_for(self._service.arrivals.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True
 
     async def _leave(self, status: int) -> None:

@@ -58,7 +58,7 @@ class EventStream(StreamingResponse):
         """Send the answer."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async with self._generation.deadline, contextlib.aclosing(self._events):
+            async with self._generation.arrival.deadline, contextlib.aclosing(self._events):
                 async for piece in self._events:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:

@@ -100,6 +100,9 @@ class Canary:
         self._asks, self._answers = self._process.stdin, self._process.stdout
         for pipe in (self._asks, self._answers):
             os.set_blocking(pipe.fileno(), False)
+        if hasattr(os, "waitid"):  # elsewhere a child that has ended stays a zombie until the next grammar
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=_reap, args=(self._process,), name="card-grammar-end", daemon=True).start()
 
     @property
     def is_usable(self) -> bool:
@@ -272,6 +275,13 @@ class GrammarBench:
             self._is_closed = True
             if self._canary is not None:
                 self._canary.close()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a child has ended, and ask for its status, without holding up others that ask."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.poll()
 
 
 def child_stack_bytes() -> int:

@@ -21,7 +21,7 @@ from card.kernels.jit.expert_rows import (
     tile_at,
 )
 from card.kernels.jit.gates import prepare_input
-from card.kernels.jit.likeliest import find_best, sum_of_exponentials
+from card.kernels.jit.likeliest import fault, find_best, sum_of_exponentials
 from card.kernels.jit.rows import ONE, ZERO, exponential, project, scales_behind, sigmoid, sums_behind
 from card.kernels.jit.sharing import holder, share, shares_rows, wait
 from card.kernels.jit.tables import entry, real_entry
@@ -50,6 +50,15 @@ def sum_of(values: int, count: int) -> float:
     for i in range(1, count):
         result += load_float(values + 4 * i)
     return result
+
+
+@compiled
+def faults_of(scores: int, count: int) -> float:
+    """Return 0, or NaN if one of some scores is NaN or infinity."""
+    faults = fill(ZERO)
+    for i in range(count):
+        faults = fault(fill(load_float(scores + 4 * i)), faults)
+    return largest(faults)
 
 
 @compiled
@@ -110,6 +119,9 @@ def choose(of: int, scores: int, choice: int, room: int) -> None:
         together = best_by_biased_softmax(of, scores, room, best)
     else:
         together = best_by_softmax(of, scores, room, best)
+    together += faults_of(scores, count)  # no comparison chooses what is no number
+    if entry(of, t.EXPERT_BIASES):
+        together += faults_of(entry(of, t.EXPERT_BIASES), count)
     for i in range(chosen):
         store_int(choice + CHOICE_BYTES * i, load_int(room + 8 * i))
         weight = load_float(best + 4 * i) / together * real_entry(of, t.WEIGHT_SCALE)

@@ -38,7 +38,8 @@ from card.kernels.jit.vectors import (
     exponent,
     fill,
     fma,
-    largest,
+    larger_size,
+    largest_size,
     load,
     load_bfloat16,
     load_int,
@@ -79,8 +80,8 @@ _E3, _E4, _E5 = np.float32(4.1665796e-2), np.float32(1.6666665e-1), np.float32(0
 
 @compiled
 def exponential(x: Floats) -> Floats:
-    """Return e^x; what is below -87 or above 88 counts as these."""
-    x = minimum(maximum(x, fill(_LEAST)), fill(_MOST))
+    """Return e^x; what is below -87 or above 88 counts as these, and NaN stays NaN."""
+    x = minimum(fill(_MOST), maximum(fill(_LEAST), x))
     whole = rounded(times(x, fill(_LOG2_E)))
     rest = fma(whole, fill(-_LN2_HIGH), x)
     rest = fma(whole, fill(-_LN2_LOW), rest)
@@ -139,8 +140,8 @@ def gelu(x: Floats) -> Floats:
 @compiled
 def clamped_gate(gate: Floats, up: Floats) -> Floats:
     """Return (u + 1) g / (1 + e^-1.702g) with g at most 7 and u between -7 and 7, as gpt-oss has it."""
-    gate = minimum(gate, fill(_GATE_LIMIT))
-    up = add(minimum(maximum(up, fill(-_GATE_LIMIT)), fill(_GATE_LIMIT)), fill(ONE))
+    gate = minimum(fill(_GATE_LIMIT), gate)
+    up = add(minimum(fill(_GATE_LIMIT), maximum(fill(-_GATE_LIMIT), up)), fill(ONE))
     return times(divide(gate, add(fill(ONE), exponential(times(gate, fill(-_GATE_SLOPE))))), up)
 
 
@@ -346,9 +347,8 @@ def pack(
         its = source + row * num_in * (2 if is_bfloat16 else 4)
         most = fill(ZERO)
         for index in range(0, num_in, LANES):
-            part = load_weights(its, index, is_bfloat16)
-            most = maximum(most, maximum(part, times(part, fill(MINUS_ONE))))
-        scale = max(largest(most) / _LARGEST, _LEAST_SCALE)
+            most = larger_size(most, load_weights(its, index, is_bfloat16))
+        scale = max(largest_size(most) / _LARGEST, _LEAST_SCALE)
         store_float(scales + 4 * row, scale)
         factor = fill(ONE / scale)
         place = panels + row // PANEL * panel_bytes + 4 * (row % PANEL)

@@ -158,7 +158,27 @@ def _folded(builder: Builder, x: Value, combine: Callable[[Value, Value], Value]
 
 
 def _maximum(builder: Builder, x: Value, y: Value) -> Value:
+    """Return the larger of two; the second one where one of them is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+def _minimum(builder: Builder, x: Value, y: Value) -> Value:
+    """Return the smaller of two; the second one where one of them is NaN."""
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
+def _larger_size(builder: Builder, x: Value, y: Value) -> Value:
+    """Return the larger of two sizes; NaN where one of them is.
+
+    Compared as whole numbers they have the same order, with NaN behind infinity.
+    """
+    whole = ir.IntType(32) if x.type == _F32 else INTS
+    is_larger = builder.icmp_signed(">", builder.bitcast(x, whole), builder.bitcast(y, whole))
+    return builder.select(is_larger, x, y)
+
+
+def _size(builder: Builder, x: Value) -> Value:
+    return call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, x)
 
 
 @operation(FLOATS, INT)
@@ -213,8 +233,7 @@ def load_bfloat16(builder: Builder, address: Value) -> Value:
 def store_halves(builder: Builder, address: Value, x: Value) -> None:
     """Store 16 numbers in 16 bits each; those beyond their range become its ends."""
     most, least = (splat(FLOATS, end) for end in (65504.0, -65504.0))
-    x = builder.select(builder.fcmp_ordered("<", x, most), x, most)
-    write(builder, builder.fptrunc(_maximum(builder, x, least), _HALVES), address)
+    write(builder, builder.fptrunc(_maximum(builder, least, _minimum(builder, most, x)), _HALVES), address)
 
 
 @operation(FLOATS, FLOAT)
@@ -223,13 +242,14 @@ def fill(builder: Builder, x: Value) -> Value:
     return repeated(builder, x, FLOATS)
 
 
-# Lane by lane: x * y + z, rounded once; x + y; x * y; x / y; the larger; the smaller.
+# Lane by lane: x * y + z, rounded once; x + y; x * y; x / y; the larger; the smaller. Where one of two is NaN, the
+# larger and the smaller are the second one, as one instruction has it: what may be NaN stands there.
 fma = operation(FLOATS, FLOATS, FLOATS, FLOATS)(fma_of)
 add = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.fadd(x, y))
 times = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.fmul(x, y))
 divide = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.fdiv(x, y))
 maximum = operation(FLOATS, FLOATS, FLOATS)(_maximum)
-minimum = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.select(builder.fcmp_ordered("<", x, y), x, y))
+minimum = operation(FLOATS, FLOATS, FLOATS)(_minimum)
 
 
 @operation(FLOATS, FLOATS)
@@ -271,6 +291,18 @@ def largest(builder: Builder, x: Value) -> Value:
     return _folded(builder, x, lambda a, b: _maximum(builder, a, b))
 
 
+@operation(FLOATS, FLOATS, FLOATS)
+def larger_size(builder: Builder, size: Value, x: Value) -> Value:
+    """Return a size or that of x, lane by lane: the larger one, and NaN where one is."""
+    return _larger_size(builder, size, _size(builder, x))
+
+
+@operation(FLOAT, FLOATS)
+def largest_size(builder: Builder, sizes: Value) -> Value:
+    """Return the largest lane of sizes; NaN if one is."""
+    return _folded(builder, sizes, lambda a, b: _larger_size(builder, a, b))
+
+
 @operation(VOID, INT, INT, INT)
 def copy_group(builder: Builder, source: Value, place: Value, stride: Value) -> None:
     """Copy GROUP floats, 16 at a time, to places that are ``stride`` bytes apart."""
@@ -300,15 +332,15 @@ def quantize_group(
     """Make GROUP floats signed bytes with one scale, and leave their sums as integers, ``stride`` bytes apart.
 
     The first sum is -128 times that of all, where products with weights around 128 start from. The sum of each 16
-    follows.
+    follows. A NaN makes the scale NaN, whatever the bytes are then.
     """
     parts = [read(builder, moved(builder, source, 4 * LANES * i), FLOATS) for i in range(PARTS)]
-    sizes = [call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, part) for part in parts]
+    sizes = [_size(builder, part) for part in parts]
     while len(sizes) > 1:
-        sizes = [_maximum(builder, sizes[0], sizes[1]), *sizes[2:]]
-    size = _folded(builder, sizes[0], lambda a, b: _maximum(builder, a, b))
+        sizes = [_larger_size(builder, sizes[0], sizes[1]), *sizes[2:]]
+    size = _folded(builder, sizes[0], lambda a, b: _larger_size(builder, a, b))
     zero, most = ir.Constant(_F32, 0.0), ir.Constant(_F32, 127.0)
-    is_some = builder.fcmp_ordered(">", size, ir.Constant(_F32, 1e-30))
+    is_some = builder.fcmp_unordered(">", size, ir.Constant(_F32, 1e-30))
     inverse = builder.select(is_some, builder.fdiv(most, size), zero)
     factor = repeated(builder, inverse, FLOATS)
     wholes = []

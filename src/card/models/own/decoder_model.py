@@ -124,19 +124,30 @@ class DecoderModel:
         has_rows = isinstance(self.embeddings, BlockWeight) and self.config.tie_word_embeddings
         if not has_rows:
             yield _TABLE, self.embeddings
-        for idx, layer in enumerate(self.layers):
-            for name, linear in layer.linears.items():
-                yield f"model.layers.{idx}.{name}.weight", linear.weight
-                if linear.bias is not None:
-                    yield f"model.layers.{idx}.{name}.bias", linear.bias
-            for name, array in (*layer.norms.items(), *layer.filters.items()):
-                yield f"model.layers.{idx}.{name}.weight", array
-            for name, array in layer.vectors.items():
-                yield f"model.layers.{idx}.{name}", array
+        for idx in range(len(self.layers)):
+            yield from self.weights_of(idx)
         yield from () if self.layer_inputs is None else self.layer_inputs.weights
         yield self._norm_name, self.norm
         if self.lm_head.weight is not self.embeddings:
             yield _HEAD, self.lm_head.weight
+
+    def weights_of(self, idx: int) -> Iterator[tuple[str, Weight]]:
+        """Yield the weights of a layer by name."""
+        layer = self.layers[idx]
+        for name, linear in layer.linears.items():
+            yield f"model.layers.{idx}.{name}.weight", linear.weight
+            if linear.bias is not None:
+                yield f"model.layers.{idx}.{name}.bias", linear.bias
+        for name, array in (*layer.norms.items(), *layer.filters.items()):
+            yield f"model.layers.{idx}.{name}.weight", array
+        for name, array in layer.vectors.items():
+            yield f"model.layers.{idx}.{name}", array
+
+    @property
+    def ending(self) -> Iterator[tuple[str, Weight]]:
+        """The last norm and the head by name; a tied head by that of the embeddings."""
+        yield self._norm_name, self.norm
+        yield (_TABLE if self.lm_head.weight is self.embeddings else _HEAD), self.lm_head.weight
 
     @property
     def has_blocks(self) -> bool:

@@ -30,6 +30,7 @@ from card.models.images import ImageRows
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.exact_layers import (
     as_stored,
+    check_numbers,
     in_integers,
     layer_norm,
     norm_weight,
@@ -91,11 +92,12 @@ class ExactDecoder:
         self._embedding_scale = architecture.embedding_scale(config, model.dtype)
         self._width = int(config.hidden_size)
         self._norm = extended(norm_weight(model.norm, architecture.norm_offset), padded(self._width, GROUP))
+        its = model.layer_inputs
+        check_numbers(model, (*model.ending, *(() if its is None else its.packed_weights)))
         head, self._head_ids = head_of(model)
         pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
         self._output = packed(pack, head, factor=1 / architecture.scale("logits", config))
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
-        its = model.layer_inputs
         self._inputs = None if its is None else LayerInputTables(model, its, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record

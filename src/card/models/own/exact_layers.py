@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Context, Decimal
 
 import numpy as np
 
+from card.errors import ModelError
 from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import quantize_linear
-from card.kernels.number_types import FLOAT32, Array, Floats
+from card.kernels.number_types import FLOAT32, Array, Floats, has_nan
 from card.kernels.packed_linear import PANEL, PackedLinear
 from card.kernels.rotation import attention_factor, inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
+from card.models.names import model_name
 from card.models.own.decoder_model import DecoderModel, is_int8
-from card.models.own.layers import BlockWeight, Linear
+from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.rows.row_tree import IntArray
 
 _DIGITS = Context(prec=30)
@@ -46,6 +48,15 @@ def as_stored(weight: Array, bias: Array | None, factor: float, out_multiple: in
     """Return a layer with these weights whose results are times a factor."""
     bias = None if bias is None else bias.astype(np.float32) * np.float32(factor)
     return float_linear(weight, bias, factor=factor, out_multiple=out_multiple)
+
+
+def check_numbers(model: DecoderModel, weights: Iterable[tuple[str, Weight]]) -> None:
+    """Check some weights of a model by name; blocks have been checked. Raises: ModelError that names one with a NaN."""
+    for name, weight in weights:
+        if not isinstance(weight, BlockWeight) and has_nan(weight):
+            raise ModelError(
+                f"{model_name(model)}: its weight {name} holds NaN, which is no number; download the model again"
+            )
 
 
 def products_of(model: DecoderModel) -> list[str]:

@@ -28,10 +28,15 @@ class LayerInputs:
         return len(self.norm)
 
     @property
-    def weights(self) -> Iterator[tuple[str, Weight]]:
-        """Its weights by transformers' names."""
+    def packed_weights(self) -> Iterator[tuple[str, Weight]]:
+        """Those that a pass reads as a whole."""
         yield _NORM, self.norm
         yield _PROJECTION, self.projection.weight
+
+    @property
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """Its weights by transformers' names."""
+        yield from self.packed_weights
         yield LAYER_TABLE, self.table
 
 

@@ -26,6 +26,7 @@ from card.models.own.decoder_model import DecoderLayer, DecoderModel, Linears, l
 from card.models.own.exact_layers import (
     Pack,
     angles_of_axes,
+    check_numbers,
     norm_weight,
     packed,
     packed_heads,
@@ -90,11 +91,11 @@ class LayerTables:
         self.expert_rooms: list[ExpertRoom] = []  # of the layers that have experts
         tables = []
         for idx, layer in enumerate(model.layers):
+            check_numbers(model, model.weights_of(idx))
             tables.append(self._table(idx, layer))
             release_pages(model)
         self.tables: IntArray = np.array(tables, np.int64)
-        reals = self.tables.view(np.float32)
-        for table, shape in zip(reals, self.shapes, strict=True):
+        for table, shape in zip(self.tables.view(np.float32), self.shapes, strict=True):
             table[2 * self._code.SCALE] = architecture.scale("attention", config, shape.head_size**-0.5)
         self.turn()
 
@@ -364,8 +365,7 @@ class LayerTables:
         return packed(self._pack, linear, factor=self._residual_scale, out_multiple=GROUP)
 
     def _vectors(self, layer: DecoderLayer) -> dict[VectorPlace, Array]:
-        parts = self._architecture.vectors_of(layer.shape)
-        return {place: layer.vectors[part.name] for place, part in parts.items()}
+        return {place: layer.vectors[part.name] for place, part in self._architecture.vectors_of(layer.shape).items()}
 
     def _norms(self, layer: DecoderLayer) -> dict[int, Floats]:
         """Return the weights of a layer's norms by their places in its table."""

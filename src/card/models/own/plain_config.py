@@ -61,9 +61,9 @@ def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
     older, num_layers = architecture.config_class.older_names, raw.get("num_hidden_layers")
     if not all(_is_whole(raw.get(older.get(size, size), raw.get(size)), num_layers) for size in _STATED):
         return None
-    fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
-    del fields["model_type"]
     try:
+        fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
+        del fields["model_type"]
         config = architecture.config_class(**fields)
         return config if _is_plain(config, architecture) else None
     except Exception:  # a wrong value may raise anything; transformers tells what is wrong

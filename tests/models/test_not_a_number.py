@@ -1,0 +1,98 @@
+"""A weight that is no number is refused by its name, and no pass makes numbers of it: its text would read well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from card.errors import ModelError
+from card.kernels.int8_linear import why_not_int8
+from card.kernels.number_types import Array, has_nan
+from card.models.loading import load_decoder
+from card.models.own import exact_decoder, layer_tables
+from card.models.own.decoder_model import DecoderModel
+from card.models.protocol import Extension
+from card.models.runners import plain_runner
+
+REASON = why_not_int8()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+# Biases, sinks, routers with and without biases, the delta rule, a convolution, numbers of tokens for each layer.
+KINDS = ("llama, biases", "gpt_oss", "glm4_moe", "qwen3_5_moe", "lfm2", "gemma4, own inputs", "ernie4_5_moe")
+KINDS += ("gemma4, experts", "olmo2")
+DTYPES = ("auto", "int8")
+TEXT = [3 + 7 * i * i % 90 for i in range(24)]
+READ_LATER = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight")  # where they are stored, row by row
+
+
+def changed(model: DecoderModel, name: str, value: float) -> DecoderModel:
+    """Return a model with a number of one weight replaced, in the row of the text's first token if it is of tokens."""
+    weights: dict[str, Array] = dict(model.weights)  # type: ignore[arg-type]
+    weights[name] = weights[name].copy()
+    weights[name][(TEXT[0] if name in READ_LATER else 0,) + (-1,) * (weights[name].ndim - 1)] = value
+    made = DecoderModel(model.architecture, model.config, model.generation_config, weights)
+    made.computes_int8 = model.computes_int8
+    return made
+
+
+def logits_of(model: DecoderModel) -> Array:
+    runner = plain_runner(model, max_model_len=64)
+    (logits,) = runner.forward([Extension.of_text(runner.open(), TEXT, first_logits=0)])
+    return np.array(logits)
+
+
+def packed_names(model: DecoderModel) -> Iterator[str]:
+    for name, _ in model.weights:
+        if name not in READ_LATER or (name == READ_LATER[0] and model.config.tie_word_embeddings):
+            yield name
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules: tuple[ModuleType, ...] = (exact_decoder, layer_tables)
+    for module in modules:
+        monkeypatch.setattr(module, "check_numbers", lambda model, weights: None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_a_weight_that_is_no_number_is_refused_by_the_name_of_the_weight(
+    folders: Callable[[str], Path], kind: str, dtype: str
+) -> None:
+    model = load_decoder(folders(kind), dtype=dtype)
+    assert type(model) is DecoderModel
+    for name in packed_names(model):
+        with pytest.raises(ModelError, match=f"{name} holds NaN") as refused:
+            plain_runner(changed(model, name, float("nan")), max_model_len=64)
+        assert str(folders(kind)) in str(refused.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pass_makes_numbers_of_what_is_none(
+    folders: Callable[[str], Path], unchecked: None, kind: str, dtype: str
+) -> None:
+    model = load_decoder(folders(kind), dtype=dtype)
+    assert type(model) is DecoderModel
+    clean = logits_of(model)
+    assert np.isfinite(clean).all()
+    for name, _ in model.weights:
+        found = logits_of(changed(model, name, float("nan")))
+        assert (np.isnan(found) | (found == clean)).all(), name
+        assert np.isnan(found).any() or ".experts." in name, name  # no row of the text may choose that expert
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, "bfloat16"])
+def test_a_number_that_is_none_is_found_whatever_its_sign_and_its_bits(dtype: object) -> None:
+    wanted = np.dtype(dtype)  # type: ignore[call-overload]
+    numbers = np.array([-np.inf, -1.0, 0.0, 1e-4, np.inf] * 5, np.float32).astype(wanted)
+    assert not has_nan(numbers) and not has_nan(numbers[:0]) and not has_nan(numbers[0])
+    infinity, size = int(numbers[4].view(f"u{wanted.itemsize}")), 8 * wanted.itemsize
+    for bits in (infinity + 1, infinity | infinity >> 1, (1 << size - 1) - 1):
+        for sign in (0, 1 << size - 1):
+            wrong = numbers.copy()
+            wrong.view(f"u{wanted.itemsize}")[7] = bits | sign
+            assert has_nan(wrong) and has_nan(wrong.reshape(5, 5).T) and has_nan(wrong[7])
