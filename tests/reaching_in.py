@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # processes that write to a store need not load all this
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.links.zmq_link import Watch, ZmqLink
     from card.models.rows.kv_cache import KVCache
     from card.models.rows.pool import SequencePool
+    from card.models.rows.records import RecordLayout
     from card.models.rows.row_tree import RowTree
     from card.models.runner import RowRunner
     from card.text.grammar import BackgroundGrammars
@@ -85,6 +87,18 @@ def interrupt_passes(monkeypatch: MonkeyPatch, runner: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(team, "run", interrupted)
+
+
+def space_landmarks(monkeypatch: MonkeyPatch, num_rows: int) -> None:
+    """Let runners that are made now have landmarks so many rows apart."""
+    from card.models.recording_runner import RecordingRunner
+
+    layout = RecordingRunner._record_layout
+
+    def spaced(self: RecordingRunner, max_tree_rows: int) -> RecordLayout:
+        return replace(layout(self, max_tree_rows), block_rows=num_rows)
+
+    monkeypatch.setattr(RecordingRunner, "_record_layout", spaced)
 
 
 def cache_of(runner: RowRunner) -> KVCache:

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,11 @@ from card.kernels.number_types import Floats
 from card.machine.threads import integer_passes_on
 from card.models.own import state_steps
 from card.models.protocol import Extension
-from card.models.recording_runner import RecordingRunner
 from card.models.rows.pool import SequencePool
-from card.models.rows.records import RecordLayout
 from card.models.runner import ExactRunner
 from card.models.runners import plain_runner
 from tests.every_family import script
-from tests.reaching_in import cache_of, fill_buffers, interrupt_passes
+from tests.reaching_in import cache_of, fill_buffers, interrupt_passes, space_landmarks
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -60,13 +58,8 @@ def runner_of(family: str, room: int = 2 * MAX_MODEL_LEN, apart: int = 32) -> Ex
     """Return a runner with landmarks so far apart; the models of a family are all the same."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config_of(family)).eval()
-    layout = RecordingRunner._record_layout
-
-    def stated(self: RecordingRunner, max_tree_rows: int) -> RecordLayout:
-        return replace(layout(self, max_tree_rows), block_rows=apart)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordingRunner, "_record_layout", stated)
+        space_landmarks(patch, apart)
         runner = plain_runner(model, max_model_len=MAX_MODEL_LEN, max_tree_rows=room)
     assert isinstance(runner, ExactRunner)
     return runner
@@ -94,7 +87,7 @@ def logits_of(family: str, token_ids: tuple[int, ...]) -> Floats:
 def waiting_rows(count: int) -> Iterator[None]:
     """Let so many rows of a chain that nobody has called text wait before they are absorbed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_steps, "_MOST_UNSURE", count)
+        patch.setattr(state_steps, "MOST_UNSURE", count)
         yield
 
 

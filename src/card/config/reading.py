@@ -1,4 +1,4 @@
-"""What reads a setting: one that nothing reads is refused, as it would do nothing.
+"""Readers of a setting: one that nothing reads is refused, as it would do nothing.
 
 A declaration names its readers: one of the words below, or "method X", "writer X", "growth X". Without any, every
 engine reads it.

@@ -22,7 +22,7 @@ from card.models.rows.records import Records
 # Rows of a chain that nobody has called text; older ones are absorbed, or each pass of a text that is never cut would
 # repeat them all. Draft models write 24 layers ahead. With chains of 20, bounds of 8, 16 and 32 rows let a text of 100
 # tokens run 747, 588 and 0 rows again after rejections, and repeat 8,178, 11,208 and 11,956 records.
-_MOST_UNSURE = 32
+MOST_UNSURE = 32
 
 Step = tuple[int, int, int, int, int]  # as `card.kernels.jit.tables` names its places
 
@@ -122,7 +122,7 @@ class _Planner:
             records.num_absorbed,
             records.num_text,
             self._num_text,
-            min(self._start, chain) - _MOST_UNSURE,
+            min(self._start, chain) - MOST_UNSURE,
             self._end - records.layout.num_recent + records.layout.num_needed,
         )
         below = (self._parents[row] for row in range(chain, self._end))
