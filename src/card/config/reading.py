@@ -19,7 +19,7 @@ IMAGES = "images in prompts"
 
 
 def unread(given: Mapping[str, Any], known: Mapping[str, Setting], there: frozenset[str]) -> list[str]:
-    """Return the settings that nothing reads; one that has its default value asks for nothing.
+    """Return the settings that nothing reads; one that has its default value changes nothing.
 
     Args:
         there: the readers that there are.
