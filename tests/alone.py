@@ -25,7 +25,7 @@ COMMAND = ALONE + "from card.__main__ import main\nsys.argv[0] = 'card'\nmain()"
 
 def alone(*arguments: str, program: str = COMMAND) -> subprocess.CompletedProcess[str]:
     ran = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(ran, capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(ran, capture_output=True, text=True, check=False)
 
 
 def text_of(*options: str) -> str:

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 MAKEFILE = "test:\n\t@pwd; git log --format=%s -1; cat committed; exit 7\n"
+
+
+def test_no_limit_of_a_test_is_one_that_a_busy_machine_reaches(request: pytest.FixtureRequest) -> None:
+    hung_s = float(request.config.getini("timeout"))
+    assert hung_s > 2 * PATIENCE_S, "a test that waits in vain says for what"
+    marks = {item.nodeid: item.get_closest_marker("timeout") for item in request.session.items}
+    assert [name for name, mark in marks.items() if mark is not None and mark.args[0] < hung_s] == []
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

@@ -196,7 +196,6 @@ def run(root: Path, *arguments: str, env: dict[str, str] | None = None) -> subpr
         text=True,
         env={**os.environ, **path, **(env or {})},
         stdin=subprocess.DEVNULL,
-        timeout=110,
         check=False,
     )
 
@@ -290,7 +289,7 @@ def asked(url: str) -> str:
     """Return the answer of a server to a completion."""
     body = json.dumps({"model": "card", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request) as answer:
         text: str = json.load(answer)["choices"][0]["text"]
     return text
 

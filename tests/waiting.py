@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 120.0  # for what takes a few seconds on an idle machine
+PATIENCE_S = 600.0  # for what takes seconds on an idle machine: only a hung one takes so long
 
 
 def until(

@@ -18,11 +18,10 @@ from card.engine.request import Update
 from card.errors import TargetError
 from card.tree.candidates import CandidateCache
 from tests.chaos.jobs import Jobs, Outcome
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CONCURRENCY = 16
 MAX_NUM_SEQS = 12  # so that some of them wait
-PATIENCE_S = 120.0  # for what takes a few seconds on an idle machine
 _MORE_BYTES = 96 << 20  # a few of the largest frames, in the memory of several threads
 
 

@@ -16,8 +16,8 @@ from select import select
 from time import monotonic
 
 from tests.commands import WIDE
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 120.0
 CTRL_C = "\x03"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

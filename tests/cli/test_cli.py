@@ -25,10 +25,10 @@ from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.reaching_in import say_why_not_int8
+from tests.waiting import PATIENCE_S
 
 PROMPT = "the cat sat"
 RUN = [sys.executable, "-m", "card"]
-PATIENCE_S = 120.0  # for what takes a few seconds on an idle machine
 STATS_KEYS = {
     "wall_s",
     "prefill_s",

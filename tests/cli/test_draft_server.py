@@ -20,9 +20,9 @@ from card.cli.main import cli
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError, WorkerError
 from tests.pair import Pair
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(240)
-PATIENCE_S = 90.0  # for what takes a few seconds on an idle machine
 PROMPT = "the cat sat"
 PARAMS = SamplingParams(temperature=0.8, seed=11, max_tokens=200, ignore_eos=True)
 

@@ -170,7 +170,6 @@ def test_one_command_chats_with_a_pair_of_the_table(hub: Hub, tmp_path: Path) ->
         capture_output=True,
         text=True,
         check=True,
-        timeout=200,
     )
     told = done.stderr.splitlines()
     assert told[0].startswith(f"card: {TARGET} brings its draft model, {DRAFT}")

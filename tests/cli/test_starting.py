@@ -39,7 +39,6 @@ def modules_after(*arguments: str, env: dict[str, str] | None = None) -> tuple[i
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     said, _, loaded = done.stderr.partition("LOADED ")
     assert loaded, done.stderr
@@ -92,7 +91,7 @@ def test_keys_and_report_load_no_torch(tmp_path: Path) -> None:
 
 
 def test_python_runs_the_package_as_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "card", "-V"], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "card", "-V"], capture_output=True, text=True, check=True)
     assert done.stdout == f"card, version {card.__version__}\n"
 
 
@@ -127,7 +126,7 @@ def test_verbose_is_taken_before_and_after_the_command(verbose: tuple[str, ...],
     code = "import atexit, logging; atexit.register(lambda: print(logging.getLogger().level)); "
     code += "import sys; from card.__main__ import main; main()"
     words = [*["-v"] * ("before" in verbose), "keys", str(tmp_path / "keys"), *["--verbose"] * ("after" in verbose)]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[-1]) == (logging.INFO if verbose else logging.ERROR)
     every = [one for name, one in cli.commands.items() if name != "train"]
     assert all(isinstance(one, CardCommand) for one in every)

@@ -37,10 +37,9 @@ from tests.decoding import decode as decode_text
 from tests.decoding import plain
 from tests.drafts import draft_spec
 from tests.toy import TableModel
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 M = TypeVar("M")
-PATIENCE_S = 60.0  # for what takes a moment on an idle machine
 _LONGEST_WAIT_S = 5.0  # for candidates, in one round
 LOOPBACK = "tcp://127.0.0.1:0"
 

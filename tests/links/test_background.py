@@ -13,9 +13,8 @@ from card.errors import WorkerError
 from card.links.background import BackgroundLink
 from card.links.link import DrafterLink, LinkStatus
 from card.protocol.messages import Close, DrafterMessage, Pong, TargetMessage
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 90.0
 pytestmark = pytest.mark.timeout(240)
 
 

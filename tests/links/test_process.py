@@ -30,11 +30,10 @@ from tests.links.serving import Clock
 from tests.pair import Pair
 from tests.processes import has_ended
 from tests.shortage import no_more_files
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 TARGET = toy_target()
 STUB = str(Path(__file__).with_name("stub_drafter.py"))
-PATIENCE_S = 90.0  # for what takes a few seconds on an idle machine
 
 pytestmark = pytest.mark.timeout(240)
 

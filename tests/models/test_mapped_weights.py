@@ -104,5 +104,5 @@ def test_a_bus_error_elsewhere_still_ends_the_process(tmp_path: Path) -> None:
         "print('before', flush=True); print(other[5000])"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("before", -7)

@@ -39,7 +39,7 @@ main()
 )
 def test_a_process_with_too_few_addresses_ends_in_one_line(imported: str, num_bytes: int, needs: str) -> None:
     arguments = [sys.executable, "-c", LIMITED, str(num_bytes), imported]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if not line.endswith(" s)")]  # of a busy machine
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
     assert lines[0].startswith(f"card: error: there is not enough memory: {needs}")

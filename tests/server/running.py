@@ -25,9 +25,8 @@ from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
 from card.server.listening import bind
 from card.server.service import Service
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 90.0
 PROMPT = "A farmer has 12 cows and 30 sheep. He sells"
 MAX_QUEUED = 64  # requests that the shared server lets wait
 

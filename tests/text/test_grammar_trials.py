@@ -286,7 +286,7 @@ from card.text.tokenizer import Tokenizer
 from tests.pair import own_tokenizer
 from tests.text.test_grammar_trials import TAKES_MINUTES
 tokenizer = own_tokenizer()
-compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1))
+compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1), limit_s=7200.0)  # no limit ends the child, but the kill
 compiler.compile(Grammar("regex", "a"))
 print(*(process.pid for process in psutil.Process().children()), flush=True)
 if "busy" in sys.argv:

@@ -19,9 +19,8 @@ from card.inside.adapters.setup import make_proposer
 from card.links.background import BackgroundLink
 from card.links.process import ProcessLink
 from tests.pair import Pair
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 90.0
 pytestmark = pytest.mark.timeout(240)
 
 

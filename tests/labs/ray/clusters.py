@@ -26,8 +26,8 @@ from ray.serve.exceptions import RayServeException
 from card import LLM, SamplingParams
 from card.labs.ray.target import DESK
 from card.ray import app
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 120.0
 MODEL = "tiny"
 ALWAYS_DRAFTS = {"policy": "fixed", "max_wait_s": 0.02}  # the tuned policy sees that a tiny target is faster alone
 _RETRY_S = 0.2
