@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from card.config.record import Command
 from card.config.registry import commands, own_settings
 from card.machine.importing import load_place
 
+_INTEGERS = range(-(2**63), 2**63)
 _SHORT = 20  # a command with at most as many options shows them all
 
 
@@ -68,8 +70,18 @@ class CardCommand(click.Command):
         self.params += [_VERBOSE, _HELP_ALL]
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments. Raises: SettingsError if an output is an input too."""
+        """Read the arguments.
+
+        Raises: SettingsError if an output is an input too; UsageError for what only Python takes for a number.
+        """
         rest = super().parse_args(context, args)
+        for one in self.params:
+            value = context.params.get(one.name or "")
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and math.isnan(number):
+                    raise click.BadParameter("nan is no number; give another", context, one)
+                if isinstance(number, int) and number not in _INTEGERS:
+                    raise click.BadParameter(f"{number} takes more than 64 bits; give a smaller one", context, one)
         refuse_losses(self, context)
         return rest
 
