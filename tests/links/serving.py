@@ -61,10 +61,12 @@ def make_server(
     keys: ServerKeys | None = None,
     tokenizer: str = "",
     writer: BeamWriter | None = None,
+    layers_per_pass: int = 1,
     **limits: Any,
 ) -> DraftServer:
     """Return a server that listens and is not run yet, with a writer of its own unless one is given."""
-    ready = Ready(draft.vocab_size, draft.max_model_len, 7, PassSeconds(((1, 0.001),), 0.0, 0.0), tokenizer or None)
+    cost = PassSeconds(((1, 0.001),), 0.0, 0.0)
+    ready = Ready(draft.vocab_size, draft.max_model_len, 7, cost, tokenizer or None, layers_per_pass)
     open_worker = partial(make_worker, writer or BeamWriter(draft))
     return DraftServer(address, open_worker, ready, keys=keys, limits=ServerLimits(**limits))
 

@@ -87,6 +87,19 @@ def test_a_draft_model_of_another_vocabulary_is_refused(
         assert link.status.state == "down"
 
 
+@pytest.mark.parametrize(("layers_per_pass", "is_refused"), [(1, True), (8, False)])
+def test_a_model_of_one_token_a_pass_is_refused_where_the_method_needs_several(
+    layers_per_pass: int, is_refused: bool
+) -> None:
+    server = make_server(TableModel(0, vocab_size=12), layers_per_pass=layers_per_pass)
+    with running(server), connected(server.address, least_layers=2, start=False) as link:
+        if is_refused:
+            with pytest.raises(WorkerError, match="guesses one token a pass, and this method needs several"):
+                link.start()
+        else:
+            link.start()
+
+
 def test_an_address_where_nobody_listens_is_a_worker_error() -> None:
     with contextlib.closing(socket.socket()) as reserved:
         reserved.bind(("127.0.0.1", 0))

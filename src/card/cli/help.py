@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from card.config.registry import commands, own_settings
 from card.errors import CardError
 from card.machine.importing import load_place
 
+_INTEGERS = range(-(2**63), 2**63)
 _SHORT = 20  # a command with at most as many options shows them all
 
 
@@ -88,6 +90,16 @@ def _is_given(param: click.Parameter, context: click.Context) -> bool:
     return context.get_parameter_source(param.name or "") not in (None, ParameterSource.DEFAULT)
 
 
+def _refuse_odd_numbers(param: click.Parameter, context: click.Context) -> None:
+    """Raise BadParameter for a number that is none, or that no other program could hold."""
+    value = context.params.get(param.name or "")
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and math.isnan(number):
+            raise click.BadParameter("nan is no number; give another", context, param)
+        if isinstance(number, int) and number not in _INTEGERS:
+            raise click.BadParameter(f"{number} takes more than 64 bits; give a smaller one", context, param)
+
+
 class CardCommand(click.Command):
     """A command whose help has sections and a short form, and that takes -v."""
 
@@ -121,23 +133,30 @@ class CardCommand(click.Command):
             raise
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Read the options; one of another program is answered with ours, or with why there is none.
+        """Read the options, and refuse what cannot be meant.
 
-        Raises: SettingsError for one that nothing reads in the mode that others choose, and if an output is an input.
+        Raises: UsageError for what only Python takes for a number, and for an option that nothing reads beside the
+            others; SettingsError if an output is an input too.
         """
+        rest = self._read(context, args)
+        if not context.resilient_parsing:
+            for one in self.params:
+                _refuse_odd_numbers(one, context)
+                if isinstance(one, ModeOption):
+                    one.refuse_elsewhere(context)
+        refuse_losses(self, context)
+        return rest
+
+    def _read(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read as click does; an option of another program is answered with ours, or with why there is none."""
         given = list(args)
         try:
-            rest = super().parse_args(context, args)
+            return super().parse_args(context, args)
         except click.NoSuchOption as error:
             known = {name for one in self.get_params(context) for name in (*one.opts, *one.secondary_opts)}
             if (words := what_to_write(given, known)) is None:
                 raise
             raise click.UsageError(words, context) from error
-        for one in self.params:
-            if isinstance(one, ModeOption) and not context.resilient_parsing:
-                one.refuse_elsewhere(context)
-        refuse_losses(self, context)
-        return rest
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; rare options only if all are requested."""

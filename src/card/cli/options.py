@@ -113,7 +113,8 @@ def options_of(kind: type, names: str, **how: Any) -> list[Callable[[F], F]]:
 def counted(*flags: str, default: int | None = None, least: int = 1, words: str) -> Callable[[F], F]:
     """Return an option for a whole number of ``least`` or more; ``words`` are its help."""
     shows_default = default is not None
-    return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
+    kind = click.IntRange(least, (1 << 63 if "--seed" in flags else 1 << 31) - 1)  # what libraries have room for
+    return click.option(*flags, type=kind, default=default, show_default=shows_default, help=words)
 
 
 def file_option(

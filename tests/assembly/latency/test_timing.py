@@ -119,6 +119,13 @@ def test_the_first_run_of_a_pass_is_not_counted_even_if_it_seems_fast() -> None:
     assert [cost.seconds(1), cost.seconds(8)] == pytest.approx([0.02, 0.02])
 
 
+@pytest.mark.parametrize("max_model_len", [2, 3, 4, 5])
+def test_a_context_of_two_tokens_is_enough_to_measure(max_model_len: int) -> None:
+    model = TimedModel(bent, max_model_len=max_model_len)
+    cost = measure_pass_cost(model, clock=model.clock, time_limit_s=100.0)
+    assert len(cost.points) >= 2 and cost.seconds(1) > 0.0
+
+
 def test_a_slow_model_is_timed_with_1_and_8_tokens_only() -> None:
     model = TimedModel(lambda tokens, sequences, rows: 1.0 + 0.125 * tokens)
     cost = measure_pass_cost(model, clock=model.clock, time_limit_s=1.5)

@@ -55,7 +55,7 @@ def measure_pass_cost(
     bench = PassBench(model, clock)
     try:
         until_warm = clock() + time_limit_s / 2
-        num_prefix_rows = min(_PREFIX_ROWS, model.max_model_len // 2, model.max_model_len - 2)
+        num_prefix_rows = max(0, min(_PREFIX_ROWS, model.max_model_len // 2, model.max_model_len - 2))
         most = min(max_tokens, model.max_model_len - num_prefix_rows)
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
