@@ -17,6 +17,11 @@ def named(setting: str) -> str:
     return f"{_OPEN}{setting}{_CLOSE}"
 
 
+def spelled(text: str, spell: Callable[[str], str] = str) -> str:
+    """Return a text with each of its named settings as ``spell`` writes it."""
+    return _NAMED.sub(lambda found: spell(found[1]), text)
+
+
 class CardError(Exception):
     """Base of all errors that CARD raises on purpose; its text is one line that a user can act on."""
 
@@ -26,7 +31,7 @@ class CardError(Exception):
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """Return the text with each setting as ``spell`` writes it."""
-        return _NAMED.sub(lambda found: spell(found[1]), super().__str__())
+        return spelled(super().__str__(), spell)
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def test_in_python_a_setting_has_its_own_name() -> None:
 def test_each_api_names_its_own_fields(body: type, length: str, form: str, prompt: str) -> None:
     told = as_api_error(ERROR, body.spelling)
     assert (str(told), told.param) == (f"{length} is at odds with {form}; shorten the prompt", length)
-    told = as_api_error(bad_request("too long", "prompt"), body.spelling)
+    told = as_api_error(bad_request("too long", named("prompt")), body.spelling)
     assert told.param == prompt
     assert {length, prompt} <= body.model_fields.keys()
 

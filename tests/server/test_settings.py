@@ -133,8 +133,8 @@ def test_a_file_that_cannot_be_followed_is_refused(started: Started, tmp_path: P
     ("arguments", "reason"),
     [
         (("--port", "70000"), "port must be from 0 to 65535, got 70000"),
-        (("--request-timeout", "0"), "request_timeout_s must be above 0"),
-        (("--max-request-bytes", "5"), "max_request_bytes must be 1024 or more"),
+        (("--request-timeout", "0"), "--request-timeout must be above 0"),
+        (("--max-request-bytes", "5"), "--max-request-bytes must be 1024 or more"),
         (("--api-key", "ключ"), "ASCII"),
         (("big", "--target", "other", "--draft", "x"), "target is given twice"),
         (("big", "--method", "card"), "needs a draft model"),

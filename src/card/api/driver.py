@@ -117,9 +117,13 @@ class Driver:
         """Keep the thread from changes. Raises: WorkerError if it has ended, or was left behind by a fork."""
         self._host.home.check()
         with self._changed:
-            if self._death is not None:
-                raise _copy_of(self._death)
+            self.check_alive()
             yield
+
+    def check_alive(self) -> None:
+        """Raise WorkerError if the thread has ended."""
+        if self._death is not None:
+            raise _copy_of(self._death)
 
     def _post(self, command: Command) -> None:
         self._inbox.append(command)

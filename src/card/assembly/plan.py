@@ -160,7 +160,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
 
 
 def readable(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return those of some settings that a method reads: for a caller that gives the same ones to several methods."""
+    """Return those of some settings that a method reads, for tools that give the same ones to several methods."""
     engine_changes, draft_changes = split_settings(settings)
     chosen, engine = find_method(method), EngineSettings(**engine_changes)
     drafts, writers = _share_out(chosen, engine.writers, ())

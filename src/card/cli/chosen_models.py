@@ -36,7 +36,7 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
         context = click.get_current_context(silent=True)
         has_method = context is not None and any(one.name == "method" for one in context.command.params)
         without = f", or {named('method')} vanilla to do without" if has_method else ""
-        raise SettingsError(f"a draft model is needed: give {named('draft')}{without}")
+        raise SettingsError(f"this needs a draft model: give {named('draft')}{without}")
     if draft == NO_DRAFT:
         draft = None
     if draft is not None and needs_draft:

@@ -139,7 +139,7 @@ class Setting:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Methods, writers and modes that read it; empty: every engine."""
+        """The readers of the setting; empty: every engine."""
         given = self.rule.read_by
         return (given,) if isinstance(given, str) else given
 

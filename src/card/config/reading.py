@@ -1,4 +1,4 @@
-"""Readers of a setting: one that nothing reads is refused, as it would do nothing.
+"""The readers of a setting: one that nothing reads is refused, as it would do nothing.
 
 A declaration names its readers: one of the words below, or "method X", "writer X", "growth X". Without any, every
 engine reads it.
@@ -19,7 +19,7 @@ IMAGES = "images in prompts"
 
 
 def unread(given: Mapping[str, Any], known: Mapping[str, Setting], there: frozenset[str]) -> list[str]:
-    """Return the settings that nothing reads; one that has its default value changes nothing.
+    """Return the settings that nothing reads; a default value is no request.
 
     Args:
         there: the readers that there are.

@@ -171,7 +171,7 @@ def derived_seed(seed: int, choice_idx: int) -> int:
 def choices_of(params: SamplingParams) -> list[SamplingParams]:
     """Return the parameters of each answer to a prompt: the first has the seed that was given, the others its own."""
     if not isinstance(params, SamplingParams) or params.n == 1:
-        return [params]  # the request refuses what is none
+        return [params]  # the host refuses anything else
     seeds = [None if params.seed is None else derived_seed(params.seed, idx) for idx in range(params.n)]
     return [params.replace(n=1, seed=seed) for seed in seeds]
 

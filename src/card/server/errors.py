@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from card.config import SamplingParams
-from card.errors import CapacityError, CardError, GrammarError, PromptError, SettingsError, TargetError, WorkerError
+from card.errors import (
+    CapacityError,
+    CardError,
+    GrammarError,
+    PromptError,
+    SettingsError,
+    TargetError,
+    WorkerError,
+    named,
+    spelled,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -85,7 +95,7 @@ def too_long(most: int, num_prompt: int, num_new: int = 1) -> ApiError:
         f"This model's maximum context length is {most} tokens. However, you requested {num_prompt + num_new} tokens "
         f"({num_prompt} in the messages, {num_new} in the completion). Please reduce the length of the messages or "
         "completion.",
-        "prompt",
+        named("prompt"),
         "context_length_exceeded",
     )
 
@@ -103,15 +113,15 @@ def as_api_error(error: Exception, spelling: Mapping[str, str] = MappingProxyTyp
     """
     if isinstance(error, ApiError):
         error.args = (error.spelled(lambda name: spelling.get(name, name)),)
-        error.param = None if error.param is None else spelling.get(error.param, error.param)
+        error.param = error.param and spelled(error.param, lambda name: spelling.get(name, name))
         return error
     if isinstance(error, PromptError):
-        return as_api_error(bad_request(error.args[0], param="prompt"), spelling)
+        return as_api_error(bad_request(error.args[0], param=named("prompt")), spelling)
     if isinstance(error, SettingsError):
         words = (*error.settings, *re.findall(r"\w+", str(error)))
         param = next((name for name in words if name in _PARAMS), None)
         fields = {"grammar": "response_format", **spelling}
-        return as_api_error(bad_request(error.args[0], param=param), fields)
+        return as_api_error(bad_request(error.args[0], param=param and named(param)), fields)
     if isinstance(error, WorkerError):
         return ApiError(503, str(error), code="engine_down", retry_after_s=10)
     if isinstance(error, CapacityError):

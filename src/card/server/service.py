@@ -168,7 +168,7 @@ class Service:
                 work.future.result()
             elif not work.future.running():
                 reason = "other grammars are being compiled; ask again soon"
-                raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)
+                raise ApiError(503, reason, param=named(guide), code="grammar_queue", retry_after_s=5)
             else:
                 raise TooSlowError(
                     f"the grammar was not compiled within the {limit_s:g} s that this server allows; use a simpler one"
@@ -180,7 +180,7 @@ class Service:
             code = "grammar_timeout" if isinstance(error, TooSlowError) else None
             hint = _STRICT_HINT if code is None and guide in ("response_format", "tools") else ""
             told = error.spelled(lambda name: named(guide if name == "grammar" else name))
-            raise bad_request(f"{told}{hint}", guide, code) from None
+            raise bad_request(f"{told}{hint}", named(guide), code) from None
         finally:
             grammars.leave(work)
 
@@ -204,7 +204,7 @@ class Service:
         wanted = None if wanted is None else min(wanted, most)
         if wanted is not None and limit is not None and wanted > limit:
             raise bad_request(
-                f"{named('max_tokens')} may be at most {limit} on this server, got {wanted}", "max_tokens"
+                f"{named('max_tokens')} may be at most {limit} on this server, got {wanted}", named("max_tokens")
             )
         if wanted is not None or limit is None:
             return wanted
