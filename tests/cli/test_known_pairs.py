@@ -96,7 +96,7 @@ def test_nothing_is_brought_where_it_is_not_wanted(
 
 
 def test_a_method_asks_for_a_draft_where_the_known_one_is_not_wanted() -> None:
-    with pytest.raises(SettingsError, match="this method needs a draft model"):
+    with pytest.raises(SettingsError, match="this needs a draft model"):
         choose_models(options(method="card", draft="none"))
 
 
@@ -194,5 +194,5 @@ def test_a_target_that_is_named_twice_is_refused(capfd: pytest.CaptureFixture[st
     ran = run_command(capfd, "chat", "demo-target", "--target", TARGET)
     assert (ran.status, ran.err) == (
         2,
-        f"card: error: target is given twice, as '{TARGET}' and as 'demo-target'; leave one out\n",
+        f"card: error: --target is given twice, as '{TARGET}' and as 'demo-target'; leave one out\n",
     )
