@@ -25,6 +25,7 @@ from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.models.own.decoder_model import LoadedModel
+from card.text.parts.view import AnswerView
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
@@ -73,13 +74,19 @@ class AsyncLLM(Hosted):
         return time.monotonic() - self._driver.last_progress
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        view: AnswerView | None = None,
     ) -> RequestStream:
         """Queue a request at once and return its stream.
 
         Args:
             prompt: text, token ids, or a conversation for the model's chat template.
             request_id: a name for `abort`, not in use by another running request; None makes one up.
+            view: how the answer is read in parts; None: as one text.
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a request_id in use, or
             outside a running event loop; WorkerError if the engine is down.
         """
@@ -90,7 +97,7 @@ class AsyncLLM(Hosted):
                 "generate needs a running event loop; use it in a coroutine, or use card.LLM"
             ) from error
         number = next(self._request_ids)
-        prepared = self._host.make_request(prompt, sampling_params or SamplingParams(), number)
+        prepared = self._host.make_request(prompt, sampling_params or SamplingParams(), number, view)
         mailbox = Mailbox(loop)
         name = f"card-{number}" if request_id is None else request_id
         self._driver.add(name, prepared, mailbox)

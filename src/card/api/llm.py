@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
-from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
+from card.api.outputs import AnswerText, CompletionOutput, RequestOutput, StreamChunk
 from card.api.prompts import Prompt, conversations
 from card.api.start import Asked
 from card.config import DraftSettings, EngineSettings, SamplingParams
@@ -128,13 +128,22 @@ class LLM(Hosted):
         """
         return self._complete(conversations(messages), sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, reads_parts: bool = False
+    ) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
+
+        With ``reads_parts`` the chunks of an answer have its `pieces`: thoughts apart from content.
 
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
         own error (TargetError, WorkerError) where it fails.
         """
-        return self._stream(self._prepare(prompt, sampling_params or SamplingParams()))
+        params = sampling_params or SamplingParams()
+        if not reads_parts or not self._host.answers.has_parts():
+            return self._stream(self._prepare(prompt, params))
+        prompt_ids = self._host.encode(prompt)
+        view = self._host.answers.view(prompt_ids)
+        return self._stream(self._host.make_request(prompt_ids, params, next(self._request_ids), view))
 
     def stats(self) -> EngineStats:
         """Return gauges and totals of the engine."""
@@ -183,7 +192,7 @@ class LLM(Hosted):
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
-    def _updates(self, live: _UnreadRequest) -> Iterator[tuple[str, Update]]:
+    def _updates(self, live: _UnreadRequest) -> Iterator[tuple[AnswerText, Update]]:
         """Yield each round's result for a request until it ends, with the text that became certain."""
         has_ended = False
         while not has_ended:
@@ -221,7 +230,7 @@ class LLM(Hosted):
 
     def _collect(self, live: _UnreadRequest, prompt: Prompt) -> RequestOutput:
         texts, updates = zip(*self._updates(live), strict=True)
-        told, request = StreamChunk.of("".join(texts), updates), live.prepared.request
+        told, request = StreamChunk.of(AnswerText("".join(text.text for text in texts)), updates), live.prepared.request
         assert told.finish_reason is not None
         completion = CompletionOutput(
             0, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from card.api.outputs import StreamChunk
+from card.api.outputs import AnswerText, StreamChunk
 from card.engine.request import Update
 from card.errors import CardError, SettingsError
 
@@ -16,12 +16,12 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._text = ""
+        self._text = AnswerText()
         self._updates: list[Update] = []
         self._error: CardError | None = None  # raised after everything else is read
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, text: str, update: Update) -> None:
+    def put(self, text: AnswerText, update: Update) -> None:
         """Add a round's result with the text that became certain, or the error that ends it; wake the reader."""
         if update.error is not None:
             self._error = update.error
@@ -46,13 +46,13 @@ class Mailbox:
         if not self._updates and self._error is not None:
             raise self._error
         chunk = StreamChunk.of(self._text, self._updates)
-        self._text, self._updates = "", []
+        self._text, self._updates = AnswerText(), []
         return chunk
 
 
-def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
+def post(letters: Sequence[tuple[Mailbox, AnswerText, Update]]) -> None:
     """Put each letter into its mailbox from another thread, with one call for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, str, Update]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, AnswerText, Update]]] = {}
     for letter in letters:
         by_loop.setdefault(letter[0].loop, []).append(letter)
     for loop, those in by_loop.items():
@@ -60,6 +60,6 @@ def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
             loop.call_soon_threadsafe(_put_all, those)
 
 
-def _put_all(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
+def _put_all(letters: Sequence[tuple[Mailbox, AnswerText, Update]]) -> None:
     for mailbox, text, update in letters:
         mailbox.put(text, update)

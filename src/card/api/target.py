@@ -24,6 +24,7 @@ from card.models.loading import (
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.text.given_tokenizer import as_tokenizer
+from card.text.template_files import with_templates
 from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def load_target(
     settings, method = plan.settings, plan.method
     is_own = given is None
     tokenizer = load_tokenizer(settings.target, cache_dir=settings.weights_dir) if is_own else as_tokenizer(given)
+    tokenizer = with_templates(tokenizer, settings.chat_template, settings.tool_template)
     check_draft_vocab(settings.draft_vocab, tokenizer)
     needs_draft = method.needs_draft and bool(plan.placements)
     if needs_draft and draft is not None:

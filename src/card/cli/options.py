@@ -15,6 +15,7 @@ from card.config.registry import all_methods, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.text.lines import text_of
+from card.text.parts.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:  # loaded when a command runs
     pass
@@ -152,6 +153,17 @@ kernels_option = click.option(
     expose_value=False,
     callback=_use_kernels,
     help="Instructions that exact passes multiply with.  [default: the fastest here]",
+)
+answer_options = with_options(
+    option_of(
+        EngineSettings,
+        "answer_format",
+        "--answer-format",
+        "--tool-parser",
+        "--tool-call-parser",
+        type=click.Choice((AUTO, *FORMATS)),
+    ),
+    *options_of(EngineSettings, "chat_template tool_template", metavar="FILE"),
 )
 pair_options = with_options(
     option_of(EngineSettings, "target"),

@@ -47,7 +47,7 @@ class Service:
         self.gate = Gate(max_running=engine.max_num_seqs, max_waiting=settings.max_num_queued_reqs)
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
-        self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
+        self.tools = ToolSupport(llm.host.answers)
         self.running: set[Deadline] = set()  # of all requests that are being answered
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)

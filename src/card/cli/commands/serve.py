@@ -16,6 +16,7 @@ from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     F,
+    answer_options,
     counted,
     draft_options,
     given,
@@ -57,7 +58,6 @@ _FLAGS = {  # of settings of the server whose options have names of their own
     "cors_origins": ("--cors-origin",),
     "max_num_queued_reqs": ("--max-num-queued-reqs", "--max-queued-requests"),
     "spec_metrics": ("--per-request-spec-decode-metrics",),
-    "tool_parser": ("--tool-parser", "--tool-call-parser"),
 }
 _METAVARS = {"allowed_hosts": "NAME", "cors_origins": "ORIGIN"}
 
@@ -115,6 +115,7 @@ _server_options = with_options(
     EngineSettings, "generation_config", type=click.Choice(declared(EngineSettings)["generation_config"].choices)
 )
 @option_of(DraftSettings, "hide_images")
+@answer_options
 @method_options
 @draft_options
 @model_options

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from card.models.files.gguf.header import DamagedError, GgufError, Header
 from card.models.files.gguf.kept_tokenizer import Pairs, Parts, read_parts, write_parts
 from card.models.files.gguf.splits import RULES, UNNAMED, SplitRule
+from card.text.parts.formats import kept_ends
 from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ _END_NAMES = frozenset(
 _MOST_TOKEN_CHARS = 4096  # published ones have up to some hundred
 _MOST_COMPARED_CHARS = 1 << 28  # the sum of squares of all lengths; a vocabulary of 262,144 has some 20 million
 _MARKUP = "</s>"  # also how HTML ends a text that is struck out; only a control token ends an answer
-# With one of these sets of tokens <|end|> ends a part of an answer, not the answer.
-_PART_ENDS = tuple({one, other} for one in ("<|return|>", "<|flush|>") for other in ("<|call|>", "<|calls|>"))
 
 
 def check_tokenizer(header: Header) -> None:
@@ -98,8 +97,8 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     if not isinstance(tokens, list):
         return []
     named = {token: token_id for token_id, token in enumerate(tokens) if isinstance(token, str) and token in _END_NAMES}
-    if any(names <= named.keys() for names in _PART_ENDS):
-        named.pop("<|end|>", None)
+    for part_end in kept_ends(named):
+        named.pop(part_end, None)
     markup = named.get(_MARKUP)
     if markup is not None and isinstance(types, list) and (len(types) != len(tokens) or types[markup] != _CONTROL):
         del named[_MARKUP]
