@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from card.api.text_stream import TextStream
 from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT, Detokenizer, decode, decode_prompt
-from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
+from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 texts = st.text(ALPHABET, max_size=24)

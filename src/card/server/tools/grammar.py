@@ -99,8 +99,10 @@ class ToolGrammar:
                 "free: FREE?",
                 r"FREE: /\s*[^{\s](.|\n)*/",
             )
-        if self._calls.marker is None:  # a header names the function, and another one the content
-            return self._grammar(f"start: {before} (calls | content)", f"calls: {self._calls.blocks}", *self._text())
+        if self._lead.is_channelled:
+            content = f"{self._lead.before_content()} TEXT"
+            text = r"TEXT: /(.|\n)*/"
+            return self._grammar(f"start: {before} calls | {content}", f"calls: {self._calls.blocks}", text)
         begin = ["begin: spelled", f"spelled[lazy]: TEXT {json.dumps(self._calls.marker)}"]
         if self._calls.marker_term.startswith("<["):
             begin[0] += f" | text {self._calls.marker_term}"
@@ -122,10 +124,6 @@ class ToolGrammar:
             f"calls: {self._calls.blocks}",
             f"content: %json {json.dumps(content)}",
         )
-
-    def _text(self) -> list[str]:
-        header = self._lead.literal("<|channel|>final<|message|>")
-        return [f"content: {header} TEXT", r"TEXT: /(.|\n)*/"]
 
     def _grammar(self, *rules: str) -> Grammar:
         return Grammar("lark", "\n".join((*rules, *dict.fromkeys(self._lead.rules), *self._calls.rules)))

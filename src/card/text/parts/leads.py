@@ -10,6 +10,11 @@ from card.config import Grammar
 from card.text.parts.formats import AnswerFormat, Part
 
 _WORDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|%\w+|\bstart\b')
+# How thoughts begin and end in channels without headers, and with them.
+_CHANNELS = (
+    ("<|think|>", "<|end|><|begin|>assistant"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+)
 _TEXT_RULES = (r"LEAD_TEXT: /(.|\n)*/", r"LEAD_SPACE: /\s*/")
 
 
@@ -28,12 +33,12 @@ class Lead:
         """
         self._form, self._mark_ids, self._part, self._budget = form, mark_ids, part, budget
         self.rules: list[str] = []
-        self._is_channelled = bool(form.turns) and form.starts_in != "content"
+        self.is_channelled = bool(form.turns) and form.starts_in != "content"
 
     @property
     def is_empty(self) -> bool:
         """True if nothing may stand before the part."""
-        return not self._is_channelled and (self._form.thoughts is None or self._part == "content")
+        return not self.is_channelled and (self._form.thoughts is None or self._part == "content")
 
     def literal(self, text: str) -> str:
         """Return a text as the terms of a grammar; marks that are tokens count as those alone."""
@@ -48,7 +53,7 @@ class Lead:
         """Return the terms before the content."""
         if self._form.header_end is not None:
             return f"{self._before()} {self.literal('<|channel|>final<|message|>')}"
-        if self._is_channelled:
+        if self.is_channelled:
             return f"{self._before()} {self.literal('<|content|>')}"
         opening = next((mark for mark, part in self._form.turns if part == "content"), "")
         opening = opening or (self._form.wrapper or ("",))[0]
@@ -56,7 +61,7 @@ class Lead:
 
     def before_calls(self) -> str:
         """Return the terms before calls."""
-        if self._is_channelled and self._form.header_end is None:
+        if self.is_channelled and self._form.header_end is None:
             return f"{self._before()} {self.literal('<|tool_calls|>')}"
         return self._before()
 
@@ -65,34 +70,42 @@ class Lead:
         if self.is_empty:
             return ""
         self.rules = list(_TEXT_RULES)
-        if self._form.header_end is not None:
-            thought = f"{self.literal('<|channel|>analysis<|message|>')} {self._text()} "
-            self.rules.append(f"lead: {thought}{self.literal('<|end|><|start|>assistant')}")
+        if self.is_channelled:
+            begin, end = _CHANNELS[self._form.header_end is not None]
+            self.rules.append(f"lead: {self.literal(begin)} {self._text_until(end)}")
             return "lead*" if self._budget is None else "lead?"
-        if self._is_channelled:
-            thought = f"{self.literal('<|think|>')} {self._text()} "
-            self.rules.append(f"lead: {thought}{self.literal('<|end|><|begin|>assistant')}")
-            return "lead?"
         assert self._form.thoughts is not None
         opening, closing = self._form.thoughts
-        if closing in self._mark_ids:
-            self.rules.append(f"lead: {self._text()} {self.literal(closing)} LEAD_SPACE")
-        else:
-            self.rules += ["lead: lead_lazy LEAD_SPACE", f"lead_lazy[lazy]: LEAD_TEXT {json.dumps(closing)}"]
+        self.rules.append(f"lead: {self._text_until(closing)} LEAD_SPACE")
         return "lead" if self._part == "thoughts" else f"(LEAD_SPACE {self.literal(opening)} lead)?"
 
-    def _text(self) -> str:
+    def _text_until(self, end: str) -> str:
+        """Return the terms of thoughts and what ends them, which is a token or found as text."""
+        terms = self.literal(end)
+        if not terms.startswith("<["):
+            self.rules.append(f"lead_lazy[lazy]: LEAD_TEXT {terms}")
+            return "lead_lazy"
         if self._budget == 0:
-            return ""
+            return terms
         limit = "" if self._budget is None else f"[max_tokens={self._budget}]"
         self.rules.append(f"lead_text{limit}: LEAD_TEXT")
-        return "lead_text"
+        return f"lead_text {terms}"
+
+    def any_text(self) -> list[str]:
+        """Return the rule `answer` of any content and calls, but no thoughts, which would not be limited."""
+        opening, closing = self._form.thoughts or ("", "")
+        begun = re.escape(opening.strip()).replace("/", r"\/")
+        rules = [rf"ANSWER_TEXT: /(.|\n)*/ & ~/\s*{begun}(.|\n)*/" if begun else r"ANSWER_TEXT: /(.|\n)*/"]
+        around = opening + closing
+        ids = sorted(token_id for mark, token_id in self._mark_ids.items() if mark not in around)
+        marks = " | ".join(f"<[{token_id}]>" for token_id in ids)
+        return [f"answer: ANSWER_TEXT (({marks}) LEAD_TEXT)*" if marks else "answer: ANSWER_TEXT", *rules]
 
     @property
     def can_be_limited(self) -> bool:
         """True if thoughts can have a budget: a token ends them."""
         closing = self._form.thoughts[1] if self._form.thoughts else "<|end|>"
-        return self._is_channelled or closing in self._mark_ids
+        return self.is_channelled or closing in self._mark_ids
 
 
 def behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:
@@ -112,8 +125,7 @@ def behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:
 def _answer_rules(lead: Lead, grammar: Grammar | None) -> list[str]:
     """Return the rule `answer`, and those that it needs."""
     if grammar is None:
-        marks = " | ".join(f"<[{token_id}]>" for token_id in sorted(lead._mark_ids.values()))
-        return [f"answer: LEAD_TEXT (({marks}) LEAD_TEXT)*" if marks else "answer: LEAD_TEXT"]
+        return lead.any_text()
     if grammar.kind == "regex":
         escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", grammar.source)
         return [f"answer: /{escaped}/"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_MARK = 0xDC00  # surrogates: no decoder makes one, so that they can stand for tokens
 _MOST_PROMPT_IDS = 32  # at the end of a prompt, in which it may begin a part
+_MARK = re.compile(r"[<\[].*[>\]]")  # how all marks look that are tokens; others may just be parts of a mark
 T = TypeVar("T")
 
 
@@ -79,7 +81,7 @@ class ModelAnswers:
             self.form = dataclasses.replace(self.form, thoughts=None)  # the model does not think
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
-        self._added = {token.content: token_id for token_id, token in added if token.content}
+        self._added = {token.content: token_id for token_id, token in added if _MARK.fullmatch(token.content)}
         if not self.is_known:
             logger.warning(
                 "the chat template is of no family that is known here: answers are given as one text, and requests "
