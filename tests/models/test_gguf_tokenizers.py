@@ -17,6 +17,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
+from card.models.facts import sampling_defaults
 from card.models.files.gguf.header import GgufError, Header, TensorPlace
 from card.models.files.gguf.splits import RULES
 from card.models.files.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer, write_tokenizer
@@ -223,12 +224,53 @@ def test_sentencepiece_joins_and_begins_as_its_own_tokenizer_does(stated):
     file = sentencepiece(**stated)
     vocab = {token: token_id for token_id, token in enumerate(file.metadata["tokenizer.ggml.tokens"])}
     theirs = LlamaTokenizer(vocab=vocab, merges=JOINED, add_prefix_space=stated.get("add_space_prefix", True))
+    if stated.get("add_space_prefix", True):  # as Llama 2's own tokenizer.json has it, and llama.cpp
+        backend = theirs.backend_tokenizer
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.pre_tokenizer = None
     own = read_tokenizer(file)
-    for text in ("Hi", " Hi", "Hi there  Hi", "é</s>Hi", "thethe\n", "there her", ""):
+    for text in ("Hi", " Hi", "  Hi", "Hi there  Hi", "é</s>Hi", "<s>Hi", "<s> Hi", "thethe\n", "there her", ""):
         expected = theirs.encode(text, add_special_tokens=False)
         assert own.encode(text, add_special_tokens=False) == expected
         assert own.encode(text) == [1, *expected]
         assert own.decode(expected) == theirs.decode(expected)
+
+
+def test_a_text_keeps_its_first_blank_and_one_behind_a_mark_has_the_prefix_too():
+    own = read_tokenizer(sentencepiece())
+    for text, tokens in ((" Hi", ["▁", "▁Hi"]), ("<s>Hi", ["<s>", "▁Hi"])):
+        assert [*map(own.convert_ids_to_tokens, own.encode(text, add_special_tokens=False))] == tokens
+        assert own.decode(own.encode(text, add_special_tokens=False), skip_special_tokens=True) == text[-3:].lstrip(
+            ">s"
+        )
+    chat, plain = own.encode("<s>Hi", add_special_tokens=False), own.encode("Hi")
+    assert chat == plain, "a template that writes the first token gives what completions have"
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("Phi-3 mini", ["<|user|>", "▁Hi"]), ("Llama", ["<|user|>", "▁", "▁Hi"])])
+def test_marks_take_the_blanks_behind_them_in_the_models_whose_tokenizer_does_so(name, tokens):
+    file = sentencepiece()
+    marked = file.metadata["tokenizer.ggml.tokens"] + ["<|user|>"]
+    file.metadata.update({"general.name": name, "tokenizer.ggml.tokens": marked})
+    file.metadata["tokenizer.ggml.token_type"].append(3)
+    file.metadata["tokenizer.ggml.scores"].append(0.0)
+    own = read_tokenizer(file)
+    assert [*map(own.convert_ids_to_tokens, own.encode("<|user|> Hi", add_special_tokens=False))] == tokens
+
+
+def test_chat_templates_by_name_are_read(tmp_path: Path):
+    file = sentencepiece()
+    named: dict[str, Any] = {
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_templates": ["tool_use", "rag"],
+        "tokenizer.chat_template.tool_use": "with tools",
+        "tokenizer.chat_template.rag": "with documents",
+    }
+    file.metadata.update(named)
+    write_tokenizer(file, tmp_path)
+    for own in (read_tokenizer(file), read_stored(tmp_path)):
+        assert own.get_chat_template() == "plain"
+        assert own.get_chat_template(tools=[{}]) == "with tools"
 
 
 def test_without_a_prefix_a_text_begins_with_its_own_first_letter():
@@ -337,6 +379,18 @@ def test_a_turn_ends_at_a_token_that_is_known_by_name_alone(tmp_path: Path):
             params = SamplingParams(max_tokens=8, temperature=0.0, logit_bias={end_id: 100.0})
             output = llm.generate(["Anna has 25 apples."], params)[0].outputs[0]
         assert (output.finish_reason, output.text) == ("stop", "")
+
+
+def test_a_file_samples_as_the_folder_that_it_was_made_of(tmp_path: Path):
+    save_model(tmp_path / "model", "llama", demo_tokenizer())
+    stated = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "do_sample": True}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(stated), "utf-8")
+    keys = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "penalty_repeat": 1.05}
+    general = {f"general.sampling.{name}": value for name, value in keys.items()}
+    file = write_gguf(tmp_path / "model", tmp_path / "model.gguf", pre="qwen2", general=general)
+    for cache in (str(tmp_path / "cache"), ""):
+        found = sampling_defaults(load_decoder(file, cache_dir=cache))
+        assert found == sampling_defaults(load_decoder(tmp_path / "model")) != {}
 
 
 def test_what_is_kept_begins_and_ends_texts_as_the_file_does(tmp_path: Path):

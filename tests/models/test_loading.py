@@ -346,6 +346,18 @@ def test_the_token_that_closes_an_answer_in_the_chat_template_ends_a_text(
     assert end_token_ids(model, tokenizer) == {turn if one == 30 else one for one in expected}
 
 
+@pytest.mark.parametrize(("others", "is_end"), [(["<|flush|>", "<|calls|>"], False), (["<|flush|>"], True)])
+def test_a_token_that_ends_a_part_of_an_answer_ends_no_text(copied: Path, others: list[str], is_end: bool) -> None:
+    """Solar-Open thinks up to the token that ends its turns too, and ends its answers with another one."""
+    tokenizer = load_tokenizer(copied)
+    tokenizer.backend_tokenizer.add_special_tokens(["<|end|>", *others])
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
+    model = make_model(V + 8)
+    model.generation_config.eos_token_id = 5
+    turn = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert end_token_ids(model, tokenizer) == ({5, turn} if is_end else {5})
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "said"),
     [

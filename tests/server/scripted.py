@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 # The mark of a token that is not the only one with its text; the decoder takes it out.
@@ -77,3 +77,30 @@ def chain_model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM
         for here, following in follows.items():
             model.lm_head.weight[following, here] = 10.0
     return model
+
+
+def scripted_bytes(scripts: Mapping[str, list[str]], template: str, special: tuple[str, ...] = ()) -> Scripted:
+    """Return a model as `scripted` does, with a tokenizer of bytes that grammars can be followed with.
+
+    Args:
+        scripts: pieces by name; no piece occurs twice.
+        special: pieces that are special tokens.
+    """
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<unk>", "<eos>", *letters]
+    core = Tokenizer(models.BPE(vocab={token: idx for idx, token in enumerate(tokens)}, merges=[], unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    names = list(scripts)
+    pieces = [piece for script in scripts.values() for piece in script]
+    assert len({*names, *pieces}) == len(names) + len(pieces), "no piece occurs twice"
+    added = [AddedToken(one, special=one in special, normalized=False) for one in (*names, *pieces)]
+    core.add_tokens(added)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
+    wrapped.add_special_tokens({"additional_special_tokens": list(special)})
+    wrapped.chat_template = template
+    follows = {}
+    for name, script in scripts.items():
+        ids = [core.token_to_id(one) for one in (name, *script)]
+        follows |= dict(zip(ids, [*ids[1:], 1], strict=True))
+    return Scripted(chain_model(len(wrapped), follows), wrapped)

@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
 
 from card.api.async_llm import AsyncLLM
-from card.server.tools.formats import HERMES
+from card.text.parts.formats import HERMES
 from tests.server.running import PROMPT, Running, Solo, run, serving
 from tests.server.scripted import scripted
 

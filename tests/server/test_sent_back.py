@@ -9,8 +9,8 @@ import pytest
 from card.server.bodies import fitted
 from card.server.response_schemas import ResponsesRequest
 from card.server.schemas import ChatRequest
-from card.server.tools.formats import HERMES
 from card.server.tools.support import plain_messages, template_messages
+from card.text.parts.formats import HERMES
 from tests.server.running import PROMPT, Running
 
 CALL = {"id": "c", "type": "function", "index": 0, "provider_specific_fields": {"a": 1}}

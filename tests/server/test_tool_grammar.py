@@ -12,9 +12,11 @@ from card.errors import SettingsError
 from card.models.demo import demo_folder
 from card.models.loading import load_tokenizer
 from card.server.tool_schemas import FunctionDefinition
-from card.server.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
 from card.server.tools.grammar import ToolGrammar
 from card.text.grammar import GrammarCompiler
+from card.text.parts.calls import JsonCalls
+from card.text.parts.formats import HERMES, LLAMA3, MISTRAL, AnswerFormat
+from card.text.parts.leads import Lead
 from tests.shaping import permits
 
 pytest.importorskip("llguidance")
@@ -28,7 +30,7 @@ SCHEMA |= {"additionalProperties": False, "$defs": {"A": {"enum": [1, 2]}}}
 FUNCTIONS = [FunctionDefinition(name="add", parameters=SCHEMA, strict=True), FunctionDefinition(name="now")]
 GOOD, OTHER, BAD, STRANGER = ("add", '{"a": 1}'), ("now", "{}"), ("add", '{"a": 3}'), ("nobody", "{}")
 
-every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+every_format = pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL], ids=["hermes", "llama3", "mistral"])
 
 
 @functools.cache
@@ -44,13 +46,16 @@ def fits(grammar: Grammar, text: str) -> bool:
     return all(permits(compiler.compile(grammar), [ids], frozenset({END, 3})))
 
 
-def grammars(form: ToolFormat, *, allows_several: bool = True, has_tokens: bool = False) -> ToolGrammar:
+def grammars(
+    form: JsonCalls, *, allows_several: bool = True, has_tokens: bool = False, functions: Any = FUNCTIONS
+) -> ToolGrammar:
     marks = {mark: TOKENS[mark] for mark in (form.marker, form.closing.strip()) if mark in TOKENS and has_tokens}
-    return ToolGrammar(form, FUNCTIONS, marks, allows_several=allows_several)
+    whole = AnswerFormat(name="this", calls=form)
+    return ToolGrammar(whole, functions, Lead(whole, marks, None), allows_several=allows_several)
 
 
 @every_format
-def test_forced_calls_are_what_the_format_writes_and_nothing_else(form: ToolFormat) -> None:
+def test_forced_calls_are_what_the_format_writes_and_nothing_else(form: JsonCalls) -> None:
     forced = grammars(form).forced()
     for calls in ([GOOD], [OTHER], [GOOD, OTHER, GOOD]):
         assert fits(forced, form.write(calls)), calls
@@ -65,7 +70,7 @@ def test_forced_calls_are_what_the_format_writes_and_nothing_else(form: ToolForm
 
 
 @every_format
-def test_a_free_text_may_have_any_words_but_only_good_calls(form: ToolFormat) -> None:
+def test_a_free_text_may_have_any_words_but_only_good_calls(form: JsonCalls) -> None:
     free = grammars(form).free()
     before = "" if form.is_bare else "Let me see: {x}\n"
     for text in ("", "Hello {there}", before + form.write([GOOD]), before + form.write([GOOD, OTHER])):
@@ -78,7 +83,7 @@ def test_a_free_text_may_have_any_words_but_only_good_calls(form: ToolFormat) ->
 
 
 @every_format
-def test_an_answer_may_be_calls_or_fit_a_schema(form: ToolFormat) -> None:
+def test_an_answer_may_be_calls_or_fit_a_schema(form: JsonCalls) -> None:
     either = grammars(form).or_json('{"enum": ["forty", 2]}')
     for text in ('"forty"', "2", form.write([GOOD])):
         assert fits(either, text), text
@@ -86,8 +91,8 @@ def test_an_answer_may_be_calls_or_fit_a_schema(form: ToolFormat) -> None:
         assert not fits(either, text), text
 
 
-@pytest.mark.parametrize("form", [HERMES, MISTRAL], ids=lambda form: form.name)
-def test_where_marks_are_tokens_the_grammar_wants_those(form: ToolFormat) -> None:
+@pytest.mark.parametrize("form", [HERMES, MISTRAL], ids=["hermes", "mistral"])
+def test_where_marks_are_tokens_the_grammar_wants_those(form: JsonCalls) -> None:
     told = form.write([GOOD, OTHER])
     for mark, special in ((form.marker, "<|user|>"), (form.closing.strip(), "<|assistant|>")):
         if mark in TOKENS:
@@ -104,12 +109,12 @@ def test_llamas_bare_calls_begin_with_a_brace_and_no_other_text_does() -> None:
     assert fits(free, "It is {}") and not fits(free, "{}") and not fits(free, " {}")
 
 
-def test_a_schema_may_have_what_llguidance_does_not_know_if_strict_is_false_and_only_then() -> None:
+def test_a_schema_may_have_what_llguidance_does_not_know_unless_it_is_strict() -> None:
     odd = {**SCHEMA, "properties": {"a": {"enum": [1, 2], "not": {"const": 3}}}}
     for strict in (False, None, True):
         function = FunctionDefinition(name="add", parameters=odd, strict=strict)
-        forced = ToolGrammar(HERMES, [function], {}, allows_several=True).forced()
-        if strict is False:
+        forced = grammars(HERMES, functions=[function]).forced()
+        if not strict:
             assert fits(forced, HERMES.write([GOOD]))
         else:
             with pytest.raises(SettingsError, match='Unimplemented keys: \\["not"\\]; correct it or'):
@@ -121,9 +126,7 @@ def test_arguments_that_a_schema_does_not_list_are_not_invented_unless_it_says_t
     for said, may_be_more in (({}, False), ({"additionalProperties": {"const": 1}}, True)):
         listed = {"a": {"$ref": "#/$defs/Inner"}, "c": {"type": "array", "items": {**inner, **said}}}
         schema = {"type": "object", "properties": listed, "$defs": {"Inner": {**inner, **said}}, **said}
-        forced = ToolGrammar(
-            HERMES, [FunctionDefinition(name="f", parameters=schema)], {}, allows_several=True
-        ).forced()
+        forced = grammars(HERMES, functions=[FunctionDefinition(name="f", parameters=schema, strict=True)]).forced()
         assert fits(forced, HERMES.write([("f", '{"a": {"b": 1}, "c": [{"b": 1}]}')]))
         for more in ('{"a": {"x": 1}}', '{"a": {}, "c": [{"x": 1}]}', '{"a": {}, "x": 1}'):
             assert fits(forced, HERMES.write([("f", more)])) == may_be_more, more

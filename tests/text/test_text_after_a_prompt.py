@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from card.api.text_stream import TextStream
 from card.text.tokenizer import Tokenizer
 from card.text.tokens import REPLACEMENT, Detokenizer, decode, decode_prompt
-from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
+from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 texts = st.text(ALPHABET, max_size=24)
@@ -112,10 +112,3 @@ def test_a_text_of_bytes_alone_can_be_a_prompt() -> None:
         for cut in range(1, len(ids)):
             parts = decode_prompt(KINDS[kind], ids[:cut]), decode(KINDS[kind], ids[cut:], after=ids[:cut])
             assert "".join(parts) == "é" * 40
-
-
-def test_a_special_token_that_is_shown_is_shown_behind_a_prompt_too() -> None:
-    tokenizer = KINDS["llama2"]
-    (shown,), a = ids_of(tokenizer, SPECIALS[2]), ids_of(tokenizer, "▁a")
-    detokenizer = Detokenizer(tokenizer, (shown,), after=a)
-    assert detokenizer.push([shown, *a]) + detokenizer.flush() == "[/INST] a"

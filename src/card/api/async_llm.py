@@ -27,6 +27,7 @@ from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
 from card.models.own.decoder_model import LoadedModel
+from card.text.parts.view import AnswerView
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
@@ -83,6 +84,7 @@ class AsyncLLM(Hosted):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        view: AnswerView | None = None,
     ) -> RequestStream:
         """Queue a request at once and return its stream.
 
@@ -90,6 +92,7 @@ class AsyncLLM(Hosted):
             prompt: text, token ids, or a conversation for the model's chat template.
             request_id: a name for `abort`, not in use by another running request; None makes one up.
             tools, chat_template_kwargs: of a conversation, as in `LLM.chat`.
+            view: how the answer is read in parts; None: as one text.
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a request_id in use, or
             outside a running event loop; WorkerError if the engine is down.
         """
@@ -102,7 +105,7 @@ class AsyncLLM(Hosted):
         require(request_id is None or isinstance(request_id, str), "request_id", "a string or None", request_id)
         number, params = next(self._request_ids), SamplingParams() if sampling_params is None else sampling_params
         asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
-        prepared = self._host.make_request(asked, params, number)
+        prepared = self._host.make_request(asked, params, number, view)
         mailbox = Mailbox(loop)
         name = f"card-{number}" if request_id is None else request_id
         self._driver.add(name, prepared, mailbox)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from card.api.host import Host, PreparedRequest
 from card.api.mailbox import Mailbox, post
+from card.api.outputs import AnswerText
 from card.engine.metrics import EngineStats
 from card.engine.request import Request, Update
 from card.engine.scoring import ScoringJob
@@ -198,7 +199,7 @@ class Driver:
                 with self._changed:
                     self._number_of.pop(live.name, None)
         self._publish()
-        letters: list[tuple[Mailbox, str, Update]] = []
+        letters: list[tuple[Mailbox, AnswerText, Update]] = []
         for live, update in receivers:
             written = live.prepared.written(update)
             if written.is_failure:
@@ -226,7 +227,7 @@ class Driver:
             if isinstance(command, ScoringJob):
                 self._host.scorer.add(command)
         self._host.scorer.fail(death)
-        post([(one.mailbox, "", _last_update(one.prepared.request, death)) for one in unread])
+        post([(one.mailbox, AnswerText(), _last_update(one.prepared.request, death)) for one in unread])
         unanswered = [done for done, _ in self._obeyed]
         unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
         for done in unanswered:

@@ -10,7 +10,9 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from card.api.answer_stream import AnswerStream
 from card.api.asked import Asked
+from card.api.outputs import AnswerText
 from card.api.prompts import Prompt
 from card.api.start import build_engine, load, measure
 from card.api.text_stream import TextStream
@@ -24,6 +26,7 @@ from card.errors import SettingsError, TargetError, in_words, named
 from card.machine.home import Home
 from card.models.images import ImagePrompt
 from card.models.shortage import telling_shortage
+from card.text.parts.view import AnswerView
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ logger = logging.getLogger(__name__)
 class Written:
     """Result of a request in one round, with its text."""
 
-    text: str
+    text: AnswerText
     update: Update
     is_failure: bool = False  # the text cannot be decoded: the request must end
 
@@ -42,7 +45,7 @@ class PreparedRequest:
     """A request for the engine, and the stream of its text."""
 
     checked: LiveRequest
-    text: TextStream
+    text: TextStream | AnswerStream
 
     @property
     def request(self) -> Request:
@@ -56,8 +59,8 @@ class PreparedRequest:
         except Exception as error:
             logger.error("the text of a request cannot be written: %s", in_words(error), exc_info=error)
             failure = TargetError(f"the text of this request cannot be written: {in_words(error)}")
-            return Written("", Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
-        return Written(text, update)
+            return Written(AnswerText(), Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
+        return Written(AnswerText(text) if isinstance(text, str) else text, update)
 
 
 class Host:
@@ -82,6 +85,7 @@ class Host:
         self.latencies = measured.latencies
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
+        self.answers = loaded.answers
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
         self.home = Home()
         has_candidates = bool(parts.plan.placements or parts.plan.writers or parts.plan.self_drafting)
@@ -102,7 +106,9 @@ class Host:
         self._parts.close()
         self._lanes.close()
 
-    def make_request(self, prompt: Prompt, params: SamplingParams, request_id: int) -> PreparedRequest:
+    def make_request(
+        self, prompt: Prompt, params: SamplingParams, request_id: int, view: AnswerView | None = None
+    ) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for parameters that this model
@@ -132,7 +138,12 @@ class Host:
             grammar=self.grammars.compile(params.grammar) if params.grammar is not None else None,
         )
         checked = self.engine.check(request)
-        text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids, after=prompt_ids)
+        stops = (params.stop, params.min_tokens)
+        text = (
+            TextStream(self.tokenizer, *stops, after=prompt_ids)
+            if view is None
+            else AnswerStream(self.tokenizer, view, *stops, after=prompt_ids)
+        )
         watched = replace(request, stop_check=text, end_ids=end_ids | text.end_ids) if params.stop else request
         return PreparedRequest(replace(checked, request=watched), text)
 

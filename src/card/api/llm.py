@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from card.api.asked import Asked
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
-from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
+from card.api.outputs import AnswerText, CompletionOutput, RequestOutput, StreamChunk
 from card.api.prompts import Prompt, conversations, with_variables
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.fields import require
@@ -148,17 +148,24 @@ class LLM(Hosted):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reads_parts: bool = False,
     ) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
 
         Args:
             tools, chat_template_kwargs: of a conversation, as in `chat`.
+            reads_parts: whether the chunks of an answer have its `pieces`: thoughts apart from content.
 
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
         own error (TargetError, WorkerError) where it fails.
         """
         asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
-        return self._stream(self._prepare(asked, SamplingParams() if sampling_params is None else sampling_params))
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if not reads_parts or not self._host.answers.has_parts():
+            return self._stream(self._prepare(asked, params))
+        prompt_ids = self._host.encode(asked)
+        view = self._host.answers.view(prompt_ids)
+        return self._stream(self._host.make_request(prompt_ids, params, next(self._request_ids), view))
 
     def stats(self) -> EngineStats:
         """Return gauges and totals of the engine. Raises: WorkerError if it was closed."""
@@ -230,7 +237,7 @@ class LLM(Hosted):
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
-    def _updates(self, live: _UnreadRequest) -> Iterator[tuple[str, Update]]:
+    def _updates(self, live: _UnreadRequest) -> Iterator[tuple[AnswerText, Update]]:
         """Yield each round's result for a request until it ends, with the text that became certain."""
         has_ended = False
         while not has_ended:
@@ -275,7 +282,7 @@ class LLM(Hosted):
 
     def _collect(self, live: _UnreadRequest, prompt: Prompt, choice_idx: int) -> RequestOutput:
         texts, updates = zip(*self._updates(live), strict=True)
-        told, request = StreamChunk.of("".join(texts), updates), live.prepared.request
+        told, request = StreamChunk.of(AnswerText("".join(text.text for text in texts)), updates), live.prepared.request
         assert told.finish_reason is not None
         completion = CompletionOutput(
             choice_idx, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives

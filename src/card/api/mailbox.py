@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from card.api.outputs import StreamChunk
+from card.api.outputs import AnswerText, StreamChunk
 from card.engine.request import Update
 from card.errors import CardError, SettingsError
 
@@ -24,21 +24,21 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._text = ""
+        self._text = AnswerText()
         self._updates: list[Update] = []
         self._error: CardError | None = None  # raised after everything else is read
         self._waiter: asyncio.Future[None] | None = None
         self._num_bytes = 0  # about so many are unread
         self.tell: Callable[[int], None] = lambda _: None  # gets how many more, or fewer, there are
 
-    def put(self, text: str, update: Update) -> None:
+    def put(self, text: AnswerText, update: Update) -> None:
         """Add a round's result with the text that became certain, or the error that ends it; wake the reader."""
         if update.error is not None:
             self._error = update.error
         else:
             self._text += text
             self._updates.append(update)
-            self._count(len(text) + _bytes_of(update))
+            self._count(len(text.text) + _bytes_of(update))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -62,7 +62,7 @@ class Mailbox:
 
     def clear(self) -> None:
         """Drop what is unread."""
-        self._text, self._updates = "", []
+        self._text, self._updates = AnswerText(), []
         self._count(-self._num_bytes)
 
     def _count(self, num_bytes: int) -> None:
@@ -76,9 +76,9 @@ def _bytes_of(update: Update) -> int:
     return _UPDATE_BYTES + len(details.logprobs) * _LOGPROB_BYTES + num_top * _TOP_BYTES
 
 
-def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
+def post(letters: Sequence[tuple[Mailbox, AnswerText, Update]]) -> None:
     """Put each letter into its mailbox from another thread, with one call for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, str, Update]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, AnswerText, Update]]] = {}
     for letter in letters:
         by_loop.setdefault(letter[0].loop, []).append(letter)
     for loop, those in by_loop.items():
@@ -86,6 +86,6 @@ def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
             loop.call_soon_threadsafe(_put_all, those)
 
 
-def _put_all(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
+def _put_all(letters: Sequence[tuple[Mailbox, AnswerText, Update]]) -> None:
     for mailbox, text, update in letters:
         mailbox.put(text, update)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from card.engine.metrics import RequestStats
 from card.engine.request import Alternative, FinishReason, TokenDetails, Update
 from card.errors import CardError
+from card.text.parts.pieces import Content, Piece
 from card.tree.sampling import TokenLogprobs
 
-__all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
+__all__ = ["Alternative", "AnswerText", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,18 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerText:
+    """Text that became certain, and for an answer that is read in parts its pieces; its text is the content then."""
+
+    text: str = ""
+    pieces: tuple[Piece, ...] = ()
+    thinks: tuple[bool, ...] = ()  # of each token, whether it belongs to thoughts or to marks between the parts
+
+    def __add__(self, other: AnswerText) -> AnswerText:
+        return AnswerText(self.text + other.text, self.pieces + other.pieces, self.thinks + other.thinks)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamChunk:
     """The text and tokens that one round added to a streamed request."""
 
@@ -64,17 +77,26 @@ class StreamChunk:
     logprobs: tuple[TokenLogprobs, ...] = ()  # these three as in `CompletionOutput`, of these tokens
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
+    pieces: tuple[Piece, ...] = ()  # of an answer that is read in parts; the text is its content then
+    thinks: tuple[bool, ...] = ()  # as in `AnswerText`
+
+    @property
+    def parts(self) -> tuple[Piece, ...]:
+        """The pieces; a text that is not read in parts is content."""
+        return self.pieces or ((Content(self.text),) if self.text else ())
 
     @classmethod
-    def of(cls, text: str, updates: Sequence[Update]) -> StreamChunk:
+    def of(cls, text: AnswerText, updates: Sequence[Update]) -> StreamChunk:
         """Return the chunk of some successive rounds of a request, with the text that became certain."""
         told = TokenDetails.joined(update.details for update in updates)
         return cls(
-            text,
+            text.text,
             tuple([token_id for update in updates for token_id in update.token_ids]),
             updates[-1].finish_reason,
             updates[-1].stats,
             told.logprobs,
             told.origins,
             told.alternatives,
+            text.pieces,
+            text.thinks,
         )

@@ -35,6 +35,8 @@ from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
+from card.text.parts.formats import AUTO
+from card.text.parts.view import ModelAnswers, check_format_name
 from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Loaded:
     runner: RowRunner
     tokenizer: Tokenizer
     prompts: PromptReader
+    answers: ModelAnswers
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed
     end_ids: frozenset[int]
@@ -72,6 +75,7 @@ class Measured:
 
 def load(asked: Asked) -> Loaded:
     """Refuse contradictory settings, then load the target. Raises: SettingsError, ModelError, VocabularyError."""
+    check_format_name(str(asked.settings.get("answer_format", AUTO)))
     draft = asked.draft
     facts = Facts(
         has_draft=draft is not None,
@@ -114,6 +118,7 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
         runner=runner,
         tokenizer=tokenizer,
         prompts=prompts,
+        answers=ModelAnswers(tokenizer, settings.answer_format),
         grammars=GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_ids), limit_s=limit_s),
         lanes=Threads(limit_s),
         end_ids=end_ids,

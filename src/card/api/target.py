@@ -24,6 +24,7 @@ from card.models.loading import (
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.text.given_tokenizer import as_tokenizer
+from card.text.template_files import with_templates
 from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def load_target(
     is_own = given is None
     name = settings.target if given is None else given
     tokenizer = load_tokenizer(name, cache_dir=settings.weights_dir) if isinstance(name, str) else as_tokenizer(name)
+    tokenizer = with_templates(tokenizer, settings.chat_template, settings.tool_template)
     check_draft_vocab(settings.draft_vocab, tokenizer)
     needs_draft = method.needs_draft and bool(plan.placements)
     if needs_draft and draft is not None:

@@ -21,17 +21,15 @@ class TextStream:
         tokenizer: Tokenizer,
         stop: tuple[str, ...],
         min_tokens: int = 0,
-        shown_token_ids: tuple[int, ...] = (),
         *,
         after: Sequence[int] = (),
     ) -> None:
         """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count.
 
         Args:
-            shown_token_ids: special tokens that are part of the text.
             after: tokens of the prompt, see `Detokenizer`.
         """
-        self._detokenizer = Detokenizer(tokenizer, shown_token_ids, after=after)
+        self._detokenizer = Detokenizer(tokenizer, after=after)
         self._marks = StopMarks(stop, self._detokenizer.silent_tokens)
         self._placed: list[tuple[int, str]] = []  # marks within the waiting text, each with the characters before
         self._num_exempt = min_tokens

@@ -17,6 +17,7 @@ from card.cli.loops import without_loops
 from card.cli.options import pop_sampling_params
 from card.cli.remarks import demo_note, remark
 from card.cli.starting import spin_until_first
+from card.cli.thinking import ThoughtLine
 from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams
 from card.engine.metrics import RequestStats
@@ -25,12 +26,13 @@ from card.errors import PromptError, plain_words
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
 
-_WORDLESS = frozenset({"/reset", "/stats", "/help", "/quit"})
+_WORDLESS = frozenset({"/reset", "/stats", "/thoughts", "/help", "/quit"})
 _LEAVE = Turn("", command="/quit")
 _NONE = "none"  # after /system
 _HELP = f"""\
 /system TEXT  set the system prompt from now on; /system shows it, /system {_NONE} leaves it out
 /reset        forget the conversation; the system prompt stays
+/thoughts     show what the model thought before its last answer
 /stats        show what the last answer cost
 /help         show this
 /quit         leave; so does Ctrl-D
@@ -64,6 +66,7 @@ class ChatSession:
     system: str = ""  # system prompt
     messages: list[dict[str, str]] = field(default_factory=list)
     stats: RequestStats | None = None  # of the last answer
+    thoughts: str = ""  # before it
 
     def run_turn(self, turn: Turn) -> bool:
         """Carry out a turn. Returns: whether the conversation continues."""
@@ -81,6 +84,8 @@ class ChatSession:
             click.echo("(forgotten)", err=True)
         elif turn.command == "/stats":
             self._tell_stats()
+        elif turn.command == "/thoughts":
+            click.echo(click.style(self.thoughts or "(no thoughts)", dim=True), err=True)
         elif turn.command == "/help":
             click.echo(_HELP, err=True)
         return turn != _LEAVE
@@ -96,12 +101,15 @@ class ChatSession:
         """Stream the answer. The text so far becomes part of the conversation; a turn without text does not."""
         asked = {"role": "user", "content": text}
         answer = ""
+        line = ThoughtLine()
         try:
-            stream = self.llm.stream([*system_turn(self.system), *self.messages, asked], self.params)
+            messages = [*system_turn(self.system), *self.messages, asked]
+            stream = self.llm.stream(messages, self.params, reads_parts=True)
             with noting_interrupts() as interrupt, closing(self._read(stream)) as chunks:
                 for chunk in chunks:
                     answer += chunk.text
                     self.stats = chunk.stats
+                    line.take(chunk)
                     click.echo(chunk.text, nl=False)
                     sys.stdout.flush()
                     if interrupt.is_set():
@@ -110,11 +118,13 @@ class ChatSession:
             remedy = f", /system {_NONE} the system prompt" if self.system else ""
             click.echo(f"card: {error} (/reset forgets the conversation{remedy})", err=True)
             return
+        self.thoughts = line.end()
         click.echo(" [cut short]" if interrupt.is_set() else "")
         reason = chunk.finish_reason or ("interrupt" if interrupt.is_set() else None)
         remark(self.llm, self.params, chunk.stats.num_new_tokens, reason)
-        if answer:
-            self.messages += [asked, {"role": "assistant", "content": answer}]
+        if answer or self.thoughts:
+            thoughts = {"reasoning_content": self.thoughts} if self.thoughts else {}
+            self.messages += [asked, {"role": "assistant", "content": answer, **thoughts}]
         if self.shows_stats:
             self._tell_stats()
 

@@ -16,6 +16,7 @@ from card.config.registry import all_methods, methods, own_kinds, own_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError, named
 from card.text.lines import text_of
+from card.text.parts.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:  # loaded when a command runs
     pass
@@ -165,8 +166,20 @@ pair_options = with_options(
         f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
     ),
 )
+_answer_options = with_options(
+    option_of(
+        EngineSettings,
+        "answer_format",
+        "--answer-format",
+        "--tool-parser",
+        "--tool-call-parser",
+        type=click.Choice((AUTO, *FORMATS)),
+    ),
+    *options_of(EngineSettings, "chat_template tool_template", metavar="FILE"),
+)
 model_options = with_options(
     pair_options,
+    _answer_options,
     option_of(EngineSettings, "dtype", is_filled=True),
     *options_of(EngineSettings, "draft_dtype draft_vocab"),
     kernels_option,

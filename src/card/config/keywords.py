@@ -69,6 +69,9 @@ class LLMSettings(DraftKeywords, total=False):
     drafter_timeout_s: float
     grammar_timeout_s: float
     generation_config: GenerationConfigSource
+    answer_format: str
+    chat_template: str | None
+    tool_template: str | None
     allows_inexact: bool
     judge: str | None
     ctc: str | None

@@ -108,9 +108,6 @@ class SamplingParams(Replaceable):
     )
     speculates: bool = setting(True, "Whether candidates are verified at all.")
     shows_tree: bool = setting(False, "Report the candidates that lay beside each token.")
-    shown_token_ids: Listed[int] = listed(
-        (), "Special tokens that the text shows.", least=0, allowed="a list of ids of 0 or more"
-    )
 
     def __post_init__(self) -> None:
         make_plain(self)

@@ -11,6 +11,7 @@ from card.errors import ModelError
 from card.kernels.number_types import Array, Floats, dtype_name
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import BlockWeight, embedded
+from card.text.parts.formats import kept_ends
 from card.text.prompts import turn_end_id
 from card.text.tokenizer import Tokenizer
 
@@ -71,7 +72,8 @@ def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> fro
 
     They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the
     config; if there are none either, that of the tokenizer. The token that closes an answer in the tokenizer's chat
-    template is always one of them: some makers forget it, and their chats would not end.
+    template is one of them too: some makers forget it, and their chats would not end. One that only closes a part of an
+    answer is none.
     """
     stated = [
         getattr(model.generation_config, "eos_token_id", None),
@@ -80,6 +82,10 @@ def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> fro
     ]
     of_text = next((_ids(one) for one in stated if _ids(one)), [])
     of_turn = None if tokenizer is None else turn_end_id(tokenizer)
+    if tokenizer is not None and of_turn is not None:
+        added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+        if tokenizer.convert_ids_to_tokens(of_turn) in kept_ends(added):
+            of_turn = None
     ids = {*of_text, *_ids(of_turn)}
     return frozenset(one for one in ids if 0 <= one < vocab_size(model))
 

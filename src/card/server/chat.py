@@ -17,9 +17,9 @@ from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
 from card.server.service import Service
 from card.server.streaming import EventStream
-from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
 from card.server.waiting import unless_gone
+from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 from card.tree.sampling import TokenLogprobs
 
 
@@ -43,14 +43,15 @@ async def chat_completions(request: Request) -> Response:
 async def start_chat(request: Request, service: Service, fields: ChatRequest, plan: ToolPlan) -> Generation:
     """Queue the texts that answer a conversation. Raises: ApiError, PromptError, SettingsError, WorkerError."""
     prompt_ids = await service.encode(plan.conversation)
+    grammar = plan.grammar(prompt_ids)
     params = sampling_params(
         fields,
         max_tokens=service.num_new_tokens(len(prompt_ids), fields.max_completion_tokens or fields.max_tokens),
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         vocab_size=service.vocab_size,
-    ).replace(grammar=plan.grammar, shown_token_ids=plan.shown_ids)
-    await service.prepare(request, plan.grammar, plan.grammar_param)
-    generation = generate(service, request.state.arrival, fields, [(prompt_ids, params)])
+    ).replace(grammar=grammar)
+    await service.prepare(request, grammar, plan.grammar_param)
+    generation = generate(service, request.state.arrival, fields, [(prompt_ids, params)], plan.view(prompt_ids))
     request.state.generation = generation
     return generation
 
@@ -66,20 +67,24 @@ def _answer(service: Service, fields: ChatRequest, plan: ToolPlan, generation: G
 
 
 def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
-    content, chunks = "", choice.chunks
+    content, thoughts, chunks = "", "", choice.chunks
     calls: list[dict[str, Any]] = []
-    for piece in pieces_of(plan.parser(), choice.text, is_end=True):
+    for piece in (one for chunk in chunks for one in chunk.parts):
         match piece:
             case Content(text):
                 content += text
+            case Thoughts(text):
+                thoughts += text
             case CallBegun(_, name):
                 calls.append(_call(plan, name))
             case CallArguments(call_idx, text):
                 calls[call_idx]["function"]["arguments"] += text
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if thoughts:
+        message |= _thoughts(thoughts)
     if calls:
         message["tool_calls"] = calls
-    logprobs = service.names.chat_logprobs(token for chunk in chunks for token in chunk.logprobs)
+    logprobs = service.names.chat_logprobs(token for chunk in chunks for token in _of_answer(chunk))
     return {
         "index": choice.index,
         "message": message,
@@ -87,6 +92,18 @@ def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choic
         "finish_reason": _finish_reason(choice.finish_reason, len(calls)),
         **({"tokens": service.names.provenance(chunks)} if fields.shows_tree else {}),
     }
+
+
+def _thoughts(text: str) -> dict[str, str]:
+    """Return thoughts under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _of_answer(chunk: StreamChunk) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the tokens that are no thoughts."""
+    if not chunk.thinks:
+        return list(chunk.logprobs)
+    return [token for token, thinks in zip(chunk.logprobs, chunk.thinks, strict=False) if not thinks]
 
 
 def _call(plan: ToolPlan, name: str) -> dict[str, Any]:
@@ -99,17 +116,17 @@ class _Writer:
 
     def __init__(self, service: Service, fields: ChatRequest, plan: ToolPlan, head: dict[str, Any]) -> None:
         self._service, self._fields, self._plan, self._head = service, fields, plan, head
-        self._parser = plan.parser()
         self._has_begun = False
+        self._num_calls = 0
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is not known yet
 
     def events(self, choice: Choice, chunk: StreamChunk) -> bytes:
         """Return the events of a chunk."""
         begin = b"" if self._has_begun else self._event(choice, {"role": "assistant", "content": ""})
         self._has_begun = True
-        self._logprobs += chunk.logprobs
+        self._logprobs += _of_answer(chunk)
         is_end = chunk.finish_reason is not None
-        deltas = [self._delta(piece) for piece in pieces_of(self._parser, chunk.text, is_end=is_end)]
+        deltas = [self._delta(piece) for piece in chunk.parts]
         if not deltas and not is_end and not self._fields.shows_tree:
             return begin
         parts: list[dict[str, Any]] = [{"delta": delta} for delta in deltas or [{}]]
@@ -118,15 +135,17 @@ class _Writer:
             self._logprobs = []
         if self._fields.shows_tree:
             parts[0]["tokens"] = self._service.names.provenance([chunk])
-        num_calls = self._parser.num_calls if self._parser is not None else 0
-        parts[-1]["finish_reason"] = _finish_reason(chunk.finish_reason, num_calls)
+        parts[-1]["finish_reason"] = _finish_reason(chunk.finish_reason, self._num_calls)
         return begin + b"".join(self._event(choice, **part) for part in parts)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         match piece:
             case Content(text):
                 return {"content": text}
+            case Thoughts(text):
+                return _thoughts(text)
             case CallBegun(call_idx, name):
+                self._num_calls += 1
                 call = {"index": call_idx, **_call(self._plan, name)}
             case CallArguments(call_idx, text):
                 call = {"index": call_idx, "function": {"arguments": text}}

@@ -11,7 +11,6 @@ from card.config.fields import check, make_plain, setting
 from card.errors import SettingsError, known_instead
 from card.machine.folders import expanded
 from card.server.admission import as_address, check_host, check_origin
-from card.server.tools.formats import ToolParserName
 from card.text.lines import read_text
 
 SpecMetrics = Literal["none", "summary"]
@@ -59,7 +58,6 @@ class ServerSettings:
     stall_timeout_s: float = setting(30.0, "Seconds without progress until not ready.", above=0, unit="seconds")
     shutdown_timeout_s: float = setting(30.0, "Seconds for running requests at shutdown.", least=0, unit="seconds")
     spec_metrics: SpecMetrics = setting("none", "Report speculation in answers.")
-    tool_parser: ToolParserName = setting("auto", "How the model writes tool calls.", shown="by its chat template")
     log_level: LogLevel = setting("info", "How much to log.")
 
     def __post_init__(self) -> None:

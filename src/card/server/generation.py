@@ -24,6 +24,7 @@ from card.server.errors import shutting_down
 from card.server.metrics import TextRecord, request_metrics
 from card.server.schemas import SamplingFields
 from card.server.service import Service
+from card.text.parts.view import AnswerView
 
 _MANY_LOGPROBS = 5000  # of an answer; each takes microseconds
 
@@ -37,6 +38,7 @@ class Choice:
     stream: RequestStream | None  # None: no text, only the prompt is echoed
     record: TextRecord
     chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
+    num_thoughts: int = 0  # tokens so far
 
     @property
     def text(self) -> str:
@@ -53,9 +55,15 @@ class Generation:
     """All texts of one API request, from admission until the answer is sent."""
 
     def __init__(
-        self, service: Service, arrival: Arrival, ticket: object, fields: SamplingFields, choices: Sequence[Choice]
+        self,
+        service: Service,
+        arrival: Arrival,
+        ticket: object,
+        fields: SamplingFields,
+        choices: Sequence[Choice],
+        view: AnswerView | None = None,
     ) -> None:
-        self.choices, self.arrival = choices, arrival
+        self.choices, self.arrival, self._view = choices, arrival, view
         self._service, self._ticket, self._fields = service, ticket, fields
         self._is_closed = False
 
@@ -82,7 +90,15 @@ class Generation:
             "completion_tokens": num_new,
             "total_tokens": num_prompt + num_new,
             "prompt_tokens_details": {"cached_tokens": cached},
+            **self._details(),
         }
+
+    def _details(self) -> dict[str, Any]:
+        """Return how many tokens were thoughts, of answers that are read in parts: {} or {"completion_..."."""
+        if self._view is None:
+            return {}
+        num_thoughts = sum(choice.num_thoughts for choice in self.choices)
+        return {"completion_tokens_details": {"reasoning_tokens": num_thoughts}}
 
     def metrics(self) -> dict[str, Any]:
         """Return the `metrics` of the answer, if requested: {} or {"metrics": ...}."""
@@ -121,6 +137,7 @@ class Generation:
         source = _read(written[0]) if len(written) == 1 else _merged(written)
         async with contextlib.aclosing(source):
             async for choice, chunk in source:
+                choice.num_thoughts += sum(chunk.thinks)
                 yield choice, chunk
 
     async def collect(self) -> None:
@@ -146,9 +163,12 @@ def generate(
     arrival: Arrival,
     fields: SamplingFields,
     jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]],
+    view: AnswerView | None = None,
 ) -> Generation:
     """Queue the texts of a request: `n` of each job, in this order; a job without parameters writes no text.
 
+    Args:
+        view: how the texts are read in parts; None: each is one text.
     Raises: ApiError 429 if they are not admitted; PromptError, SettingsError, WorkerError.
     """
     ticket = service.gate.enter(len(jobs) * fields.n, arrival.client)
@@ -160,7 +180,7 @@ def generate(
                 if params is not None:
                     assert params.seed is not None
                     own = params.replace(seed=derived_seed(params.seed, choice_idx))
-                    stream = service.llm.generate(prompt_ids, own)
+                    stream = service.llm.generate(prompt_ids, own, view=view)
                     stream.tell_unread(functools.partial(service.arrivals.hold, arrival))
                 speculates = fields.speculation == "on"
                 record = service.ledger.begin(len(prompt_ids), speculates=speculates, is_first=choice_idx == 0)
@@ -172,7 +192,7 @@ def generate(
             service.ledger.forget(choice.record)
         service.gate.leave(ticket)  # dropping the streams ends them
         raise
-    return Generation(service, arrival, ticket, fields, choices)
+    return Generation(service, arrival, ticket, fields, choices, view)
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:

@@ -16,6 +16,7 @@ _AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "strea
     "chat_template_kwargs",
     "speculation",
     "include_metrics",
+    "thinking_budget",
 }
 
 
@@ -154,7 +155,7 @@ class FunctionOutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """Reasoning of another server's model; not part of the prompt."""
+    """Thoughts of the model before its answer or its calls; the chat template decides whether it reads them."""
 
     type: Literal["reasoning"]
     id: str = ""
@@ -162,6 +163,12 @@ class ReasoningItem(Strict):
     content: list[Any] = Field(default_factory=list)
     encrypted_content: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+    @property
+    def text(self) -> str:
+        """The thoughts, as far as they are there as text."""
+        parts = [part.get("text") for part in self.content if isinstance(part, dict)]
+        return "".join(part for part in parts if isinstance(part, str))
 
 
 InputItem = Annotated[
@@ -254,6 +261,7 @@ class ResponsesRequest(CommonFields):
     background: NotDone = False
     previous_response_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    thinking_budget: int | None = Field(None, ge=0, lt=2**31, description="most tokens of thoughts")
 
     @field_validator("input", mode="before")
     @classmethod
@@ -290,10 +298,14 @@ class ResponsesRequest(CommonFields):
     def _messages(self) -> list[dict[str, Any]]:
         """Return the items as messages; calls belong to the assistant's turn before them."""
         messages: list[dict[str, Any]] = []
+        thoughts = ""
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         for item in self.input:
             match item:
+                case ReasoningItem():
+                    thoughts += item.text
+                    continue
                 case InputMessage():
                     messages.append({"role": item.role, "content": _content(item.content)})
                 case FunctionOutputItem():
@@ -305,4 +317,7 @@ class ResponsesRequest(CommonFields):
                     function = {"name": item.name, "arguments": item.arguments}
                     call = {"id": item.call_id, "type": "function", "function": function}
                     messages[-1].setdefault("tool_calls", []).append(call)
+            if thoughts and messages[-1]["role"] == "assistant":
+                messages[-1]["reasoning_content"] = messages[-1].get("reasoning_content", "") + thoughts
+            thoughts = ""
         return messages

@@ -21,9 +21,9 @@ from card.server.generation import Generation
 from card.server.response_schemas import ResponsesRequest
 from card.server.service import Service
 from card.server.streaming import EventStream
-from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
 from card.server.waiting import unless_gone
+from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 
 Events = list[dict[str, Any]]
 _ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as requested
@@ -54,7 +54,8 @@ async def responses(request: Request) -> Response:
     finally:
         await generation.close()
     choice = generation.choices[0]
-    answer.items.push(choice.text)
+    for chunk in choice.chunks:
+        answer.items.push(chunk.parts)
     answer.finish(choice.finish_reason)
     return json_response(answer.body())
 
@@ -103,7 +104,7 @@ class _Answer:
             yield self._event({"type": kind, "response": self.body()})
         async with contextlib.aclosing(self._generation.events()) as pieces:
             async for _, chunk in pieces:
-                told = self.items.push(chunk.text)
+                told = self.items.push(chunk.parts)
                 if chunk.finish_reason is not None:
                     told += self.finish(chunk.finish_reason)
                 if told:
@@ -127,32 +128,25 @@ class _Answer:
             "input_tokens": counted["prompt_tokens"],
             "input_tokens_details": counted["prompt_tokens_details"],
             "output_tokens": counted["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": counted.get("completion_tokens_details", {"reasoning_tokens": 0}),
             "total_tokens": counted["total_tokens"],
         }
 
 
 class _OutputItems:
-    """Turns an answer's pieces into items (messages and function calls), and reports their growth as events."""
+    """Turns an answer's pieces into items (reasoning, messages, function calls), and reports their growth."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
-        self._parser = plan.parser()
         self.items: list[dict[str, Any]] = []
         self._is_open = False  # the last item may still grow
 
-    def push(self, text: str) -> Events:
-        """Add text and return its events."""
-        return self._add_pieces(pieces_of(self._parser, text))
-
     def finish(self, status: Any) -> Events:
         """End the last item and return its events. An answer without any text is an empty message."""
-        events = self._add_pieces(pieces_of(self._parser, "", is_end=True))
-        if not self.items:
-            events += self._begin_message()
-        return events + self._end(status)
+        return [*([] if self.items else self._begin_message()), *self._end(status)]
 
-    def _add_pieces(self, pieces: Iterable[Piece]) -> Events:
+    def push(self, pieces: Iterable[Piece]) -> Events:
+        """Add pieces and return their events."""
         events: Events = []
         for piece in pieces:
             match piece:
@@ -161,6 +155,13 @@ class _OutputItems:
                         events += self._end("completed") + self._begin_message()
                     self.items[-1]["content"][0]["text"] += text
                     events.append(self._told("output_text.delta", delta=text, logprobs=[]))
+                case Thoughts(text):
+                    if not self._is_open or self.items[-1]["type"] != "reasoning":
+                        events += self._end("completed")
+                        events.append(self._begin("rs", "reasoning", {"summary": [], "content": []}))
+                        self.items[-1]["content"].append({"type": "reasoning_text", "text": ""})
+                    self.items[-1]["content"][0]["text"] += text
+                    events.append(self._told("reasoning_text.delta", delta=text))
                 case CallBegun(_, name):
                     events += self._end("completed")
                     call = {"call_id": self._plan.new_call_id(), "name": name, "arguments": ""}
@@ -190,13 +191,15 @@ class _OutputItems:
             done = self._told("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
             return [done, self._told_of_item("done")]
         part = item["content"][0]
+        if item["type"] == "reasoning":
+            return [self._told("reasoning_text.done", text=part["text"]), self._told_of_item("done")]
         text = self._told("output_text.done", text=part["text"], logprobs=[])
         return [text, self._told("content_part.done", part=part), self._told_of_item("done")]
 
     def _told(self, kind: str, **told: Any) -> dict[str, Any]:
         item = self.items[-1]
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             place["content_index"] = 0
         return {"type": f"response.{kind}", **place, **told}
 

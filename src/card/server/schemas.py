@@ -212,7 +212,8 @@ class ChatRequest(SamplingFields):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
-    reasoning_effort: Effort | None = Field(None, description="passed to the chat template; most ignore it")
+    reasoning_effort: Effort | None = Field(None, description="passed to the chat template; none: no thoughts")
+    thinking_budget: int | None = Field(None, ge=0, lt=2**31, description="most tokens of thoughts")
     modalities: list[Literal["text"]] = Field(default_factory=list, max_length=8, fail_fast=True)
 
     @field_validator("chat_template_kwargs")

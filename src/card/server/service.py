@@ -52,7 +52,7 @@ class Service:
         self.gate = Gate(max_running=engine.max_num_seqs, max_waiting=settings.max_num_queued_reqs)
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
-        self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
+        self.tools = ToolSupport(llm.host.answers)
         self.arrivals = Arrivals(settings.request_timeout_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)

@@ -52,9 +52,9 @@ def render_chat(
         template = tokenizer.get_chat_template(tools=None if tools is None else [dict(tool) for tool in tools])
         chat = [_plain({key: value for key, value in one.items() if value is not None}) for one in messages]
         variables = {
+            "documents": None,
             **_plain({**tokenizer.special_tokens_map, **(template_kwargs or {})}),
             "tools": _plain(tools),
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         return _render_a_shape(template, chat, variables)

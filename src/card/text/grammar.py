@@ -169,6 +169,8 @@ class GrammarCompiler:
             matcher = compile_grammar(tokens, grammar.kind, grammar.source)
         except ValueError as error:
             raise UnusableGrammarError(_refusal(grammar, str(error))) from error
+        for said in dict.fromkeys(matcher.get_grammar_warnings()):
+            logger.warning("a part of a schema is left to the model: %s", first_line(said))
         state = MatcherState(Start(matcher, charge), tokens.vocab_size, self._end_ids)
         if not _can_begin(state):
             raise UnusableGrammarError(

@@ -16,7 +16,7 @@ _ANSWER = "An answer."  # stands in where only what a chat template puts behind 
 Messages = Sequence[Mapping[str, Any]]
 # Arguments of transformers' apply_chat_template, and what it sets itself.
 RESERVED_KWARGS = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations"}
     | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
     | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
 )

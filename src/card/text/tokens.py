@@ -53,17 +53,14 @@ class Detokenizer:
     self-synchronising, so a decoder's state depends on the last four bytes only.
     """
 
-    def __init__(self, tokenizer: Tokenizer, shown_ids: Iterable[int] = (), *, after: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, after: Sequence[int] = ()) -> None:
         """Begin.
 
         Args:
-            shown_ids: special tokens that are part of the text; `decode` leaves all of them out.
             after: tokens of the prompt, whose text is not given out.
         """
         self._tokenizer = tokenizer
         self.silent_tokens = tokenizer.skipped_tokens  # tokens without text in the output, by id
-        for token_id in shown_ids:
-            self.silent_tokens.pop(token_id, None)
         self._window = self._context(after)
         # Characters of the window's text given out already, by the prompt or by us.
         self._num_emitted = len(_closed_text(tokenizer, self._window)) if self._window else 0

@@ -21,11 +21,11 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "ray_pool.yaml"
 
 def test_settings_go_to_whom_they_are_for() -> None:
     settings = AppSettings.of(
-        {"target": "a", "draft": "b", "max_drafters": 3, "max_num_seqs": 4, "tool_parser": "hermes", "beam_width": 2}
+        {"target": "a", "draft": "b", "max_drafters": 3, "max_num_seqs": 4, "log_level": "debug", "beam_width": 2}
     )
     assert (settings.pool.max_drafters, settings.draft) == (3, "b")
     assert settings.engine == {"target": "a", "max_num_seqs": 4, "beam_width": 2}
-    assert settings.server == {"tool_parser": "hermes", "served_model_names": ("a",)}
+    assert settings.server == {"log_level": "debug", "served_model_names": ("a",)}
 
 
 def test_a_command_line_says_the_same_in_text() -> None:

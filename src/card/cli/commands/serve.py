@@ -57,7 +57,6 @@ _FLAGS = {  # of settings of the server whose options have names of their own
     "cors_origins": ("--cors-origin",),
     "max_num_queued_reqs": ("--max-num-queued-reqs", "--max-queued-requests"),
     "spec_metrics": ("--per-request-spec-decode-metrics",),
-    "tool_parser": ("--tool-parser", "--tool-call-parser"),
 }
 _METAVARS = {"allowed_hosts": "NAME", "cors_origins": "ORIGIN"}
 

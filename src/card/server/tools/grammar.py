@@ -1,17 +1,20 @@
-"""Grammars of tool calls: required calls, optional calls that must be valid, calls or JSON."""
+"""Grammars of answers: required calls, optional calls that must be valid, calls or JSON, behind a model's thoughts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from card.config import Grammar
+from card.server.errors import bad_request
 from card.server.guided import LENIENT
 from card.server.tool_schemas import FunctionDefinition
-from card.server.tools.formats import ToolFormat
+from card.server.tools.call_rules import CallRules, rules_of
+from card.text.parts.formats import AnswerFormat, Part
+from card.text.parts.leads import Lead, put_behind
 
-_ARGUMENTS_OPTIONS = {"whitespace_pattern": " ?"}  # as models write calls
 _CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON, but bounded
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -24,54 +27,88 @@ _OPENING = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """The rules of an answer, whatever part of it the prompt has begun."""
+
+    form: AnswerFormat
+    mark_ids: Mapping[str, int]  # of marks that are tokens
+    functions: tuple[FunctionDefinition, ...] = ()
+    content: Grammar | None = None
+    is_forced: bool = False  # only calls
+    allows_several: bool = True
+    thinking_budget: int | None = None
+
+    @property
+    def holds_calls(self) -> bool:
+        """True if a grammar holds the calls."""
+        is_held = self.is_forced or self.content is not None or any(one.strict for one in self.functions)
+        return bool(self.functions) and is_held
+
+    def grammar(self, part: Part | None) -> Grammar | None:
+        """Return the grammar of an answer; None for any text.
+
+        Args:
+            part: that the prompt has begun; None: the format's first.
+        Raises: ApiError 400 for a budget that this model's thoughts cannot have.
+        """
+        lead = Lead(self.form, self.mark_ids, part, self.thinking_budget)
+        has_budget = self.thinking_budget is not None and not lead.is_empty
+        if has_budget and not lead.can_be_limited:
+            raise bad_request(
+                "the thoughts of this model do not end with a token, so they can have no thinking_budget; leave it out",
+                "thinking_budget",
+            )
+        if not self.holds_calls:
+            return put_behind(lead, self.content) if self.content is not None or has_budget else None
+        grammars = ToolGrammar(self.form, self.functions, lead, allows_several=self.allows_several)
+        if self.is_forced:
+            return grammars.forced()
+        if self.content is not None:
+            return grammars.or_json(self.content.source or '{"type": "object"}')
+        return grammars.free()
+
+
 class ToolGrammar:
     """Writes grammars in Lark's notation for one format and the functions that may be called."""
 
     def __init__(
-        self,
-        form: ToolFormat,
-        functions: Sequence[FunctionDefinition],
-        mark_ids: Mapping[str, int],
-        *,
-        allows_several: bool,
+        self, form: AnswerFormat, functions: Sequence[FunctionDefinition], lead: Lead, *, allows_several: bool
     ) -> None:
         """Set the format and the functions.
 
         Args:
-            mark_ids: token ids of the format's marks that are special tokens; llguidance accepts no other text for
-                them.
+            lead: what may stand before the calls.
             allows_several: there may be more than one call.
         """
-        self._format, self._mark_ids = form, mark_ids
-        self._joint = form.joint if allows_several else None
-        self._block_joint = form.block_joint if allows_several else None
-        heads = []
-        self._rules = []
-        for idx, function in enumerate(functions):
-            head = f'{{"name": {json.dumps(function.name)}, "{form.arguments_key}": '
-            heads.append(f"{json.dumps(head)} arguments_{idx}")
-            self._rules.append(f"arguments_{idx}: %json {json.dumps(_schema(function))}")
-        self._rules.append(f'call: ({" | ".join(heads)}) "}}"')
+        self._lead = lead
+        named = [(function.name, _schema(function)) for function in functions]
+        self._calls: CallRules = rules_of(form, lead, named, allows_several=allows_several)
 
     def forced(self) -> Grammar:
         """Return the grammar of a text of calls only, at least one."""
-        block = self._block("" if self._format.is_bare else self._marker())
-        return self._grammar(f"start: {_repeated('block', self._block_joint)}", f"block: {block}")
+        return self._grammar(f"start: {self._lead.before_calls()} calls", f"calls: {self._calls.blocks}")
 
     def free(self) -> Grammar:
         """Return the grammar of a text in which everything that begins like a call is a call."""
-        if self._format.is_bare:
+        before = self._lead.before_calls()
+        if self._calls.is_bare:
             return self._grammar(
-                "start: block | free", f"block: {self._block('')}", "free: FREE?", r"FREE: /\s*[^{\s](.|\n)*/"
+                f"start: {before} (calls | free)",
+                f"calls: {self._calls.blocks}",
+                "free: FREE?",
+                r"FREE: /\s*[^{\s](.|\n)*/",
             )
-        marker = self._format.marker
-        begin = ["begin: spelled", f"spelled[lazy]: TEXT {json.dumps(marker)}"]
-        if marker in self._mark_ids:
-            begin[0] += f" | text {self._marker()}"
-        several = self._joint is not None or self._block_joint is not None
+        if self._lead.is_channelled:
+            content = f"{self._lead.before_content()} TEXT"
+            text = r"TEXT: /(.|\n)*/"
+            return self._grammar(f"start: {before} calls | {content}", f"calls: {self._calls.blocks}", text)
+        begin = ["begin: spelled", f"spelled[lazy]: TEXT {json.dumps(self._calls.marker)}"]
+        if self._calls.marker_term.startswith("<["):
+            begin[0] += f" | text {self._calls.marker_term}"
         return self._grammar(
-            "start: block* text" if several else "start: block | text",
-            f"block: {self._block('begin')}",
+            f"start: {before} ({'block* text' if self._calls.has_several else 'block | text'})",
+            f"block: begin {self._calls.body}",
             *begin,
             "text: TEXT",
             r"TEXT: /(.|\n)*/",
@@ -79,43 +116,25 @@ class ToolGrammar:
 
     def or_json(self, schema: str) -> Grammar:
         """Return the grammar of a text that is calls, or JSON that fits a schema."""
-        block = self._block("" if self._format.is_bare else self._marker())
         content = json.loads(schema)
         content["x-guidance"] = {**_CONTENT_OPTIONS, **content.get("x-guidance", {})}
+        before_calls, before_content = self._lead.before_calls(), self._lead.before_content()
         return self._grammar(
-            f"start: {_repeated('block', self._block_joint)} | content",
-            f"block: {block}",
+            f"start: {before_calls} calls | {before_content} content",
+            f"calls: {self._calls.blocks}",
             f"content: %json {json.dumps(content)}",
         )
 
-    def _marker(self) -> str:
-        return self._literal(self._format.marker)
-
-    def _literal(self, text: str) -> str:
-        """Return text as a grammar's literal, which may end with a special token."""
-        for mark, token_id in self._mark_ids.items():
-            if text.endswith(mark):
-                return f"{self._literal(text.removesuffix(mark))} <[{token_id}]>".lstrip()
-        return json.dumps(text) if text else ""
-
-    def _block(self, begin: str) -> str:
-        opening, closing = self._literal(self._format.opening), self._literal(self._format.closing)
-        return " ".join(filter(None, (begin, opening, _repeated("call", self._joint), closing)))
-
     def _grammar(self, *rules: str) -> Grammar:
-        return Grammar("lark", "\n".join((*rules, *self._rules)))
+        return Grammar("lark", "\n".join((*rules, *dict.fromkeys(self._lead.rules), *self._calls.rules)))
 
 
-def _repeated(rule: str, joint: str | None) -> str:
-    return rule if joint is None else f"{rule} ({json.dumps(joint)} {rule})*"
-
-
-def _schema(function: FunctionDefinition) -> dict[str, object]:
+def _schema(function: FunctionDefinition) -> dict[str, Any]:
     """Return the schema of a function's arguments, with options for the compiler."""
     if function.parameters is None:
-        return {**_NO_ARGUMENTS, "x-guidance": _ARGUMENTS_OPTIONS}
-    options = {**_ARGUMENTS_OPTIONS, **(LENIENT if function.strict is False else {})}
-    return {"type": "object", **_closed(function.parameters), "x-guidance": options}
+        return _NO_ARGUMENTS
+    schema = {"type": "object", **_closed(function.parameters)}
+    return schema if function.strict else {**schema, "x-guidance": LENIENT}
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Tools of a model and of a chat request: the prompt, the grammar, and the parsing of the answer."""
+"""Tools of a model and of a chat request: the prompt, the grammar, and how the answer is read."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import string
@@ -15,11 +14,11 @@ from card.config import Grammar
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
 from card.server.tool_schemas import FunctionDefinition, NamedTool
-from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
-from card.server.tools.grammar import ToolGrammar
-from card.server.tools.parser import ToolParser
+from card.server.tools.grammar import Guide
+from card.text.parts.calls import JsonCalls
+from card.text.parts.formats import FORMATS, AnswerFormat
+from card.text.parts.view import AnswerView, ModelAnswers
 from card.text.prompts import Conversation
-from card.text.tokenizer import Tokenizer
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one in JSON:\n<tools>\n{tools}\n"
@@ -46,7 +45,7 @@ def _reasoning(message: Message) -> dict[str, str]:
 
 
 def plain_messages(
-    messages: Sequence[Message], functions: Sequence[FunctionDefinition], form: ToolFormat
+    messages: Sequence[Message], functions: Sequence[FunctionDefinition], form: JsonCalls
 ) -> list[dict[str, Any]]:
     """Return messages for a chat template without tools.
 
@@ -81,37 +80,41 @@ def plain_messages(
 
 
 _ROLES = {"developer": "system"}
+_SWITCHES = ("enable_thinking", "thinking")  # names under which templates read whether to think
 _MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """Everything that a chat request with tools needs from the model."""
+    """Everything that a chat request needs from the model, with tools or without."""
 
+    answers: ModelAnswers
     conversation: Conversation
-    grammar: Grammar | None
+    guide: Guide
     grammar_param: str  # the field of the request that the grammar came from
-    form: ToolFormat | None  # of calls in the answer; None: the answer has no calls
-    shown_ids: tuple[int, ...] = ()  # special tokens that mark calls
-    names: frozenset[str] = frozenset()
+    tools: Mapping[str, Mapping[str, Any]]  # schemas of the functions that may be called, by name
     most_calls: int | None = None
     is_forced: bool = False  # the answer has only calls
 
-    def parser(self) -> ToolParser | None:
-        """Return a parser for one answer; None if all of it is content."""
-        if self.form is None:
+    def view(self, prompt_ids: Sequence[int]) -> AnswerView | None:
+        """Return how an answer behind a prompt is read; None if all of it is content."""
+        if not self.answers.has_parts(self.tools):
             return None
-        return ToolParser(
-            self.form,
-            self.names,
-            is_held_to_grammar=self.grammar is not None,
+        return self.answers.view(
+            prompt_ids,
+            self.tools,
+            takes_bare=not self.guide.holds_calls,
             has_content=not self.is_forced,
             most_calls=self.most_calls,
         )
 
+    def grammar(self, prompt_ids: Sequence[int]) -> Grammar | None:
+        """Return the grammar of an answer behind a prompt."""
+        return self.guide.grammar(self.answers.part_begun(prompt_ids))
+
     def new_call_id(self) -> str:
         """Return an id for a call."""
-        if self.form is MISTRAL:
+        if self.answers.form.name.startswith("mistral"):
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(_MISTRAL_ID_LENGTH))
         return f"call_{secrets.token_hex(12)}"
 
@@ -119,21 +122,15 @@ class ToolPlan:
 class ToolSupport:
     """The formats in which one model reads the list of tools and writes calls."""
 
-    def __init__(self, tokenizer: Tokenizer, parser: ToolParserName = "auto") -> None:
-        """Detect the format from chat template and vocabulary, unless ``parser`` names one."""
-        template = ""
-        with contextlib.suppress(ValueError):  # there is none
-            # A model may have a separate template for tools; any list makes the tokenizer choose it.
-            template = tokenizer.get_chat_template(tools=[{}])
-        vocabulary = tokenizer.get_vocab()
-        self._knows_tools = has_tools(template)
-        self._knows_developers = "developer" in template
-        self.form = FORMATS[parser] if parser != "auto" else find_format(template, vocabulary)
-        self._mark_ids: dict[str, int] = {}
-        if self.form is not None:
-            added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
-            marks = (self.form.marker, self.form.closing.strip())
-            self._mark_ids = {mark: added[mark] for mark in marks if mark in added}
+    def __init__(self, answers: ModelAnswers) -> None:
+        """Take the model's format."""
+        self._answers = answers
+        self._knows_developers = "developer" in answers.template
+
+    @property
+    def form(self) -> AnswerFormat:
+        """The model's format."""
+        return self._answers.form
 
     def plan(self, fields: ChatRequest) -> ToolPlan:
         """Return the plan of a request.
@@ -146,43 +143,37 @@ class ToolSupport:
             raise bad_request("a schema is nested too deeply; make it flatter", "tools") from None
 
     def _plan(self, fields: ChatRequest) -> ToolPlan:
-        choice = fields.tool_choice
+        choice, answers = fields.tool_choice, self._answers
         functions = [tool.function for tool in fields.tools] if choice != "none" else []
-        form = self.form
-        if functions and form is None:
+        if functions and not answers.writes_calls:
             raise bad_request(
                 "this model writes tool calls in a format that the server does not read; leave tools out, or serve the "
-                f"model with --tool-parser {'|'.join(FORMATS)}",
+                f"model with --answer-format {'|'.join(name for name, one in FORMATS.items() if one.writes_calls)}",
                 "tools",
             )
-        kwargs = dict(fields.chat_template_kwargs)
-        if fields.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
-        conversation = self.conversation(fields.messages, functions, kwargs)
-        guide = fields.grammar()
-        if not functions or form is None:
-            return ToolPlan(conversation=conversation, grammar=guide, grammar_param=fields.guide, form=None)
+        conversation = self.conversation(fields.messages, functions, template_variables(fields))
         if isinstance(choice, NamedTool):
             functions = [function for function in functions if function.name == choice.function.name]
-        is_forced = choice != "auto"
+        is_forced = bool(functions) and choice != "auto"
         allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedTool)
-        grammars = ToolGrammar(form, functions, self._mark_ids, allows_several=allows_several)
-        grammar: Grammar | None = None
-        if is_forced:
-            grammar = grammars.forced()
-        elif guide is not None:
-            if guide.kind not in ("json_object", "json_schema"):
-                raise bad_request(f'{fields.guide} does not go with tool_choice "auto"; leave one out', fields.guide)
-            grammar = grammars.or_json(guide.source or '{"type": "object"}')
-        elif any(function.strict for function in functions):
-            grammar = grammars.free()
+        content = fields.grammar()
+        if functions and not is_forced and content is not None and content.kind not in ("json_object", "json_schema"):
+            raise bad_request(f'{fields.guide} does not go with tool_choice "auto"; leave one out', fields.guide)
+        guide = Guide(
+            form=answers.form,
+            mark_ids=answers.mark_ids,
+            functions=tuple(functions),
+            content=content,
+            is_forced=is_forced,
+            allows_several=allows_several,
+            thinking_budget=fields.thinking_budget,
+        )
         return ToolPlan(
+            answers=answers,
             conversation=conversation,
-            grammar=grammar,
-            grammar_param="tools",
-            form=form,
-            shown_ids=tuple(sorted(self._mark_ids.values())),
-            names=frozenset(function.name for function in functions),
+            guide=guide,
+            grammar_param="tools" if functions else fields.guide if content is not None else "thinking_budget",
+            tools={function.name: function.parameters or {} for function in functions},
             most_calls=None if allows_several else 1,
             is_forced=is_forced,
         )
@@ -196,7 +187,21 @@ class ToolSupport:
         """Return messages as the chat template takes them."""
         if not self._knows_developers:  # the newer name of the system role, which templates silently ignore
             messages = [one.model_copy(update={"role": _ROLES.get(one.role, one.role)}) for one in messages]
-        if self._knows_tools or self.form is None:
+        calls = self.form.calls
+        if self._answers.knows_tools or not isinstance(calls, JsonCalls):
             told = [function.as_template_has_it() for function in functions]
             return Conversation(template_messages(messages), told, kwargs)
-        return Conversation(plain_messages(messages, functions, self.form), (), kwargs)
+        return Conversation(plain_messages(messages, functions, calls), (), kwargs)
+
+
+def template_variables(fields: ChatRequest) -> dict[str, Any]:
+    """Return what a request gives to the chat template: its own variables first, then how much to think."""
+    variables = dict(fields.chat_template_kwargs)
+    effort = fields.reasoning_effort
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+        for name in _SWITCHES:
+            variables.setdefault(name, effort != "none")
+    if fields.thinking_budget is not None:
+        variables.setdefault("thinking_budget", fields.thinking_budget)
+    return variables

@@ -40,6 +40,17 @@ _YARN = {
 }
 
 
+_SAMPLING = "gguf_sampling"
+_SAMPLING_KEYS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+_SAMPLING_DIGITS = 6  # the file has single precision, its maker wrote decimals
+
+
 def read_config(path: Path, header: Header, architecture: Architecture) -> dict[str, Any]:
     """Return the config. Raises: GgufError if it asks for more than is built here."""
     metadata = header.metadata
@@ -81,6 +92,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "bos_token_id": special_id(metadata, "bos"),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": special_id(metadata, "padding"),
+        _SAMPLING: _sampling(metadata),
     }
     stated |= {**architecture.gguf_fields(stated), **architecture.gguf_layers(facts, places, stated)}
     config = {**stated, **stated_experts(facts, architecture)}
@@ -90,8 +102,19 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
 
 
 def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what generation_config.json has: the tokens that begin and end a text."""
-    return {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    """Return what generation_config.json has: the tokens that begin and end a text, and how the maker samples."""
+    return {**{name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}, **config[_SAMPLING]}
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling that a file states, under transformers' names. A file that states any samples."""
+    stated = {name: metadata.get(f"general.sampling.{key}") for name, key in _SAMPLING_KEYS.items()}
+    found = {
+        name: round(value, _SAMPLING_DIGITS) if isinstance(value, float) else value
+        for name, value in stated.items()
+        if value is not None
+    }
+    return {**found, "do_sample": True} if found else {}
 
 
 def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architecture) -> int:

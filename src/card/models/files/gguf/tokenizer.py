@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 
 from card.models.files.gguf.header import DamagedError, GgufError, Header
 from card.models.files.gguf.kept_tokenizer import Pairs, Parts, read_parts, write_parts
 from card.models.files.gguf.splits import RULES, UNNAMED, SplitRule
+from card.text.parts.formats import kept_ends
 from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,10 @@ _END_NAMES = frozenset(
 )
 _MOST_TOKEN_CHARS = 4096  # published ones have up to some hundred
 _MOST_COMPARED_CHARS = 1 << 28  # the sum of squares of all lengths; a vocabulary of 262,144 has some 20 million
+# Models whose control tokens take the blanks behind them, by their names, and the tokens of theirs that do not: a file
+# does not tell, and llama.cpp knows them so.
+_PHI3, _PHI3_KEEPS = ("phi-3", "phi3"), frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _MARKUP = "</s>"  # also how HTML ends a text that is struck out; only a control token ends an answer
-# With one of these sets of tokens <|end|> ends a part of an answer, not the answer.
-_PART_ENDS = tuple({one, other} for one in ("<|return|>", "<|flush|>") for other in ("<|call|>", "<|calls|>"))
 
 
 def check_tokenizer(header: Header) -> None:
@@ -98,8 +100,8 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     if not isinstance(tokens, list):
         return []
     named = {token: token_id for token_id, token in enumerate(tokens) if isinstance(token, str) and token in _END_NAMES}
-    if any(names <= named.keys() for names in _PART_ENDS):
-        named.pop("<|end|>", None)
+    for part_end in kept_ends(named):
+        named.pop(part_end, None)
     markup = named.get(_MARKUP)
     if markup is not None and isinstance(types, list) and (len(types) != len(tokens) or types[markup] != _CONTROL):
         del named[_MARKUP]
@@ -158,10 +160,17 @@ def _parts(header: Header) -> Parts:
         core, pairs = _sentencepiece(tokens, metadata, special.get("unk_token"))
         begins = True
     is_gemma4 = metadata["tokenizer.ggml.model"] == _GEMMA4  # whose first files say that texts begin with nothing
+    name = metadata.get("general.name")
+    takes_blanks = isinstance(name, str) and any(mark in name.lower() for mark in _PHI3)
     ends = {token_id for token_id in end_ids(metadata) if token_id < len(tokens)}
     core.add_tokens(
         [
-            AddedToken(token, normalized=False, special=kind != _USER_DEFINED or token_id in ends)
+            AddedToken(
+                token,
+                normalized=False,
+                special=kind != _USER_DEFINED or token_id in ends,
+                rstrip=takes_blanks and kind == _CONTROL and token not in _PHI3_KEEPS,
+            )
             for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token_id in ends
         ]
@@ -170,7 +179,17 @@ def _parts(header: Header) -> Parts:
     before = [special.get("bos_token")] if begins else []
     after = [special.get("eos_token")] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
     _set_frame(core, [one for one in before if one], [one for one in after if one])
-    return Parts(core, pairs, {"chat_template": metadata.get("tokenizer.chat_template"), **special})
+    return Parts(core, pairs, {"chat_template": _chat_templates(metadata), **special})
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Return the chat template, or several by name."""
+    default, names = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.chat_templates") or []
+    if not isinstance(names, list) or not names:
+        return default
+    stated = {str(name): metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+    named = {name: template for name, template in stated.items() if isinstance(template, str)}
+    return {**({} if default is None else {"default": default}), **named} if named else default
 
 
 def _without_padding(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
@@ -224,8 +243,10 @@ def _sentencepiece(
     core = tokenizers.Tokenizer(pairs.model())
     is_plain = metadata["tokenizer.ggml.model"] == _SENTENCEPIECE
     adds_blank = is_plain and metadata.get("tokenizer.ggml.add_space_prefix", True)
-    scheme = "first" if adds_blank else "never"
-    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme=scheme, split=False)
+    if adds_blank:  # before the text and behind each special token, also where a blank stands there already
+        core.normalizer = normalizers.Sequence([normalizers.Prepend(_BLANK), normalizers.Replace(" ", _BLANK)])
+    else:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme="never", split=False)
     steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     core.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_blank else steps)
     return core, pairs

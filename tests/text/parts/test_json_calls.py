@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.server.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat, find_format
-from card.server.tools.parser import CallArguments, CallBegun, Content, ToolParser
+from card.text.parts.calls import JsonCalls
+from card.text.parts.formats import HERMES, LLAMA3, MISTRAL, AnswerFormat
+from card.text.parts.pieces import CallArguments, CallBegun
+from card.text.parts.reader import AnswerReader
+from tests.text.parts import reading
+from tests.text.parts.reading import Read, cut
 
-NAMES = frozenset({"add", "get_weather"})
-
-
-@dataclass
-class Read:
-    """What was read of an answer."""
-
-    content: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
+NAMES: dict[str, dict[str, object]] = {"add": {}, "get_weather": {}}
+FORMATS = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL}
 
 
-def read(form: ToolFormat, pieces: list[str], *, is_live: bool = False, most_calls: int | None = None) -> Read:
+def read(form: JsonCalls, pieces: list[str], *, is_live: bool = False, most_calls: int | None = None) -> Read:
     """Read a text that comes in pieces."""
-    parser = ToolParser(form, NAMES, is_held_to_grammar=is_live, most_calls=most_calls)
-    found = Read()
-    for piece in [*(one for text in pieces for one in parser.push(text)), *parser.flush()]:
-        match piece:
-            case Content(text):
-                assert text
-                found.content += text
-            case CallBegun(call_idx, name):
-                assert call_idx == len(found.calls)
-                found.calls.append((name, ""))
-            case CallArguments(call_idx, text):
-                assert call_idx == len(found.calls) - 1 and text
-                found.calls[-1] = (found.calls[-1][0], found.calls[-1][1] + text)
-    assert parser.num_calls == len(found.calls)
-    return found
+    return reading.read(_whole(form), pieces, NAMES, takes_bare=not is_live, most_calls=most_calls)
 
 
-def cut(text: str, places: list[int]) -> list[str]:
-    """Cut a text at some places, counted modulo its length."""
-    borders = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    return [text[a:b] for a, b in itertools.pairwise(borders)] or [""]
+def reader_of(form: JsonCalls) -> AnswerReader:
+    return AnswerReader(_whole(form), NAMES)
+
+
+def _whole(form: JsonCalls) -> AnswerFormat:
+    return AnswerFormat(name="this", calls=form)
 
 
 VALUES = st.recursive(
@@ -57,7 +40,7 @@ VALUES = st.recursive(
 CALLS = st.lists(
     st.tuples(st.sampled_from(sorted(NAMES)), st.dictionaries(st.text(max_size=4), VALUES, max_size=3)), max_size=3
 )
-FORMS = st.sampled_from(sorted(FORMATS.values(), key=lambda form: form.name))
+FORMS = st.sampled_from([HERMES, LLAMA3, MISTRAL])
 FRAGMENTS = st.lists(
     st.sampled_from(
         ["<tool_call>", "</tool_call>", "<tool", "[TOOL_CALLS]", "[", "]", ",", ";", "<|python_tag|>", "{", "}", '"']
@@ -84,7 +67,7 @@ PLACES = st.lists(st.integers(0, 400), max_size=40)
 
 @given(form=FORMS, calls=CALLS, places=PLACES, is_live=st.booleans(), before=st.sampled_from(["", "Let me see. "]))
 def test_calls_that_were_written_are_read_however_the_text_is_cut(
-    form: ToolFormat, calls: list[tuple[str, dict[str, object]]], places: list[int], is_live: bool, before: str
+    form: JsonCalls, calls: list[tuple[str, dict[str, object]]], places: list[int], is_live: bool, before: str
 ) -> None:
     texts = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     before = "" if form.is_bare else before
@@ -95,25 +78,21 @@ def test_calls_that_were_written_are_read_however_the_text_is_cut(
 
 @given(form=FORMS, text=FRAGMENTS, places=PLACES, is_live=st.booleans())
 def test_any_text_at_all_is_read_the_same_however_it_is_cut(
-    form: ToolFormat, text: str, places: list[int], is_live: bool
+    form: JsonCalls, text: str, places: list[int], is_live: bool
 ) -> None:
     whole = read(form, [text], is_live=is_live)
     assert read(form, cut(text, places), is_live=is_live) == whole
     assert read(form, list(text), is_live=is_live) == whole
     if not is_live:
         assert whole.calls or whole.content == text
-        assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
 
 
 @pytest.mark.parametrize(
     ("form", "text"),
     [
         (HERMES, '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>'),
         (HERMES, '<tool_call>\n{"name": "add", "arguments": "a"}\n</tool_call>'),
         (HERMES, '<tool_call>\n{"arguments": {}}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": "'),
         (HERMES, "<tool_call>\nadd(1, 2)\n</tool_call>"),
         (HERMES, "a <tool_call"),
         (HERMES, 'So {"name": "add", "arguments": {}}'),
@@ -124,7 +103,6 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(
         (HERMES, "```js"),
         (HERMES, "``"),
         (HERMES, '{"name": "Ann", "arguments": {}}'),
-        (HERMES, "<tool_call>" + '{"name": "add", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001),
         (LLAMA3, '{"answer": 5}'),
         (LLAMA3, 'It is {"name": "add", "parameters": {}}'),
         (LLAMA3, '<|python_tag|>brave_search.call(query="x")'),
@@ -132,7 +110,7 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(
         (MISTRAL, "[TOOL_CALLS] nothing"),
     ],
 )
-def test_a_malformed_call_is_content_and_nothing_of_it_is_lost(form: ToolFormat, text: str) -> None:
+def test_a_malformed_call_is_content_and_nothing_of_it_is_lost(form: JsonCalls, text: str) -> None:
     assert read(form, [text]) == Read(text)
     assert read(form, list(text)) == Read(text)
 
@@ -157,14 +135,14 @@ def test_a_malformed_call_is_content_and_nothing_of_it_is_lost(form: ToolFormat,
     ],
 )
 def test_models_may_be_careless_about_what_stands_around_calls(
-    form: ToolFormat, text: str, content: str, num_calls: int
+    form: JsonCalls, text: str, content: str, num_calls: int
 ) -> None:
     found = read(form, [text])
     assert (found.content, len(found.calls)) == (content, num_calls)
 
 
 def test_arguments_that_a_grammar_guarantees_come_as_they_are_written() -> None:
-    parser = ToolParser(HERMES, NAMES, is_held_to_grammar=True)
+    parser = reader_of(HERMES)
     assert parser.push('<tool_call>\n{"name": "add", "argum') == []
     assert parser.push('ents": {"a"') == [CallBegun(0, "add"), CallArguments(0, '{"a"')]
     assert parser.push(': "}') == [CallArguments(0, ': "}')]
@@ -172,24 +150,24 @@ def test_arguments_that_a_grammar_guarantees_come_as_they_are_written() -> None:
     assert parser.flush() == []
 
 
-def test_a_call_that_is_cut_off_before_its_arguments_leaves_nothing_behind_if_a_grammar_held_it() -> None:
-    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "ad'
-    assert read(HERMES, list(text), is_live=True) == Read("", [("add", '{"a": 1}')])
-    assert read(HERMES, ['<tool_call>\n{"name": "add", "arguments": {"a": 1'], is_live=True) == Read(
-        "", [("add", '{"a": 1')]
-    )
+def test_broken_arguments_are_given_as_they_were_written_and_end_where_they_are_no_json() -> None:
+    for text, arguments in (
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>', '{"a": 1}'),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>', '{"a": }'),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": "', '{"a": "'),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1</tool_call>', '{"a": 1'),
+    ):
+        assert read(HERMES, [text]) == read(HERMES, list(text)) == Read("", [("add", arguments)])
 
 
-def test_a_call_that_may_be_malformed_is_held_back_to_its_end_but_the_text_before_it_is_not() -> None:
-    parser = ToolParser(HERMES, NAMES)
-    assert parser.push("So <tool") == [Content("So")]
-    assert parser.push('_call>{"name": "add", "arguments": {"a": 1}') == []
-    assert parser.push("}") == [CallBegun(0, "add"), CallArguments(0, '{"a": 1}')]
+def test_a_call_in_a_loop_of_brackets_ends_and_takes_no_time() -> None:
+    text = '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 50_000
+    assert read(HERMES, [text]).calls[0][0] == "add"
 
 
 def test_an_answer_in_json_is_not_held_back_once_it_can_be_no_call() -> None:
     for form in FORMATS.values():
-        parser = ToolParser(form, NAMES)
+        parser = reader_of(form)
         assert parser.push(' { "na') == []
         assert "".join(piece.text for piece in parser.push('ture": 1')) == ' { "nature": 1'
 
@@ -197,27 +175,3 @@ def test_an_answer_in_json_is_not_held_back_once_it_can_be_no_call() -> None:
 def test_nothing_follows_the_last_call_that_is_wanted() -> None:
     text = HERMES.write([("add", "{}"), ("add", "{}")])
     assert read(HERMES, list("A " + text + " B"), most_calls=1) == Read("A", [("add", "{}")])
-
-
-QWEN = "{%- if tools %}<tools>{{ tools }}</tools> within <tool_call></tool_call>{% endif %}"
-LLAMA = 'Respond in the format {"name": function name, "parameters": dictionary}{{ tools }}'
-
-
-@pytest.mark.parametrize(
-    ("template", "vocabulary", "form"),
-    [
-        (QWEN, (), HERMES),
-        (QWEN + "<function=x>", (), None),
-        (LLAMA, ("<|python_tag|>",), LLAMA3),
-        ("{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS]",), MISTRAL),
-        ("{{ tools }}[TOOL_CALLS]name[ARGS]", (), None),
-        ("{{ tools }}<other_call>", ("<tool_call>",), None),
-        ("{{ messages }}", ("[TOOL_CALLS]",), MISTRAL),
-        ("{{ messages }}", ("<|python_tag|>",), LLAMA3),
-        ("{{ messages }}", (), HERMES),
-    ],
-)
-def test_the_format_is_told_from_template_and_vocabulary(
-    template: str, vocabulary: tuple[str, ...], form: ToolFormat | None
-) -> None:
-    assert find_format(template, vocabulary) == form

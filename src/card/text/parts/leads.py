@@ -1,0 +1,138 @@
+"""Grammars that begin behind an answer's thoughts: what may stand before the part that a grammar is for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from card.config import Grammar
+from card.text.parts.formats import AnswerFormat, Part
+
+_WORDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|%\w+|\bstart\b')
+# How thoughts begin and end in channels without headers, and with them.
+_CHANNELS = (
+    ("<|think|>", "<|end|><|begin|>assistant"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+)
+_TEXT_RULES = (r"LEAD_TEXT: /(.|\n)*/", r"LEAD_SPACE: /\s*/")
+
+
+class Lead:
+    """The text that may stand before the part that a grammar holds, in Lark's notation."""
+
+    def __init__(
+        self, form: AnswerFormat, mark_ids: Mapping[str, int], part: Part | None, budget: int | None = None
+    ) -> None:
+        """Take a format.
+
+        Args:
+            mark_ids: ids of the format's marks that are tokens; a grammar accepts no other text for them.
+            part: that the prompt has begun; None: the format's first.
+            budget: most tokens of thoughts; None: any number.
+        """
+        self._form, self._mark_ids, self._part, self._budget = form, mark_ids, part, budget
+        self.rules: list[str] = []
+        self.is_channelled = bool(form.turns) and form.starts_in != "content"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing may stand before the part."""
+        return not self.is_channelled and (self._form.thoughts is None or self._part == "content")
+
+    def literal(self, text: str) -> str:
+        """Return a text as the terms of a grammar; marks that are tokens count as those alone."""
+        found = re.split("|".join(map(re.escape, self._mark_ids)), text) if self._mark_ids else [text]
+        marks = re.findall("|".join(map(re.escape, self._mark_ids)), text) if self._mark_ids else []
+        terms = [json.dumps(found[0])] if found[0] else []
+        for mark, rest in zip(marks, found[1:], strict=True):
+            terms += [f"<[{self._mark_ids[mark]}]>", *([json.dumps(rest)] if rest else [])]
+        return " ".join(terms)
+
+    def before_content(self) -> str:
+        """Return the terms before the content."""
+        if self._form.header_end is not None:
+            return f"{self._write_lead()} {self.literal('<|channel|>final<|message|>')}"
+        if self.is_channelled:
+            return f"{self._write_lead()} {self.literal('<|content|>')}"
+        opening = next((mark for mark, part in self._form.turns if part == "content"), "")
+        opening = opening or (self._form.wrapper or ("",))[0]
+        return f"{self._write_lead()} ({self.literal(opening)})?" if opening else self._write_lead()
+
+    def before_calls(self) -> str:
+        """Return the terms before calls."""
+        if self.is_channelled and self._form.header_end is None:
+            return f"{self._write_lead()} {self.literal('<|tool_calls|>')}"
+        return self._write_lead()
+
+    def _write_lead(self) -> str:
+        """Return the terms of thoughts."""
+        if self.is_empty:
+            return ""
+        self.rules = list(_TEXT_RULES)
+        if self.is_channelled:
+            begin, end = _CHANNELS[self._form.header_end is not None]
+            self.rules.append(f"lead: {self.literal(begin)} {self._text_until(end)}")
+            return "lead*" if self._budget is None else "lead?"
+        assert self._form.thoughts is not None
+        opening, closing = self._form.thoughts
+        self.rules.append(f"lead: {self._text_until(closing)} LEAD_SPACE")
+        return "lead" if self._part == "thoughts" else f"(LEAD_SPACE {self.literal(opening)} lead)?"
+
+    def _text_until(self, end: str) -> str:
+        """Return the terms of thoughts and what ends them, which is a token or found as text."""
+        terms = self.literal(end)
+        if not terms.startswith("<["):
+            self.rules.append(f"lead_lazy[lazy]: LEAD_TEXT {terms}")
+            return "lead_lazy"
+        if self._budget == 0:
+            return terms
+        limit = "" if self._budget is None else f"[max_tokens={self._budget}]"
+        self.rules.append(f"lead_text{limit}: LEAD_TEXT")
+        return f"lead_text {terms}"
+
+    def any_text(self) -> list[str]:
+        """Return the rule `answer` of any content and calls, but no thoughts, which would not be limited."""
+        opening, closing = self._form.thoughts or ("", "")
+        begun = re.escape(opening.strip()).replace("/", r"\/")
+        rules = [rf"ANSWER_TEXT: /(.|\n)*/ & ~/\s*{begun}(.|\n)*/" if begun else r"ANSWER_TEXT: /(.|\n)*/"]
+        around = opening + closing
+        ids = sorted(token_id for mark, token_id in self._mark_ids.items() if mark not in around)
+        marks = " | ".join(f"<[{token_id}]>" for token_id in ids)
+        return [f"answer: ANSWER_TEXT (({marks}) LEAD_TEXT)*" if marks else "answer: ANSWER_TEXT", *rules]
+
+    @property
+    def can_be_limited(self) -> bool:
+        """True if thoughts can have a budget: a token ends them."""
+        closing = self._form.thoughts[1] if self._form.thoughts else "<|end|>"
+        return self.is_channelled or closing in self._mark_ids
+
+
+def put_behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:
+    """Return a grammar that begins behind a lead; unchanged if there is none.
+
+    A grammar in GBNF stays as it is: it holds the answer from its first token.
+
+    Args:
+        grammar: of the content; None: any text, with the marks of the format in it.
+    """
+    if lead.is_empty or (grammar is not None and grammar.kind == "gbnf"):
+        return grammar
+    before = lead.before_content()
+    return Grammar("lark", "\n".join((f"start: {before} answer", *lead.rules, *_answer_rules(lead, grammar))))
+
+
+def _answer_rules(lead: Lead, grammar: Grammar | None) -> list[str]:
+    """Return the rule `answer`, and those that it needs."""
+    if grammar is None:
+        return lead.any_text()
+    if grammar.kind == "regex":
+        escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", grammar.source)
+        return [f"answer: /{escaped}/"]
+    if grammar.kind == "lark":
+        renamed = _WORDS.sub(lambda found: "answer" if found[0] == "start" else found[0], grammar.source)
+        return [renamed]
+    schema = json.loads(grammar.source or '{"type": "object"}')
+    options = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON
+    schema["x-guidance"] = {**options, **schema.get("x-guidance", {})}
+    return [f"answer: %json {json.dumps(schema)}"]

@@ -1,0 +1,63 @@
+"""Pieces of an answer: what a reader gives out, in the order in which it was written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Text that the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call of a function; its arguments follow."""
+
+    call_idx: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the JSON of a call's arguments."""
+
+    call_idx: int
+    text: str
+
+
+Piece = Thoughts | Content | CallBegun | CallArguments
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces with neighbours of one part or one call as one piece."""
+    made: list[Piece] = []
+    for _, group in itertools.groupby(pieces, lambda one: (type(one), getattr(one, "call_idx", None))):
+        those = list(group)
+        text = "".join(one.text for one in those if not isinstance(one, CallBegun))
+        match those[0]:
+            case CallBegun():
+                made += those
+            case CallArguments(call_idx, _):
+                made.append(CallArguments(call_idx, text))
+            case Thoughts():
+                made.append(Thoughts(text))
+            case Content():
+                made.append(Content(text))
+    return made
+
+
+Tools = Mapping[str, Mapping[str, Any]]
+"""The schemas of the arguments of the functions that may be called, by name."""

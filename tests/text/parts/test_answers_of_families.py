@@ -1,0 +1,341 @@
+"""Answers as families of models write them, read in parts, whole and cut anywhe"
+"re; and the models' own templates."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from card.text.chat_template import render_chat
+from card.text.parts.formats import FORMATS, find_format
+from card.text.parts.pieces import CallArguments
+from card.text.parts.reader import AnswerReader
+from tests.text.parts.reading import Read, cut, put_together, read
+
+TEMPLATES = Path(__file__).parent / "templates"
+TOOLS: dict[str, Any] = {
+    "rm": {
+        "type": "object",
+        "properties": {
+            "p": {"type": "string"},
+            "n": {"type": "integer"},
+            "l": {"type": "array"},
+            "o": {"type": "object"},
+            "b": {"type": "boolean"},
+        },
+    },
+    "add": {"type": "object", "properties": {}},
+}
+DS = (
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "<\uff5ctool\u2581call\u2581begin\uff5c>",
+    "<\uff5ctool\u2581sep\uff5c>",
+)
+DE = ("<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
+
+# Format, the part that the prompt has begun, the text, and what is in it. Sources: each model's own chat template;
+# gpt-oss: OpenAI's description of the harmony format; Cohere: its documentation of tool use.
+ANSWERS: list[tuple[str, Any, str, Read]] = [
+    (
+        "hermes",
+        None,
+        '<think>So<tool_call>{"name":"rm","arguments":{"p":"/"}}</tool_call> but no.</think>No.',
+        Read("No.", [], 'So<tool_call>{"name":"rm","arguments":{"p":"/"}}</tool_call> but no.'),
+    ),
+    ("hermes", "thoughts", 'Short.\n</think>\n\n{"a": 7}', Read('{"a": 7}', [], "Short.")),
+    ("hermes", "thoughts", "It never ends", Read("", [], "It never ends")),
+    ("hermes", "thoughts", '```json\n{"name": "rm"}\n```\n</think>Hi', Read("Hi", [], '```json\n{"name": "rm"}\n```')),
+    ("hermes", None, "I say <think> and </think>.", Read("I say <think> and </think>.")),
+    (
+        "hermes",
+        None,
+        '<tool_call>\n{"name": "rm", "arguments": {"p": "a </tool_call> b"}}\n</tool_call>',
+        Read("", [("rm", '{"p": "a </tool_call> b"}')]),
+    ),
+    (
+        "gpt-oss",
+        None,
+        "<|channel|>analysis<|message|>The user says hi.<|end|><|start|>assistant<|chann"
+        "el|>final<|message|>Hello!<|return|>",
+        Read("Hello!", [], "The user says hi."),
+    ),
+    (
+        "gpt-oss",
+        None,
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.rm "
+        '<|constrain|>json<|message|>{"p":"<|"}<|call|>',
+        Read("", [("rm", '{"p":"<|"}')], "Hm"),
+    ),
+    (
+        "gpt-oss",
+        None,
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.a"
+        "dd<|channel|>commentary json"
+        "<|message|>{}<|call|>",
+        Read("I look.", [("add", "{}")]),
+    ),
+    ("gpt-oss", None, "Just text", Read("Just text")),
+    (
+        "solar",
+        None,
+        "<|think|>Hm.<|end|><|begin|>assistant<|content|>Hello!<|end|><|flush|>",
+        Read("Hello!", [], "Hm."),
+    ),
+    (
+        "solar",
+        None,
+        "<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>x1<|tool_"
+        'call:name|>rm<|tool_call:args|>{"p":'
+        '"a"}<|tool_call:end|><|tool_call:begin|>x2<|tool_call:name|>add<|tool_call:args'
+        "|>{}<|tool_call:end|><|calls|>",
+        Read("", [("rm", '{"p":"a"}'), ("add", "{}")], "Hm."),
+    ),
+    (
+        "cohere",
+        None,
+        '<|START_THINKING|>Hm<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0"'
+        ', "tool_name": "rm", "parameters": '
+        '{"p":"/"}},\n {"tool_call_id": "1", "tool_name": "add", "parameters": {}}\n]<|END_ACTION|>',
+        Read("", [("rm", '{"p":"/"}'), ("add", "{}")], "Hm"),
+    ),
+    ("cohere", None, "<|START_RESPONSE|>Hi<|END_RESPONSE|>", Read("Hi")),
+    (
+        "qwen3-coder",
+        None,
+        'Ok.\n<tool_call>\n<function=rm>\n<parameter=p>\na </parameter> "b\n\n</paramete'
+        "r>\n<parameter=n>\n3\n</parameter>\n"
+        '<parameter=l>\n["a", 1]\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n</fun'
+        "ction>\n</tool_call>\n<tool_call>\n"
+        "<function=add>\n</function>\n</tool_call>",
+        Read("Ok.", [("rm", '{"p": "a </parameter> \\"b\\n", "n": 3, "l": ["a", 1], "b": true}'), ("add", "{}")]),
+    ),
+    (
+        "glm4",
+        None,
+        "\n<think>q</think>\nSo\n<tool_call>rm\n<arg_key>p</arg_key>\n<arg_value>12</arg"
+        "_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>4</arg_value>\n</tool_call>",
+        Read("So", [("rm", '{"p": "12", "n": 4}')], "q"),
+    ),
+    (
+        "glm4",
+        None,
+        "<tool_call>rm<arg_key>p</arg_key><arg_value>/x</arg_value></tool_call><tool_call>add</tool_call>",
+        Read("", [("rm", '{"p": "/x"}'), ("add", "{}")]),
+    ),
+    (
+        "minimax-m2",
+        "thoughts",
+        'q\n</think>\n\n<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">/</'
+        'parameter>\n<parameter name="n">3'
+        '</parameter>\n</invoke>\n<invoke name="add">\n</invoke>\n</minimax:tool_call>',
+        Read("", [("rm", '{"p": "/", "n": 3}'), ("add", "{}")], "q"),
+    ),
+    (
+        "mistral-args",
+        None,
+        '[THINK]a[/THINK]Hi[TOOL_CALLS]rm[ARGS]{"p": "/"}[TOOL_CALLS]add[CALL_ID]abc[ARGS]{}',
+        Read("Hi", [("rm", '{"p": "/"}'), ("add", "{}")], "a"),
+    ),
+    (
+        "lfm2",
+        None,
+        "<|tool_call_start|>[rm(p=\"a, (b\", n=-3, l=[1, 'x', {'a': True}]), add()]<|tool_call_end|>done",
+        Read("done", [("rm", '{"p": "a, (b", "n": -3, "l": [1, "x", {"a": true}]}'), ("add", "{}")]),
+    ),
+    (
+        "gemma4",
+        None,
+        '<|channel>thought\nhm\n<channel|><|tool_call>call:rm{p:<|"|>a "q", }<|"|>,n:3,l'
+        ':[<|"|>x<|"|>,{k:true}]}<tool_call|>'
+        "<|tool_call>call:add{}<tool_call|>",
+        Read("", [("rm", '{"p": "a \\"q\\", }", "n": 3, "l": ["x", {"k": true}]}'), ("add", "{}")], "hm"),
+    ),
+    ("granite3", None, "<think>a</think>\n<response>b</response>", Read("b", [], "a")),
+    (
+        "granite3",
+        None,
+        '<|tool_call|>[{"name": "rm", "arguments": {"p": "/"}}, {"name": "add", "arguments": {}}]',
+        Read("", [("rm", '{"p": "/"}'), ("add", "{}")]),
+    ),
+    (
+        "seed-oss",
+        None,
+        "<seed:think>a</seed:think><seed:tool_call>\n<function=rm>\n<parameter=p>x\ny</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        Read("", [("rm", '{"p": "x\\ny"}')], "a"),
+    ),
+    (
+        "kimi-k2",
+        None,
+        "a<|tool_calls_section_begin|><|tool_call_begin|>functions.rm:0<|tool_call_argument_begin|>"
+        '{"p": "/"}<|tool_call_end|><|tool_call_begin|>functions.add:1<|tool_call_argume'
+        "nt_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        Read("a", [("rm", '{"p": "/"}'), ("add", "{}")]),
+    ),
+    (
+        "deepseek-r1",
+        "thoughts",
+        f'a</think>{DS[0]}{DS[1]}function{DS[2]}rm\n```json\n{{"p": "/"}}\n```{DE[0]}{DE[1]}',
+        Read("", [("rm", '{"p": "/"}')], "a"),
+    ),
+    (
+        "deepseek-v3",
+        None,
+        f'{DS[0]}{DS[1]}rm{DS[2]}{{"p": "/"}}{DE[0]}{DS[1]}add{DS[2]}{{}}{DE[0]}{DE[1]}',
+        Read("", [("rm", '{"p": "/"}'), ("add", "{}")]),
+    ),
+    (
+        "nemotron",
+        None,
+        '<TOOLCALL>[{"name": "rm", "arguments": {"p": "/"}}]</TOOLCALL>',
+        Read("", [("rm", '{"p": "/"}')]),
+    ),
+    (
+        "apriel",
+        None,
+        '<thinking>a</thinking><tool_calls>[{"name": "rm", "arguments": {"p": "/"}}]</tool_calls>',
+        Read("", [("rm", '{"p": "/"}')], "a"),
+    ),
+]
+NAMES = [f"{form}-{idx}" for idx, (form, *_) in enumerate(ANSWERS)]
+
+
+@pytest.mark.parametrize(("form", "begun", "text", "parts"), ANSWERS, ids=NAMES)
+def test_an_answer_has_the_parts_that_its_model_means_however_it_is_cut(
+    form: str, begun: Any, text: str, parts: Read
+) -> None:
+    for pieces in ([text], list(text), cut(text, [*range(0, len(text), 3)])):
+        assert read(FORMATS[form], pieces, TOOLS, starts_in=begun) == parts
+
+
+@pytest.mark.parametrize(("form", "begun", "text", "parts"), ANSWERS, ids=NAMES)
+def test_what_was_given_out_is_the_beginning_of_the_answer_wherever_it_ends(
+    form: str, begun: Any, text: str, parts: Read
+) -> None:
+    reader = AnswerReader(FORMATS[form], TOOLS, starts_in=begun)
+    pieces: list[Any] = []
+    for char in text:
+        pieces += reader.push(char)
+        so_far = put_together(pieces)
+        assert parts.content.startswith(so_far.content), "no mark is half in the content"
+        assert parts.thoughts.startswith(so_far.thoughts)
+        for (name, arguments), (whole_name, whole) in zip(so_far.calls, parts.calls, strict=False):
+            assert name == whole_name and whole.startswith(arguments)
+
+
+@given(
+    form=st.sampled_from(sorted(FORMATS)),
+    texts=st.lists(
+        st.sampled_from([*(text for _, _, text, _ in ANSWERS), "x", "\n", " ", "{", "</", "<|", "["]), max_size=4
+    ),
+    places=st.lists(st.integers(0, 900), max_size=30),
+    begun=st.sampled_from([None, "thoughts", "content"]),
+)
+def test_any_text_in_any_format_is_read_the_same_however_it_is_cut(
+    form: str, texts: list[str], places: list[int], begun: Any
+) -> None:
+    text = "".join(texts)
+    whole = read(FORMATS[form], [text], TOOLS, starts_in=begun)
+    assert read(FORMATS[form], cut(text, places), TOOLS, starts_in=begun) == whole
+    assert read(FORMATS[form], list(text), TOOLS, starts_in=begun) == whole
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "rm", "arguments": {"p": "'),
+        ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "rm", "parameters": {"p": "'),
+        ("mistral-args", '[TOOL_CALLS]rm[ARGS]{"p": "'),
+        ("gpt-oss", '<|channel|>commentary to=functions.rm<|message|>{"p": "'),
+        ("qwen3-coder", "<tool_call>\n<function=rm>\n<parameter=p>\n"),
+        ("minimax-m2", '<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">'),
+        ("glm4", "<tool_call>rm\n<arg_key>p</arg_key>\n<arg_value>"),
+        ("gemma4", '<|tool_call>call:rm{p:<|"|>'),
+    ],
+)
+def test_a_long_argument_comes_as_it_is_written(form: str, text: str) -> None:
+    reader = AnswerReader(FORMATS[form], TOOLS)
+    assert put_together(reader.push(text)).calls == [("rm", '{"p": "')]
+    for _ in range(3):
+        (piece,) = reader.push("x" * 1000)
+        assert piece == CallArguments(0, "x" * 1000)
+
+
+# ---- the models' own templates --------------------------------------------------------------------------------------
+
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in (TEMPLATES / "README.md").read_text("utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith(("| template", "| ---"))
+]
+HERE = {name: (digest, form) for name, digest, form, licence in ROWS if licence}
+
+
+def template(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+
+
+def test_the_templates_are_those_of_their_source_and_their_formats_are_found() -> None:
+    assert {path.stem for path in TEMPLATES.glob("*.jinja")} == set(HERE)
+    for name, (digest, form) in HERE.items():
+        assert hashlib.sha256((TEMPLATES / f"{name}.jinja").read_bytes()).hexdigest() == digest
+        found = find_format(template(name), ())
+        assert found is not None and found.name == form, name
+
+
+NASTY: list[dict[str, Any]] = [
+    {"p": 'a\nb "c" </tool_call> {x}', "n": -3},
+    {"p": "12", "l": [1, "x, y", {"k": None}], "b": False},
+    {"p": "caf\u00e9 \\ 'q' & <b>", "o": {"a": {"b": [True]}}},
+]
+WRITERS = {  # templates that write thoughts and calls of earlier turns; those of the others write neither
+    "Qwen-Qwen3-0.6B": "<|im_end|>",
+    "Qwen3-Coder": "<|im_end|>",
+    "Qwen3.5-4B": "<|im_end|>",
+    "GLM-4.6": "",
+    "MiniMax-M2": "[e~[",
+    "ByteDance-Seed-OSS": "<seed:eos>",
+    "google-gemma-4-31B-it": "<|tool_response>",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "</s>",
+    "mistralai-Mistral-Nemo-Instruct-2407": "</s>",
+    "deepseek-ai-DeepSeek-V3.1": "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "openai-gpt-oss-120b": "",
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("arguments", NASTY)
+def test_what_a_models_template_writes_for_a_call_is_read_as_that_call(name: str, arguments: dict[str, Any]) -> None:
+    form = find_format(template(name), ())
+    assert form is not None
+    tokenizer: Any = SimpleNamespace(
+        get_chat_template=lambda tools=None: template(name),
+        special_tokens_map={"bos_token": "<s>", "eos_token": WRITERS[name]},
+    )
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    function: dict[str, Any] = {"name": "rm", "arguments": arguments}
+    calls = [{"id": "abcdefghi", "type": "function", "function": function}]
+    answer = {"role": "assistant", "content": "", "reasoning_content": "Hm so.", "tool_calls": calls}
+    told = [{"type": "function", "function": {"name": "rm", "description": "d", "parameters": TOOLS["rm"]}}]
+    prompt = render_chat(tokenizer, asked, tools=told, add_generation_prompt=True)
+    whole = render_chat(tokenizer, [*asked, answer], tools=told)
+    pairs = zip(prompt, whole, strict=False)
+    common = "".join(char for char, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    assert common.rstrip() == prompt.rstrip() or len(prompt) - len(common) < 40, "the prompt is where the answer begins"
+    text = whole[len(common) :].removesuffix("\n")
+    text = text.removesuffix(WRITERS[name]) if WRITERS[name] else text
+    opening = form.thoughts[0].strip() if form.thoughts else "\0"
+    found = read(form, list(text), TOOLS, starts_in="thoughts" if common.rstrip().endswith(opening) else None)
+    assert [(name, json.loads(given)) for name, given in found.calls] == [("rm", arguments)], text
+    assert not found.content.strip(), text
+    assert found.thoughts in ("Hm so.", "")
