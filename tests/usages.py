@@ -28,7 +28,7 @@ def parameters() -> list[SamplingParams]:
     return [
         SamplingParams(),
         SamplingParams(stop="x"),
-        SamplingParams(stop=["x", "y"], stop_token_ids=[1, 2], shown_token_ids=3),
+        SamplingParams(stop=["x", "y"], stop_token_ids=[1, 2]),
         SamplingParams(stop=("x",), temperature=0, top_p=None, max_tokens=5, n=2),
         SamplingParams(logit_bias={5: -100}, grammar=Grammar("regex", "[0-9]+"), logprobs=3),
         SamplingParams().replace(stop="x"),
