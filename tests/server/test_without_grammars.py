@@ -8,7 +8,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.pair import Pair
 from tests.server.running import PATIENCE_S, command
 
 pytestmark = pytest.mark.timeout(240)
@@ -23,9 +22,9 @@ FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def test_a_server_without_the_library_of_grammars_says_so_and_answers_501_without_naming_its_folders(
-    pair: Pair, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    options = (pair.target, "--method", "vanilla", "--dtype", "float32", "--policy", "fixed", "--threads", "1")
+    options = ("demo-target", "--method", "vanilla", "--dtype", "float32", "--policy", "fixed", "--threads", "1")
     with command(tmp_path, *options, before="sys.modules['llguidance'] = None") as server:
         (told,) = [line for line in server.logged() if line["event"] == "llguidance is not installed"]
         assert "[serve]" in told["hint"]
