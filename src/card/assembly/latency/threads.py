@@ -8,7 +8,7 @@ from statistics import median
 
 from card.assembly.latency.timing import PassBench, TimedPass
 from card.machine.quiet import CoreWatch
-from card.machine.threads import CoreSet, pinned
+from card.machine.threads import CoreSet, ThreadsKept, pinned
 from card.models.protocol import LanguageModel
 
 _SIZES = (4, 16, 1)  # tokens of the compared passes: those of verifications; the first alone if passes are long
@@ -63,10 +63,14 @@ def useful_threads(model: LanguageModel, core_set: CoreSet, *, clock: Callable[[
 
     Raises: CapacityError if the model has no room for a single sequence.
     """
-    best = fewer = core_set
+    best, num_threads = core_set, core_set.threads
+    if num_threads is None:  # where the system does not say which cores there are
+        with pinned(core_set):
+            num_threads = ThreadsKept().num_threads
     was_quiet: bool | None = True
-    while (fewer.threads or 1) > 1:
-        fewer = replace(fewer, threads=((fewer.threads or 1) + 1) // 2)
+    while num_threads > 1:
+        num_threads = (num_threads + 1) // 2
+        fewer = replace(core_set, threads=num_threads)
         compared = compare(model, best, fewer, clock=clock)
         was_quiet = was_quiet and compared.was_quiet
         if compared.is_faster:
