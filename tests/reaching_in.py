@@ -63,6 +63,14 @@ def finish(grammars: BackgroundGrammars) -> None:
     grammars._executor.shutdown()
 
 
+def let_grammar_children_run(monkeypatch: MonkeyPatch, code: str) -> None:
+    """Let processes that try grammars run some code before they begin."""
+    import card.text.canary
+
+    *python, program = card.text.canary._COMMAND
+    monkeypatch.setattr(card.text.canary, "_COMMAND", (*python, program.replace("main()", f"{code}\nmain()")))
+
+
 def socket_of(end: ZmqLink) -> Any:
     return end._socket
 

@@ -3,6 +3,7 @@
 ``import card`` loads nothing else: a public name is imported from its module when it is first used.
 """
 
+import os
 from importlib import import_module
 
 TYPE_CHECKING = False  # for type checkers it is true; the module typing takes a while
@@ -48,6 +49,10 @@ MODULE_OF = {
     "StreamChunk": "card.api.outputs",
 }
 
+ON_WINDOWS = (
+    "CARD runs on Linux and macOS; on Windows use it in the Linux of WSL: https://learn.microsoft.com/windows/wsl"
+)
+
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
 
     def __getattr__(name: str) -> object:
@@ -56,6 +61,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any name for a 
             return import_module("card.hf")
         if name not in MODULE_OF:
             raise AttributeError(f"module 'card' has no attribute {name!r}; public names: {', '.join(__all__)}")
+        if os.name == "nt":
+            raise ImportError(ON_WINDOWS)
         return getattr(import_module(MODULE_OF[name]), name)
 
 

@@ -11,6 +11,8 @@ _INTERRUPTED = 130  # as in card.cli.interrupts, which is not imported yet
 
 def main() -> None:
     """Run the command line and exit."""
+    if os.name == "nt":
+        raise SystemExit(f"card: error: {import_module('card').ON_WINDOWS}")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if we were started with it ignored
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     import_module("card.machine.surroundings").settle()

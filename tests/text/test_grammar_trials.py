@@ -24,6 +24,7 @@ from card.text.compiling import MOST_CHARS, is_gbnf
 from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
 from card.text.tokenizer import Tokenizer
 from tests.pair import own_tokenizer
+from tests.reaching_in import let_grammar_children_run
 from tests.shaping import permits
 from tests.waiting import until
 
@@ -132,6 +133,27 @@ def test_memory_without_end_is_refused_with_the_limit(
     monkeypatch.setattr(card.text.canary, "MEMORY_BYTES", 16 << 20)
     with pytest.raises(SettingsError, match=r"takes \(needs more than 16 MiB\); use a simpler one"):
         compiler.compile(Grammar("regex", "a" * 100_000))
+    assert compiler.compile(PLAIN).allowed([()]).any()
+
+
+# What a child has had is then counted from its own start, as macOS does; Linux begins with what its parent had.
+WITHOUT_STATM = """
+import re
+from pathlib import Path
+import card.text.grammar_child as child
+child.__dict__["_statm"] = lambda field: 0
+told = lambda: Path("/proc/self/status").read_text()
+child.__dict__["_peak_bytes"] = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", told())[1]) << 10
+"""
+
+
+def test_memory_is_bounded_where_the_system_does_not_say_how_much_a_process_has(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_grammar_children_run(monkeypatch, WITHOUT_STATM)
+    monkeypatch.setattr(card.text.canary, "MEMORY_BYTES", 16 << 20)
+    with pytest.raises(SettingsError, match=r"takes \(needs more than 16 MiB\); use a simpler one"):
+        compiler.compile(Grammar("regex", "a" * 1_000_000))
     assert compiler.compile(PLAIN).allowed([()]).any()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from card.errors import CardError
 from card.machine.container import SYSTEM, memory_left, memory_limit
+from card.machine.sysctl import system_number
 
 try:
     import resource
@@ -27,6 +28,8 @@ _COMPILER = "libllvmlite.so"
 _PART = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .(.).. [0-9a-f]+ \S+ \d+ *(.*)", re.MULTILINE)
 _ALL_AS_READ = f"\nAnonymous:{0:14} kB\n"  # of a part that was read from a file
 _LEAST_BYTES = 1 << 29  # with less left, a library that "cannot be found", or a thread, had no room
+# What macOS can take for something else at once: free pages, what programs may lose, and cached files.
+_PAGES_LEFT = ("vm.page_free_count", "vm.page_purgeable_count", "vm.page_pageable_external_count")
 _KIB = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -126,7 +129,7 @@ def in_gigabytes(num_bytes: int) -> str:
 
 def whole_memory(root: Path = SYSTEM) -> int:
     """Return the bytes that this process could have at most: the machine's, or those of its container."""
-    of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    of_machine = _bytes_of_pages("SC_PHYS_PAGES") or system_number("hw.memsize")
     return min(of_machine, memory_limit(root) or of_machine)
 
 
@@ -138,8 +141,16 @@ def _free_on_machine(root: Path, mapped: int) -> int:
     """
     available = _kib_of(root / "proc/meminfo").get("MemAvailable")
     if available is None:  # not Linux
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        of_mac = sum(map(system_number, _PAGES_LEFT)) * mmap.PAGESIZE
+        return of_mac or _bytes_of_pages("SC_AVPHYS_PAGES") or whole_memory(root) // 2
     return available - mapped
+
+
+def _bytes_of_pages(name: str) -> int:
+    """Return the memory that the system counts in pages under a name; 0 if it has no such name."""
+    with contextlib.suppress(ValueError, OSError):
+        return max(0, os.sysconf(name)) * mmap.PAGESIZE
+    return 0
 
 
 def _kib_of(file: Path) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.errors import SettingsError
+from card.machine.sysctl import system_number
 
 _VECTORS = ("avx2", "fma", "f16c")
 _NEEDS: Mapping[str, tuple[str, ...]] = {  # features, under LLVM's names
@@ -27,7 +28,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {  # features, under LLVM's names
 }
 INTEGER_PROCESSORS = "an x86 processor with AVX2, or an ARM processor with dot products"
 _ARM_BITS = {"dotprod": (16, 20), "i8mm": (26, 13)}  # entry of the auxiliary vector and bit in it (Linux's hwcap.h)
-_ARM_NAMES = {"dotprod": b"hw.optional.arm.FEAT_DotProd", "i8mm": b"hw.optional.arm.FEAT_I8MM"}  # macOS's
+_ARM_NAMES = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}  # macOS's
 # The call by which Linux lets a process use tiles of AMX (arch/x86/include/uapi/asm/prctl.h), on x86-64.
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 AUXILIARY_VECTOR = Path("/proc/self/auxv")
@@ -80,7 +81,7 @@ def _features() -> frozenset[str]:
 def _arm_features() -> frozenset[str]:
     """Return what the system says of an ARM processor; LLVM's own list is empty on some systems."""
     if platform.system() == "Darwin":
-        return frozenset(name for name, of_system in _ARM_NAMES.items() if _system_number(of_system))
+        return frozenset(name for name, of_system in _ARM_NAMES.items() if system_number(of_system))
     try:
         raw = AUXILIARY_VECTOR.read_bytes()
     except OSError:
@@ -88,13 +89,6 @@ def _arm_features() -> frozenset[str]:
     numbers = struct.unpack(f"{len(raw) // 8}Q", raw[: len(raw) // 8 * 8])
     entries = dict(zip(numbers[::2], numbers[1::2], strict=False))
     return frozenset(name for name, (entry, bit) in _ARM_BITS.items() if entries.get(entry, 0) >> bit & 1)
-
-
-def _system_number(name: bytes) -> int:
-    """Return a number that macOS knows by its name; 0 if it does not."""
-    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
-    return value.value
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from card.machine.loaded import loaded_torch
+from card.machine.sysctl import system_number
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -55,16 +56,24 @@ def integer_pass_threads() -> int:
 def default_threads(topology: Path = _TOPOLOGY) -> int:
     """Return how many threads a pass has if nothing was set: one for each physical core that this process may use.
 
-    It is the number that torch takes on x86, whose MKL reads two variables: a second thread on a core has no
+    On Linux it is the number that torch takes on x86, whose MKL reads two variables: a second thread on a core has no
     multipliers of its own.
     """
     cores = usable_cores()
-    most = (os.cpu_count() or 1) if cores is None else len({_siblings(topology, core) for core in cores})
+    most = _untold_cores() if cores is None else len({_siblings(topology, core) for core in cores})
     for variable in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):
         first = os.environ.get(variable, "").partition(",")[0].strip()
         if first.isdecimal() and int(first) > 0:
             return min(int(first), most)
     return most
+
+
+def _untold_cores() -> int:
+    """Return the physical cores of a machine that does not say which this process may use; of a Mac the fast ones.
+
+    The slow ones would hold up the others at each layer.
+    """
+    return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu") or os.cpu_count() or 1
 
 
 def _siblings(topology: Path, core: int) -> str:

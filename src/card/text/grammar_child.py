@@ -29,6 +29,10 @@ LENGTH = struct.Struct("<Q")  # before each part of a message
 _MOST_QUOTED_CHARS = 10_000
 _SPENT_BYTES = 64 << 20  # a child that keeps more than this of what it has tried makes way for a new one
 _PR_SET_PDEATHSIG = 1
+_WATCH = """while size=$(ps -o rss= -p "$1"); do
+    if [ "$size" -gt "$2" ]; then kill -ABRT "$1"; exit; fi
+    sleep 0.05
+done"""
 _RESIDENT, _SHARED, _DATA = 1, 2, 5  # fields of /proc/self/statm, see proc(5)
 
 
@@ -50,14 +54,15 @@ def main() -> None:
     gc.enable()  # it was off during imports, which leave no garbage
     threading.stack_size(settings["stack_bytes"])
     base_bytes = _bound_memory(settings["memory_bytes"])
+    most_bytes = base_bytes + int(settings["memory_bytes"])
     _answer(answers, {"ready": True})
     while (asked := _read()) is not None and (source := _read()) is not None:
         # In a thread of its own, for the stack; this one goes on to read, so that the end of the parent is the end.
-        work = (answers, tokens, json.loads(asked), source.decode("utf-8", "surrogatepass"), base_bytes)
+        work = (answers, tokens, json.loads(asked), source.decode("utf-8", "surrogatepass"), base_bytes, most_bytes)
         threading.Thread(target=_try, args=work, daemon=True).start()
 
 
-def _try(answers: int, tokens: Any, asked: dict[str, Any], source: str, base_bytes: int) -> None:
+def _try(answers: int, tokens: Any, asked: dict[str, Any], source: str, base_bytes: int, most_bytes: int) -> None:
     answer: dict[str, Any]
     try:
         _bound_time(asked["seconds"])
@@ -66,6 +71,8 @@ def _try(answers: int, tokens: Any, asked: dict[str, Any], source: str, base_byt
             answer = {"lark": source, **_tried(tokens, "lark", source)}
         else:
             answer = _tried(tokens, asked["kind"], source)
+        if not _statm(_DATA) and _peak_bytes() > most_bytes:  # sooner than anybody looked
+            raise MemoryError
     except MemoryError:
         os.kill(os.getpid(), signal.SIGABRT)  # as the library does
         return
@@ -73,7 +80,7 @@ def _try(answers: int, tokens: Any, asked: dict[str, Any], source: str, base_byt
         answer = {"refused": str(error)[:_MOST_QUOTED_CHARS]}
     except BaseException as error:  # a panic of the library's is no Exception
         answer = {"refused": f"panic: {error}"[:_MOST_QUOTED_CHARS]}
-    answer["is_spent"] = _statm(_DATA) > base_bytes + _SPENT_BYTES
+    answer["is_spent"] = _data_bytes() > base_bytes + _SPENT_BYTES
     _answer(answers, answer)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # so that the next grammar's memory can be told from what this one leaves behind
@@ -135,11 +142,30 @@ def _bound_memory(num_bytes: int) -> int:
     The limit is that on data, which is what the process has written or may write. That on addresses would count what an
     allocator only sets aside, 64 MB for each thread, and the files of the library.
     """
-    base_bytes = _statm(_DATA)
-    if resource is not None and base_bytes:
+    base_bytes = _data_bytes()
+    if not _statm(_DATA):  # not Linux: no limit on data holds there
+        _watch_memory(base_bytes + num_bytes)
+    elif resource is not None:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (base_bytes + num_bytes,) * 2)
     return base_bytes
+
+
+def _watch_memory(most_bytes: int) -> None:
+    """Have this process ended, as the library does it, once it has more memory than it may.
+
+    The library holds Python's lock, so that no thread of this process could look.
+    """
+    with contextlib.suppress(OSError):
+        os.posix_spawnp("sh", ["sh", "-c", _WATCH, "sh", str(os.getpid()), str(most_bytes >> 10)], {"PATH": os.defpath})
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process has had; 0 where the system does not say."""
+    if resource is None:
+        return 0
+    most: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10
 
 
 def _bound_time(seconds: float) -> None:
@@ -151,8 +177,13 @@ def _bound_time(seconds: float) -> None:
 
 
 def _touched_bytes() -> int:
-    """Return the memory that this process has to itself; 0 where the system does not say."""
-    return _statm(_RESIDENT) - _statm(_SHARED)
+    """Return the memory that this process has to itself, or the most that it has had."""
+    return _statm(_RESIDENT) - _statm(_SHARED) or _peak_bytes()
+
+
+def _data_bytes() -> int:
+    """Return what this process has written or may write to, or the most memory that it has had."""
+    return _statm(_DATA) or _peak_bytes()
 
 
 def _statm(field: int) -> int:

@@ -9,7 +9,8 @@ import torch
 
 from card.assembly.latency import threads
 from card.assembly.latency.threads import Comparison, compare, is_contradicted, useful_threads
-from card.machine.threads import CoreSet
+from card.machine.core_groups import NO_GROUPS, CoreGroups
+from card.machine.threads import CoreSet, pinned
 from tests.assembly.latency.timed_model import TimedModel
 from tests.moments import DisturbedMoment, QuietMoment, UntoldMoment
 
@@ -21,9 +22,9 @@ def timed(seconds: Seconds, **options: int) -> TimedModel:
     return model
 
 
-def found(seconds: Seconds, most: int = 2, **options: int) -> int | None:
+def found(seconds: Seconds, most: int = 2, groups: CoreGroups = NO_GROUPS, **options: int) -> int | None:
     model = timed(seconds, **options)
-    return useful_threads(model, CoreSet((), most), clock=model.clock).core_set.threads
+    return useful_threads(model, CoreSet((), most), clock=model.clock, groups=groups).core_set.threads
 
 
 def pairs(seconds: Seconds, **options: int) -> Comparison:
@@ -40,6 +41,51 @@ def test_fewer_threads_are_taken_where_the_pairs_of_a_quiet_moment_say_that_they
     assert found(waiting_for_each_other) == 1
     assert found(lambda threads, *_: 0.004 / min(threads, 4) * (1.2 if threads > 4 else 1.0), most=16) == 4
     assert found(lambda threads, *_: 0.004 if threads == 2 else 0.005, most=3) == 2
+
+
+def best_at(count: int) -> Seconds:
+    return lambda threads, *_: 0.002 * max(threads / count, count / threads)
+
+
+@pytest.mark.parametrize(
+    ("most", "best", "groups", "expected"),
+    [
+        (64, 48, CoreGroups(0, (8, 16, 24, 32, 40, 48, 56)), 48),  # between all and half of them
+        (64, 24, CoreGroups(0, (8, 16, 24, 32, 40, 48, 56)), 24),  # between what won and what did not
+        (64, 20, CoreGroups(), 16),  # nothing is told
+        (14, 6, CoreGroups(6), 6),  # fast cores, though half of all are slower than all
+        (2, 1, CoreGroups(), 1),
+    ],
+)
+def test_whole_groups_of_cores_are_tried_between_halves(
+    most: int, best: int, groups: CoreGroups, expected: int
+) -> None:
+    slow_cores = best == groups.fast
+
+    def seconds(threads: int, *_: object) -> float:
+        return 0.002 * (1.0 if threads == best else 1.2 if threads == most else 1.9)
+
+    assert found(seconds if slow_cores else best_at(best), most=most, groups=groups) == expected
+
+
+def test_where_all_threads_are_best_groups_cost_one_more_comparison_at_most() -> None:
+    counts = list[int]()
+
+    def seconds(threads: int, *_: object) -> float:
+        counts.append(threads)
+        return 0.1 / threads
+
+    assert found(seconds, most=64, groups=CoreGroups(0, (16, 32, 48))) == 64
+    assert set(counts) == {64, 32, 48}
+    counts.clear()
+    assert found(seconds, most=2) == 2
+    assert set(counts) == {2, 1}, "as before where there are no groups"
+
+
+def test_without_a_number_the_threads_that_passes_have_are_where_it_begins() -> None:
+    model = timed(waiting_for_each_other)
+    with pinned(CoreSet((), 4)):
+        assert useful_threads(model, CoreSet(), clock=model.clock).core_set.threads == 1
 
 
 def test_fewer_threads_are_never_chosen_from_disturbed_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

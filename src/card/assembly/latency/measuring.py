@@ -9,9 +9,10 @@ from dataclasses import replace
 from card.assembly.latency.store import LatencyKey, LatencyStore
 from card.assembly.latency.threads import compare, is_contradicted, useful_threads
 from card.assembly.latency.timing import measure_pass_cost, single_pass_takes
+from card.machine.core_groups import core_groups
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
-from card.machine.threads import CorePlan, CoreSet, pinned
+from card.machine.threads import CorePlan, CoreSet, pinned, usable_cores
 from card.models.runner import RowRunner
 
 MEASURING_S = 0.25  # for what the target's passes cost under one schedule
@@ -143,7 +144,9 @@ class Measuring:
         key = self._key("useful threads", core_set)
         if self._store.threads(key) is not None:
             return self._kept_threads(core_set)
-        found = useful_threads(self._runner, core_set, clock=self._clock)
+        found = useful_threads(
+            self._runner, core_set, clock=self._clock, groups=core_groups(core_set.cores or usable_cores())
+        )
         if found.was_quiet and found.core_set.threads is not None:
             self._store.keep_threads(key, found.core_set.threads)
         return found.core_set

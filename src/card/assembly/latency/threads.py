@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from card.assembly.latency.timing import PassBench, TimedPass
+from card.machine.core_groups import NO_GROUPS, CoreGroups
 from card.machine.quiet import CoreWatch
-from card.machine.threads import CoreSet, pinned
+from card.machine.threads import CoreSet, ThreadsKept, pinned
 from card.models.protocol import LanguageModel
 
 _SIZES = (4, 16, 1)  # tokens of the compared passes: those of verifications; the first alone if passes are long
@@ -54,8 +55,12 @@ class FoundThreads:
     was_quiet: bool | None  # as of `Comparison`, of all comparisons
 
 
-def useful_threads(model: LanguageModel, core_set: CoreSet, *, clock: Callable[[], float]) -> FoundThreads:
+def useful_threads(
+    model: LanguageModel, core_set: CoreSet, *, clock: Callable[[], float], groups: CoreGroups = NO_GROUPS
+) -> FoundThreads:
     """Return the cores with all their threads, or with half, a quarter, ... of them if that is faster.
+
+    Then the fast cores alone are tried, and whole groups of cores between what was found and what was tried beside it.
 
     Fewer threads are faster where passes are so small that threads wait for each other longer than they compute. All
     threads win ties, and every comparison made beside other work: that work ends, and then each round would lack the
@@ -63,17 +68,44 @@ def useful_threads(model: LanguageModel, core_set: CoreSet, *, clock: Callable[[
 
     Raises: CapacityError if the model has no room for a single sequence.
     """
-    best = fewer = core_set
+    best, num_threads = core_set, core_set.threads
+    if num_threads is None:  # where the system does not say which cores there are
+        with pinned(core_set):
+            num_threads = ThreadsKept().num_threads
     was_quiet: bool | None = True
-    while (fewer.threads or 1) > 1:
-        fewer = replace(fewer, threads=((fewer.threads or 1) + 1) // 2)
+    tried = [num_threads]
+    while num_threads > 1:
+        num_threads = (num_threads + 1) // 2
+        tried.append(num_threads)
+        fewer = replace(core_set, threads=num_threads)
         compared = compare(model, best, fewer, clock=clock)
         was_quiet = was_quiet and compared.was_quiet
         if compared.is_faster:
             best = fewer
         elif not compared.is_as_fast:
             break
-    return FoundThreads(best, was_quiet)
+    return _with_groups(model, FoundThreads(best, was_quiet), tried, groups, clock)
+
+
+def _with_groups(
+    model: LanguageModel, found: FoundThreads, tried: list[int], groups: CoreGroups, clock: Callable[[], float]
+) -> FoundThreads:
+    """Return what was found among numbers that were tried, or a number of whole groups of cores that is faster."""
+    own = tried[0] if found.core_set.threads is None else found.core_set.threads
+    above = min((count for count in tried if count > own), default=own)
+    below = max((count for count in tried if count < own), default=0)
+    candidates = (groups.fast, groups.between(own, above), groups.between(below, own))
+    was_quiet = found.was_quiet
+    for count in dict.fromkeys(one for one in candidates if one and one not in tried and one < tried[0]):
+        if was_quiet is False:
+            break
+        other = replace(found.core_set, threads=count)
+        more, fewer = (other, found.core_set) if count > own else (found.core_set, other)
+        compared = compare(model, more, fewer, clock=clock)
+        was_quiet = was_quiet and compared.was_quiet
+        if compared.is_slower if count > own else compared.is_faster:
+            return FoundThreads(other, was_quiet)
+    return FoundThreads(found.core_set, was_quiet)
 
 
 def compare(
