@@ -50,12 +50,14 @@ def test_a_head_is_written_that_drafts_and_a_cut_off_training_ends_alike(run, pa
     ("args", "said"),
     [
         (["--data", "{data}", "--out", "{folder}/none/head"], "there is no folder"),
-        (["--data", "{data}", "--out", "{data}"], "is there already; choose another name, or delete it"),
+        (["--data", "{data}", "--out", "{folder}/old"], "is there already; choose another name, or delete it"),
+        (["--data", "{data}", "--out", "{data}"], "would overwrite"),
         (["--data", "{data}", "--out", "{folder}/head", "--max-prompts", "1"], "1 answers have two tokens or more"),
         (["--data", "{data}", "--out", "{folder}/head", "--loss", "l2"], "'l2' is not one of 'ctc', 'cross-entropy'"),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(run, pair, data, tmp_path, args, said):
+    (tmp_path / "old").touch()
     named = [arg.format(data=data, folder=tmp_path) for arg in args]
     ran = run("--target", pair.target, *named)
     assert ran.status == 2
