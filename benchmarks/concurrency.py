@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from card import SamplingParams
 from card.api.asked import Asked
 from card.api.host import Host
+from card.assembly.plan import readable
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.machine.threads import CoreSet, pinned
@@ -150,7 +151,9 @@ class Bench:
             elif family in ("beside", "turns"):
                 settings["beam_width"] = max(args.beam_widths)
             draft = {"vanilla": None, "sps": self._draft, "turns": self._draft}.get(family, args.draft)
-            host = Host(Asked(self.target, draft, tokenizer=self.tokenizer, method=method, settings=settings))
+            host = Host(
+                Asked(self.target, draft, tokenizer=self.tokenizer, method=method, settings=readable(settings, method))
+            )
             self._stack.callback(host.close)
             self._loops[family] = ClosedLoop(host)
             self.target_cost = host.target_cost

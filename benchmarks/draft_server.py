@@ -23,6 +23,7 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
+from card.assembly.plan import readable
 from card.config import DraftSettings, PolicyName, VerifyShape
 from card.errors import CardError, SettingsError, WorkerError
 from card.machine.threads import CoreSet, pinned
@@ -137,7 +138,8 @@ class Places:
         self._say(f"preparing {name}")
         args, cores = self._args, self._cores[:1]
         is_fixed = args.policy == "fixed" or name == BASELINE
-        common: dict[str, Any] = {"dtype": args.dtype, **MEASURED_START}
+        start = readable(MEASURED_START, settings.get("method", "card"))
+        common: dict[str, Any] = {"dtype": args.dtype, **start}
         common |= {"policy": "fixed" if is_fixed else "auto", "cores": cores, "threads": 1}
         llm = self._stack.enter_context(LLM(self._target, draft, tokenizer=self.tokenizer, **common, **settings))
         return CardRow(name, llm, cores, DraftSettings(verify=args.verify) if is_fixed else None)

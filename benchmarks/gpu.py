@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
+from card.assembly.plan import readable
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.models.facts import context_limit, end_token_ids, parameter_count
@@ -131,7 +132,7 @@ class InflatedPair:
                 settings |= {"num_speculative_tokens": max(self._args.sps_lengths)} if method == "sps" else {}
             if method == "card":
                 settings |= {"budget": self._args.budget, "beam_width": self._args.beam_width}
-            llm = LLM(self._target, draft, tokenizer=self.tokenizer, **MEASURED_START, **settings)
+            llm = LLM(self._target, draft, tokenizer=self.tokenizer, **readable(MEASURED_START, method), **settings)
             self._llms[method] = self._stack.enter_context(llm)
         return self._llms[method]
 

@@ -24,6 +24,7 @@ from typing import Any
 import options
 
 from card import AsyncLLM, SamplingParams
+from card.assembly.plan import readable
 from card.errors import CardError
 from card.server.accepting import Server
 from card.server.app import make_app
@@ -107,7 +108,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         dtype=args.dtype,
         target_cost=args.target_cost,
         max_num_seqs=args.concurrency,
-        **MEASURED_START,
+        **readable(MEASURED_START, args.method),
     )
     async with llm:
         settings = ServerSettings(port=0, served_model_names=(_NAME,))

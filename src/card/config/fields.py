@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 else:
     Listed = tuple[T, ...]
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Mapping: "a mapping"}
+_PLAIN = frozenset({NoneType, str, int, float, bool, tuple})
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 _INTEGERS = range(-(2**63), 2**63)  # outside of Python a number has room for no other
 
@@ -290,6 +291,8 @@ def make_plain(values: Any) -> None:
 
 def plain(value: Any) -> Any:
     """Return a number of NumPy's, or an array or tensor without dimensions, as Python's, and a path as a string."""
+    if type(value) in _PLAIN:  # most are
+        return value
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, os.PathLike):

@@ -30,6 +30,7 @@ _MAX_PARAMETERS = 1 << 50
 _MAX_POINTS = 256
 _MAX_PASS_S = 3600.0
 _MAX_FINGERPRINT = 256
+_BEAM_WIDTHS = declared(TreeShape)["beam_width"].rule.bounds
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -251,7 +252,7 @@ def check_correction(message: Correction) -> None:
     """Refuse a correction that no target sends, or that would cost a drafter too much. Raises: ProtocolError."""
     for name, bounds in (
         ("start", Bounds(least=0)),
-        ("beam_width", declared(TreeShape)["beam_width"].rule.bounds),
+        ("beam_width", _BEAM_WIDTHS),
         ("branch_below", Bounds(least=0, most=1)),
     ):
         value = getattr(message, name)

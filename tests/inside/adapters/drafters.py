@@ -107,7 +107,7 @@ def toy_proposer(
         vocab_size=VOCAB_SIZE,
         max_model_len=max_len,
         num_speculative_tokens=most,
-        draft=AdapterSettings(lead=8).draft_settings(most),
+        draft=AdapterSettings(draft="a model", lead=8).draft_settings(most),
         writers={name: find_writer(name)(EngineSettings(), VOCAB_SIZE) for name in writers},
         link=link,
         clock=clock or (lambda: next(times) / 1000),

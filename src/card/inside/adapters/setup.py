@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
-from card.assembly.plan import Facts, Plan, resolve
+from card.assembly.plan import Facts, Plan, readable, resolve
 from card.config import parse_size
 from card.inside.adapters.proposer import PARKED_TEXTS, ChainProposer
 from card.inside.adapters.settings import AdapterSettings
@@ -94,5 +94,5 @@ def _plan(settings: AdapterSettings, num_tokens: int, max_model_len: int, draft_
         "max_model_len": max_model_len,
         "policy": "fixed",
     }
-    plan = resolve(asked, Facts(has_draft=settings.draft is not None), method="card")
+    plan = resolve(readable(asked, "card"), Facts(has_draft=settings.draft is not None), method="card")
     return replace(plan, cores=replace(plan.cores, draft=draft_cores))  # as assigned by the other engine's operator

@@ -266,16 +266,14 @@ class Lineup:
             common["max_model_len"] = self.max_model_len
             own = self._settings.engine_of(name)
             own |= {one: value for one, value in self._settings.own.items() if one in settings_read(name)}
-            settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
+            settings = readable({**common, **self._policy(spec, cores, known), **spec.engine, **own}, spec.method)
             if self._settings.is_forced(spec):
                 assert self._settings.forced_acceptance is not None
                 coins = ForcedAcceptance(self._settings.forced_acceptance, self._settings.params.seed or 0)
                 settings |= {"verifier": coins, "allows_inexact": True}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
             with pinned(core_set(self._settings.cores, None)):  # a tuned row chooses its cores among these
-                llm = LLM(
-                    self._target, draft, tokenizer=self.tokenizer, method=spec.method, **readable(settings, spec.method)
-                )
+                llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]
 

@@ -18,7 +18,7 @@ import numpy as np
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import make_worker
-from card.assembly.plan import Facts, resolve
+from card.assembly.plan import Facts, readable, resolve
 from card.config import DraftSettings, SamplingParams, Schedule
 from card.drafting.draft_writers import make_writer
 from card.drafting.local import writer_names
@@ -137,7 +137,8 @@ def _round_s(
     if ctc is not None:
         asked["min_verify_prob"] = 0.0  # verify a head's candidates, however unlikely in this text
     facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
-    plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
+    method = "sps" if is_drafted else "vanilla"
+    plan = resolve(readable(asked, method), facts, method=method)
     timed = _Timed(model, "forward")
     link: Any = (
         _Timed(InlineLink(make_worker(make_writer(model, takes_turns=True))), "send", "draft") if is_drafted else None

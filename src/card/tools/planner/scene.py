@@ -11,7 +11,7 @@ from typing import Any
 from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.latency.threads import AS_FAST
-from card.assembly.plan import Facts, Plan, resolve
+from card.assembly.plan import Facts, Plan, readable, resolve
 from card.config import SamplingParams, Schedule
 from card.config.fields import check, setting
 from card.config.method import Method
@@ -139,7 +139,7 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
         latencies=_ProfiledLatencies(scene),
     )
     asked = {"max_num_seqs": scene.concurrency, "draft_threads": scene.draft_threads, **changes, **hardware}
-    plan = resolve(asked, facts, method=name)
+    plan = resolve(readable(asked, name), facts, method=name)
     setups_of(scene, plan)
     return replace(plan, cores=_ANYWHERE)
 
