@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from card.errors import SettingsError, TargetError, in_words, named
 from card.machine.home import Home
 from card.models.images import ImagePrompt
 from card.models.shortage import telling_shortage
-from card.text.parts.view import AnswerView
+from card.text.parts.view import AnswerView, ModelAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,6 @@ class Host:
         self.latencies = measured.latencies
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
-        self.answers = loaded.answers
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
         self.home = Home()
         has_candidates = bool(parts.plan.placements or parts.plan.writers or parts.plan.self_drafting)
@@ -105,6 +105,11 @@ class Host:
             self._finalizer()
         self._parts.close()
         self._lanes.close()
+
+    @functools.cached_property
+    def answers(self) -> ModelAnswers:
+        """The format of the model's answers; to find it takes a look at all tokens."""
+        return ModelAnswers(self.tokenizer, self.settings.answer_format)
 
     def make_request(
         self, prompt: Prompt, params: SamplingParams, request_id: int, view: AnswerView | None = None
