@@ -17,12 +17,14 @@ from card.models.own import exact_decoder, layer_tables
 from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
+from tests.gguf_files import KINDS as MADE
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 # Biases, sinks, routers with and without biases, the delta rule, a convolution, numbers of tokens for each layer.
 KINDS = ("llama, biases", "gpt_oss", "glm4_moe", "qwen3_5_moe", "lfm2", "gemma4, own inputs", "ernie4_5_moe")
 KINDS += ("gemma4, experts", "olmo2")
+assert set(KINDS) <= set(MADE)
 DTYPES = ("auto", "int8")
 TEXT = [3 + 7 * i * i % 90 for i in range(24)]
 READ_LATER = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight")  # where they are stored, row by row
