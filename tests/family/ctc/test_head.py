@@ -290,7 +290,7 @@ def test_the_head_writes_beside_a_draft_model(pair: Pair, head_file: Path) -> No
 def test_without_a_head_or_with_another_targets_the_method_is_refused(
     pair: Pair, head_file: Path, other_target: str
 ) -> None:
-    with pytest.raises(SettingsError, match="the writer ctc needs a head: give --ctc"):
+    with pytest.raises(SettingsError, match="the writer ctc needs a head: give ctc a file"):
         LLM(pair.target, method="ctc")
     with pytest.raises(ModelError, match=r"head\.safetensors was trained for another target"):
         LLM(other_target, method="ctc", ctc=str(head_file))

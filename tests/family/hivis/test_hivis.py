@@ -215,7 +215,7 @@ def test_a_drafter_of_another_target_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=r"drafter.safetensors was trained for another target: its vocabulary has"):
         LLM(pair.target, method="hivis", hivis=file)
-    with pytest.raises(SettingsError, match="the writer hivis needs a drafter: give --hivis FILE"):
+    with pytest.raises(SettingsError, match="the writer hivis needs a drafter: give hivis a file"):
         LLM(pair.target, method="hivis")
     other = tmp_path_factory.mktemp("other")
     with torch.no_grad():
