@@ -17,7 +17,7 @@ from card.cli.main import cli
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_cli_page.py"
 PAGE = (Path(__file__).parents[1] / "docs" / "cli.md").read_text("utf-8")
-MOST_WORDS = 2500  # of a page that is to be read
+MOST_WORDS = 2520  # of a page that is to be read
 IN_HEAD = {"--help", "--help-all", "--verbose"}  # what every command takes
 
 

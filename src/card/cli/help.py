@@ -20,7 +20,8 @@ _SHORT = 20  # a command with at most as many options shows them all
 _SECTIONS = {
     "Models": (
         "model target draft pair dtype device",
-        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len",
+        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len answer_format chat_template "
+        "tool_template",
     ),
     "Method": ("method methods writers", "placement schedule policy"),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
@@ -44,7 +45,7 @@ _SECTIONS = {
         "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
         "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs "
         "max_request_bytes max_request_tokens request_timeout_s stall_timeout_s shutdown_timeout_s "
-        "answer_format chat_template tool_template generation_config spec_metrics log_level",
+        "generation_config spec_metrics log_level",
     ),
 }
 _OWN_RULES = {name: declared(kind)[name].rule for name, kind in own_settings().items()}

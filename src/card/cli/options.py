@@ -154,7 +154,16 @@ kernels_option = click.option(
     callback=_use_kernels,
     help="Instructions that exact passes multiply with.  [default: the fastest here]",
 )
-answer_options = with_options(
+pair_options = with_options(
+    option_of(EngineSettings, "target"),
+    option_of(
+        EngineSettings,
+        "draft",
+        help=f"Draft model, named like MODEL, or {NO_DRAFT}.  "
+        f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
+    ),
+)
+_answer_options = with_options(
     option_of(
         EngineSettings,
         "answer_format",
@@ -165,17 +174,9 @@ answer_options = with_options(
     ),
     *options_of(EngineSettings, "chat_template tool_template", metavar="FILE"),
 )
-pair_options = with_options(
-    option_of(EngineSettings, "target"),
-    option_of(
-        EngineSettings,
-        "draft",
-        help=f"Draft model, named like MODEL, or {NO_DRAFT}.  "
-        f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
-    ),
-)
 model_options = with_options(
     pair_options,
+    _answer_options,
     option_of(EngineSettings, "dtype", is_filled=True),
     *options_of(EngineSettings, "draft_dtype draft_vocab"),
     kernels_option,

@@ -76,9 +76,9 @@ class EngineSettings(Replaceable):
     drafter_timeout_s: float = setting(3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds")
     grammar_timeout_s: float = setting(10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds")
     generation_config: GenerationConfigSource = setting("auto", "Default sampling: the model's, or greedy.")
-    answer_format: str = setting("auto", "How the model writes thoughts and calls.", shown="by its chat template")
-    chat_template: str | None = setting(None, "File of the chat template.", shown="the model's")
-    tool_template: str | None = setting(None, "File of the one for requests with tools.", shown="the chat template")
+    answer_format: str = setting("auto", "Marks of thoughts and calls.", shown="by template")
+    chat_template: str | None = setting(None, "Chat template.", shown="the model's")
+    tool_template: str | None = setting(None, "Template with tools.", shown="the former")
     allows_inexact: bool = setting(
         False, "Allow a verifier whose text differs from plain decoding; every result then says so."
     )

@@ -155,7 +155,7 @@ class FunctionOutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What the model thought before its answer or its calls; the chat template decides whether it reads it."""
+    """Thoughts of the model before its answer or its calls; the chat template decides whether it reads them."""
 
     type: Literal["reasoning"]
     id: str = ""
@@ -166,7 +166,7 @@ class ReasoningItem(Strict):
 
     @property
     def text(self) -> str:
-        """What was thought, as far as it is there as text."""
+        """The thoughts, as far as they are there as text."""
         parts = [part.get("text") for part in self.content if isinstance(part, dict)]
         return "".join(part for part in parts if isinstance(part, str))
 

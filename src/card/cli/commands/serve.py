@@ -16,7 +16,6 @@ from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     F,
-    answer_options,
     counted,
     draft_options,
     given,
@@ -115,7 +114,6 @@ _server_options = with_options(
     EngineSettings, "generation_config", type=click.Choice(declared(EngineSettings)["generation_config"].choices)
 )
 @option_of(DraftSettings, "hide_images")
-@answer_options
 @method_options
 @draft_options
 @model_options

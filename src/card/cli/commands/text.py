@@ -15,7 +15,6 @@ from card.cli.chosen_models import make_llm
 from card.cli.help import command
 from card.cli.options import (
     all_method_options,
-    answer_options,
     draft_options,
     file_option,
     method_options,
@@ -210,7 +209,6 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 @method_options
 @sampling_options
 @shaping_options
-@answer_options
 @draft_options
 @model_options
 def chat(**options: Any) -> int:

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from card.text.parts.calls import BracedCalls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls, is_text_only
+from card.text.parts.braced_calls import BracedCalls
+from card.text.parts.calls import JsonCalls, NamedCalls
 from card.text.parts.formats import AnswerFormat
 from card.text.parts.leads import Lead
+from card.text.parts.python_calls import PythonCalls
+from card.text.parts.tagged_calls import TaggedCalls
+from card.text.parts.values import is_text_only
 
 Named = Sequence[tuple[str, dict[str, Any]]]
 _OPTIONS = {"whitespace_pattern": " ?"}  # as models write calls

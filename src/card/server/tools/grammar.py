@@ -13,7 +13,7 @@ from card.server.guided import LENIENT
 from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.call_rules import CallRules, rules_of
 from card.text.parts.formats import AnswerFormat, Part
-from card.text.parts.leads import Lead, behind
+from card.text.parts.leads import Lead, put_behind
 
 _CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON, but bounded
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -29,7 +29,7 @@ _OPENING = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """What an answer must keep to, whatever part of it the prompt has begun."""
+    """The rules of an answer, whatever part of it the prompt has begun."""
 
     form: AnswerFormat
     mark_ids: Mapping[str, int]  # of marks that are tokens
@@ -60,7 +60,7 @@ class Guide:
                 "thinking_budget",
             )
         if not self.holds_calls:
-            return behind(lead, self.content) if self.content is not None or has_budget else None
+            return put_behind(lead, self.content) if self.content is not None or has_budget else None
         grammars = ToolGrammar(self.form, self.functions, lead, allows_several=self.allows_several)
         if self.is_forced:
             return grammars.forced()

@@ -1,4 +1,4 @@
-"""How families of models write answers, as data, and the choice of one by a model's chat template and vocabulary."""
+"""Formats of answers of families of models, as data; one is chosen by a model's chat template and vocabulary."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from card.text.parts.calls import BracedCalls, CallSyntax, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from card.text.parts.braced_calls import BracedCalls
+from card.text.parts.calls import CallSyntax, JsonCalls, NamedCalls
+from card.text.parts.python_calls import PythonCalls
+from card.text.parts.tagged_calls import TaggedCalls
 
 Part = Literal["thoughts", "content", "between", "header"]
-"""What a mark begins: `between` is text that belongs to no part, `header` one that names the part behind it."""
+"""Begun by a mark: `between` is text that belongs to no part, `header` one that names the part behind it."""
 AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """Where the parts of an answer begin and end.
+    """The marks where the parts of an answer begin and end.
 
     A mark that is an added token of a model counts only as that token, else as its text.
     """

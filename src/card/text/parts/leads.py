@@ -19,7 +19,7 @@ _TEXT_RULES = (r"LEAD_TEXT: /(.|\n)*/", r"LEAD_SPACE: /\s*/")
 
 
 class Lead:
-    """What a model may write before the part that a grammar holds, in Lark's notation."""
+    """The text that may stand before the part that a grammar holds, in Lark's notation."""
 
     def __init__(
         self, form: AnswerFormat, mark_ids: Mapping[str, int], part: Part | None, budget: int | None = None
@@ -52,20 +52,20 @@ class Lead:
     def before_content(self) -> str:
         """Return the terms before the content."""
         if self._form.header_end is not None:
-            return f"{self._before()} {self.literal('<|channel|>final<|message|>')}"
+            return f"{self._write_lead()} {self.literal('<|channel|>final<|message|>')}"
         if self.is_channelled:
-            return f"{self._before()} {self.literal('<|content|>')}"
+            return f"{self._write_lead()} {self.literal('<|content|>')}"
         opening = next((mark for mark, part in self._form.turns if part == "content"), "")
         opening = opening or (self._form.wrapper or ("",))[0]
-        return f"{self._before()} ({self.literal(opening)})?" if opening else self._before()
+        return f"{self._write_lead()} ({self.literal(opening)})?" if opening else self._write_lead()
 
     def before_calls(self) -> str:
         """Return the terms before calls."""
         if self.is_channelled and self._form.header_end is None:
-            return f"{self._before()} {self.literal('<|tool_calls|>')}"
-        return self._before()
+            return f"{self._write_lead()} {self.literal('<|tool_calls|>')}"
+        return self._write_lead()
 
-    def _before(self) -> str:
+    def _write_lead(self) -> str:
         """Return the terms of thoughts."""
         if self.is_empty:
             return ""
@@ -108,7 +108,7 @@ class Lead:
         return self.is_channelled or closing in self._mark_ids
 
 
-def behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:
+def put_behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:
     """Return a grammar that begins behind a lead; unchanged if there is none.
 
     A grammar in GBNF stays as it is: it holds the answer from its first token.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -44,12 +44,18 @@ Piece = Thoughts | Content | CallBegun | CallArguments
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
     """Return pieces with neighbours of one part or one call as one piece."""
     made: list[Piece] = []
-    for (kind, _), group in itertools.groupby(pieces, lambda one: (type(one), getattr(one, "call_idx", None))):
+    for _, group in itertools.groupby(pieces, lambda one: (type(one), getattr(one, "call_idx", None))):
         those = list(group)
-        if kind is CallBegun:
-            made += those
-        else:
-            made.append(replace(those[0], text="".join(one.text for one in those if not isinstance(one, CallBegun))))
+        text = "".join(one.text for one in those if not isinstance(one, CallBegun))
+        match those[0]:
+            case CallBegun():
+                made += those
+            case CallArguments(call_idx, _):
+                made.append(CallArguments(call_idx, text))
+            case Thoughts():
+                made.append(Thoughts(text))
+            case Content():
+                made.append(Content(text))
     return made
 
 

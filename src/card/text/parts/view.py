@@ -1,4 +1,4 @@
-"""How the answers of one model are read: its format, with the tokens of its tokenizer in place of their names."""
+"""The format of one model's answers, with the tokens of its tokenizer in place of their names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerView:
-    """How the text of one request is read. A view changes no token."""
+    """The way in which the text of one request is read. It changes no token."""
 
     form: AnswerFormat  # with characters in place of special tokens
     token_marks: Mapping[int, str]  # those characters, by token id

@@ -103,7 +103,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
 
 def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what generation_config.json has: the tokens that begin and end a text, and how the maker samples."""
-    return {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")} | config[_SAMPLING]
+    return {**{name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}, **config[_SAMPLING]}
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
