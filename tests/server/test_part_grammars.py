@@ -61,7 +61,8 @@ WRITTEN: dict[str, tuple[str, str]] = {
     ),
     "minimax-m2": (
         "<think>\nHm.\n</think>\n\n",
-        '<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">a</parameter>\n<parameter name="n">3</parameter>\n'
+        '<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">a</parameter>\n'
+        '<parameter name="n">3</parameter>\n'
         "</invoke>\n"
         "</minimax:tool_call>",
     ),

@@ -86,13 +86,14 @@ class TokenNames:
         """Return the origin of each token and the candidates beside it (`shows_tree`)."""
         found = []
         for chunk in chunks:
-            for token_id, origin, beside in zip_longest(chunk.token_ids, chunk.origins, chunk.alternatives):
+            told = (chunk.token_ids, chunk.origins, chunk.alternatives, chunk.thinks)
+            for token_id, origin, beside, thinks in zip_longest(*told):
                 alternatives = [
                     {"token_id": other, "text": self.text(other), "path_logprob": logprob, "writer": writer}
                     for other, logprob, writer in beside or ()
                 ]
                 own = {"token_id": token_id, "text": self.text(token_id), "origin": origin or ""}
-                found.append({**own, "alternatives": alternatives})
+                found.append({**own, "alternatives": alternatives, **({"thinks": True} if thinks else {})})
         return found
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from card.errors import GrammarError
 from card.tree.masks import Path
 
 _MOST_QUOTED_CHARS = 300  # of the library's message, which may quote the whole grammar
+_NO_WAY_BACK = "rollback not supported"
 _LISTING = re.compile(r"\n\s*\d+ \| ")  # the library shows the grammar, which may be none that the user wrote
 
 
@@ -43,6 +44,7 @@ class MatcherState:
         self._matcher: Any = start.deep_copy()  # None: it gave up, and the next path gets another one
         self._text: list[int] = []
         self._path: list[int] = []  # tokens beyond the text that the matcher has taken
+        self._base: Any = None  # behind the text; for grammars whose matchers cannot go back
         self._beginning = beginning
         self._lost: str | None = None  # why the grammar cannot be followed any further
 
@@ -60,6 +62,8 @@ class MatcherState:
             self._lost = self._lost or str(error)
         self._text += self._path
         self._path = []
+        if self._base is not None and self._matcher is not None:
+            self._base = self._matcher.deep_copy()
 
     def can_be_begun(self) -> bool:
         """Return whether a token may come first; the library itself names some even if the model has none of them."""
@@ -107,14 +111,30 @@ class MatcherState:
         while num_common < min(len(path), len(self._path)) and path[num_common] == self._path[num_common]:
             num_common += 1
         if num_common < len(self._path):
-            self._checked(self._matcher.rollback(len(self._path) - num_common))
-            del self._path[num_common:]
+            num_common = self._go_back(num_common)
         rest = list(path[num_common:])
         if any(token_id in self._end_ids or token_id >= self._num_ids for token_id in rest):
             return False
         num_taken = self._checked(self._matcher.try_consume_tokens(rest)) if rest else 0
         self._path += rest[:num_taken]
         return bool(num_taken == len(rest))
+
+    def _go_back(self, num_common: int) -> int:
+        """Take the matcher back to so many tokens of its path, or behind the text. Returns: the tokens that it has.
+
+        A grammar with a bound on tokens, such as a budget of thoughts, lets no matcher go back: a copy does.
+        """
+        if self._base is None:
+            self._matcher.rollback(len(self._path) - num_common)
+            if not self._matcher.is_error():
+                del self._path[num_common:]
+                return num_common
+            if _NO_WAY_BACK not in self._matcher.get_error():
+                self._checked(None)
+            self._begin_anew()
+            self._base = self._matcher.deep_copy()
+        self._matcher, self._path = self._base.deep_copy(), []
+        return 0
 
     def _begin_anew(self) -> None:
         """Bring another matcher behind the text, token by token: within a call the library lets no other thread run."""

@@ -62,6 +62,10 @@ def _shape(config: Any, layer: int) -> LayerShape:
     return replace(shape, mlp_width=0, experts=experts)
 
 
+def _why_not(config: Any) -> str | None:
+    return "its layers have biases (use_bias)" if config.use_bias else None
+
+
 _BIASES = "mlp.gate.moe_statics.e_score_correction_bias"
 ARCHITECTURE = replace(
     ERNIE,
@@ -71,6 +75,7 @@ ARCHITECTURE = replace(
     vectors={"expert_biases": Part(_BIASES, "exp_probs_b.bias", ("one", "experts"), only=chooses_by_biases)},
     file_names={r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."},
     shapes=_shape,
+    why_not=_why_not,
     gguf_name="ernie4_5-moe",
     gguf_experts={
         "moe_num_experts": "expert_count",

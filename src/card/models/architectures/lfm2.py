@@ -69,6 +69,11 @@ def _shape(config: Any, layer: int) -> LayerShape:
     return replace(mixed_shape(config, layer), mlp_width=inner)
 
 
+def why_not(config: Any) -> str | None:
+    """Return why a config asks for more than is built here; None if it does not."""
+    return "its convolutions have biases (conv_bias)" if config.conv_bias else None
+
+
 def _gguf_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"block_auto_adjust_ff_dim": False}  # files state the width that it has
 
@@ -99,6 +104,7 @@ ARCHITECTURE = Architecture(
     norm_eps="norm_eps",
     activation=None,
     shapes=_shape,
+    why_not=why_not,
     turns=lambda config, layer: config.layer_types[layer] != "conv",
     gguf_name="lfm2",
     gguf_sizes={"conv_L_cache": "shortconv.l_cache"},

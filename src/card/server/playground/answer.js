@@ -54,6 +54,8 @@ export class Answer {
   #toggle = make("button", { type: "button", class: "small", "aria-pressed": "false" }, "Formatted");
   /** @type {HTMLElement | null} */
   #formatted = null;
+  /** @type {HTMLDetailsElement | null} what the model thinks before its answer, folded once that begins */
+  #thoughts = null;
 
   /**
    * @param {import("./strip.js").Scale} scale
@@ -102,8 +104,24 @@ export class Answer {
     for (const piece of pieces) {
       this.#finishReason = piece.finishReason ?? this.#finishReason;
       this.metrics = piece.metrics ?? this.metrics;
-      this.#add(this.#aligner.push(piece.text, piece.tokens, piece.finishReason !== null));
+      if (piece.thoughts) this.#think(piece.thoughts);
+      if (piece.text && this.#thoughts) this.#thoughts.open = false;
+      const thinking = piece.tokens.filter((token) => token.thinks);
+      this.#roundIdx += thinking.filter((token) => originOf(token.origin).kind !== "accepted").length;
+      const own = thinking.length ? piece.tokens.filter((token) => !token.thinks) : piece.tokens;
+      this.#add(this.#aligner.push(piece.text, own, piece.finishReason !== null));
     }
+  }
+
+  /** @param {string} text */
+  #think(text) {
+    if (!this.#thoughts) {
+      const summary = make("summary", {}, "Thoughts");
+      this.#thoughts = /** @type {HTMLDetailsElement} */ (make("details", { class: "thoughts" }, summary));
+      this.#thoughts.open = true;
+      this.text.before(this.#thoughts);
+    }
+    this.#thoughts.append(text);
   }
 
   /** @param {Aligned[]} found */

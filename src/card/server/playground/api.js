@@ -2,9 +2,9 @@
 // Talking to the server: one streamed chat request, its events, and its errors as sentences.
 
 /** @typedef {{token_id: number, text: string, path_logprob: number, writer: string}} Alternative */
-/** @typedef {{token_id: number, text: string, origin: string, alternatives: Alternative[]}} Token */
+/** @typedef {{token_id: number, text: string, origin: string, alternatives: Alternative[], thinks?: boolean}} Token */
 /** @typedef {{role: "system" | "user" | "assistant", content: string}} Message */
-/** @typedef {{text: string, tokens: Token[], finishReason: string | null, metrics: Metrics | null}} Piece */
+/** @typedef {{text: string, thoughts?: string, tokens: Token[], finishReason: string | null, metrics: Metrics | null}} Piece */
 /**
  * @typedef {object} Metrics figures of the server about one answer
  * @property {number} generation_time_ms after the first token
@@ -131,6 +131,7 @@ function readEvent(event) {
   const choice = event.choices[0];
   return {
     text: choice?.delta.content ?? "",
+    thoughts: choice?.delta.reasoning_content ?? "",
     tokens: choice?.tokens ?? [],
     finishReason: choice?.finish_reason ?? null,
     metrics: event.metrics ?? null,
