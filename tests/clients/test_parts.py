@@ -1,0 +1,95 @@
+"""Thoughts, channels and calls through LangChain and LiteLLM, on tiny models that write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.clients.running import FOLDER, KEY, run_client
+from tests.server.running import Command, command
+from tests.server.scripted import scripted_bytes
+from tests.server.test_parts import CHANNEL_TEMPLATE, CHANNELS, THINKING, THINKING_TEMPLATE
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
+
+PYTHON = FOLDER.parents[1] / ".venv-litellm" / "bin" / "python"
+THOUGHTS = {"thinker": ("I see.\nReally", "Go"), "channels": ("The user says hi.", "Hm")}
+CONTENT = {"thinker": "No.\nYes", "channels": "Hello!"}
+ARGUMENTS = {"thinker": {"p": "a/b"}, "channels": {"p": "x"}}
+both = pytest.mark.parametrize("served", ["thinker", "channels"])
+
+
+class A(BaseModel):
+    """An answer."""
+
+    a: int
+
+
+def rm(p: str) -> str:
+    """Remove a file."""
+    return p
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    yield from _served(tmp_path_factory.mktemp("thinker"), THINKING, THINKING_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    yield from _served(tmp_path_factory.mktemp("channels"), CHANNELS, CHANNEL_TEMPLATE)
+
+
+def _served(folder: Path, scripts: dict[str, list[str]], template: str) -> Iterator[Command]:
+    model = scripted_bytes(scripts, template)
+    model.model.save_pretrained(folder / "model")
+    model.tokenizer.save_pretrained(folder / "model")
+    options = (str(folder / "model"), "--dtype", "float32", "--method", "vanilla", "--served-model-name", "scripted")
+    with command(folder, *options, env={"CARD_API_KEY": KEY}) as running:
+        yield running
+
+
+def chat(server: Command) -> Any:
+    from langchain_openai import ChatOpenAI  # installed for these tests alone, see the Makefile
+
+    url = f"{server.url}/v1"
+    return ChatOpenAI(model="scripted", base_url=url, api_key=KEY, temperature=0, max_retries=0, max_tokens=40)
+
+
+@both
+def test_langchain_binds_tools(served: str, request: pytest.FixtureRequest) -> None:
+    bound = chat(request.getfixturevalue(served)).bind_tools([rm])
+    answer = bound.invoke("calls")
+    (call,) = answer.tool_calls
+    assert (call["name"], call["args"]) == ("rm", ARGUMENTS[served]) and not answer.content
+    pieces = list(bound.stream("calls"))
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole += piece
+    assert whole.tool_calls[0]["args"] == ARGUMENTS[served]
+    assert chat(request.getfixturevalue(served)).invoke("plain").content == CONTENT[served]
+
+
+def test_langchain_has_structured_output_behind_thoughts(thinker: Command) -> None:
+    model = chat(thinker).with_structured_output(A, method="json_schema")
+    assert model.invoke("json") == A(a=7)
+
+
+@both
+def test_litellm_reads_thoughts_content_and_calls(served: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    assert PYTHON.is_file(), "LiteLLM is not installed; run make test-clients"
+    server: Command = request.getfixturevalue(served)
+    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    script = str(FOLDER / "litellm" / "read_parts.py")
+    told = json.loads(run_client(str(PYTHON), script, server.url, KEY, folder=tmp_path, env=offline).splitlines()[-1])
+    of_plain, of_calls = THOUGHTS[served]
+    for script in ("plain", "plain streamed"):
+        assert told[script] == [of_plain, CONTENT[served], []]
+    for script in ("calls", "calls streamed"):
+        thoughts, content, calls = told[script]
+        assert (thoughts, content or None, calls) == (of_calls, None, [["rm", ARGUMENTS[served]]])
