@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from card.cli.turns import Turn
 from card.config import SamplingParams
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
+from tests.server.scripted import scripted_bytes
 
 UNMEASURED = ("--policy", "fixed", "--threads", "1")  # nothing is measured at the start
 
@@ -108,3 +110,20 @@ def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got
         assert talk.messages == []
         assert llm.stats().num_running == 0
     assert "[cut short]" in capsys.readouterr().out
+
+
+def test_thoughts_shrink_to_a_note_and_are_shown_when_asked_for(tmp_path: Path) -> None:
+    scripts = {"think": ["<think>Hm", " so.", "</think>\n", "\nNo", "."]}
+    model = scripted_bytes(scripts, "{# </think> #}{{ messages[-1].content }}")
+    model.model.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    arguments = ["--target", str(tmp_path), "--method", "vanilla", "--dtype", "float32", "--max-tokens", "20"]
+    with terminal(["chat", *arguments, *UNMEASURED]) as one:
+        at = one.wait_for("> ", after=one.wait_for("/help"))
+        one.type("think\n")
+        at = one.wait_for("(thought for 3 tokens; /thoughts shows them)", after=at)
+        at = one.wait_for("> ", after=one.wait_for("No.", after=at))
+        one.type("/thoughts\n")
+        one.wait_for("> ", after=one.wait_for("Hm so.", after=at))
+        one.type("\x04")
+        assert one.wait() == 0

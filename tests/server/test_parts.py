@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from card.api.async_llm import AsyncLLM
+from card.server.schemas import ChatRequest
+from card.server.tools.support import template_variables
 from tests.server.running import Running, serving, streams
 from tests.server.scripted import scripted_bytes
 
@@ -222,3 +224,14 @@ def test_a_budget_needs_a_token_that_ends_the_thoughts(thinker: Running) -> None
     response = thinker.post(CHAT, asked)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "thinking_budget"
+
+
+def test_how_much_to_think_reaches_the_template() -> None:
+    asked: Any = {"messages": [{"role": "user", "content": "x"}]}
+    for fields, variables in (
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({"thinking_budget": 7}, {"thinking_budget": 7}),
+    ):
+        assert template_variables(ChatRequest.model_validate({**asked, **fields})) == variables
