@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from card.engine.scoring import Scorer
 from card.errors import SettingsError, TargetError, in_words
 from card.models.images import ImagePrompt
 from card.models.shortage import telling_shortage
-from card.text.parts.view import AnswerView
+from card.text.parts.view import AnswerView, ModelAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,6 @@ class Host:
         self.latencies = measured.latencies
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
-        self.answers = loaded.answers
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
         if self.link is not None:
             self._finalizer = weakref.finalize(self, self.link.close)
@@ -97,6 +97,11 @@ class Host:
             self._finalizer()
         self._parts.close()
         self._lanes.close()
+
+    @functools.cached_property
+    def answers(self) -> ModelAnswers:
+        """The format of the model's answers; to find it takes a look at all tokens."""
+        return ModelAnswers(self.tokenizer, self.settings.answer_format)
 
     def make_request(
         self, prompt: Prompt, params: SamplingParams, request_id: int, view: AnswerView | None = None

@@ -38,7 +38,7 @@ from card.models.runners import make_runner
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
 from card.text.parts.formats import AUTO
-from card.text.parts.view import ModelAnswers, check_format_name
+from card.text.parts.view import check_format_name
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
@@ -83,7 +83,6 @@ class Loaded:
     runner: RowRunner
     tokenizer: Tokenizer
     prompts: PromptReader
-    answers: ModelAnswers
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed
     end_ids: frozenset[int]
@@ -146,7 +145,6 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
         runner=runner,
         tokenizer=tokenizer,
         prompts=prompts,
-        answers=ModelAnswers(tokenizer, settings.answer_format),
         grammars=GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_ids), limit_s=limit_s),
         lanes=Threads(limit_s),
         end_ids=end_ids,

@@ -42,7 +42,9 @@ DS = (
 DE = ("<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
 
 # Format, the part that the prompt has begun, the text, and what is in it. Sources: each model's own chat template;
-# gpt-oss: OpenAI's description of the harmony format; Cohere: its documentation of tool use.
+# gpt-oss: OpenAI's description of the harmony format; Cohere: its documentation of tool use. The parsers of vLLM 0.19.1
+# for GLM, MiniMax-M2, Gemma 4, Granite, Seed-OSS, Kimi and DeepSeek find the same calls and thoughts; those for Hermes
+# and Qwen3-Coder end a call at a mark within a string.
 ANSWERS: list[tuple[str, Any, str, Read]] = [
     (
         "hermes",
