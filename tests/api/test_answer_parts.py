@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from card.text.parts.formats import FORMATS
 from card.text.parts.leads import Lead, put_behind
 from card.text.parts.pieces import Content, Thoughts
 from card.text.parts.view import ModelAnswers
+from card.text.template_files import with_templates
 from tests.server.scripted import scripted_bytes
 
 pytestmark = pytest.mark.timeout(240)
@@ -73,8 +75,6 @@ def test_an_unknown_format_is_one_line_with_the_list() -> None:
 def test_a_template_that_nobody_recognises_is_one_text_and_a_warning(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from copy import copy
-
     own = copy(tokenizer)
     own.chat_template = "{% if tools %}<other>{% endif %}{{ messages }}"
     answers = ModelAnswers(own)
@@ -92,23 +92,22 @@ def test_a_view_without_special_tokens_streams_as_the_text_comes(tokenizer: Any)
     assert (found.text == "Yes." and found.pieces[0] == Thoughts("H")) or found.pieces[0].text.startswith("H")
 
 
-def test_templates_of_files_take_the_place_of_the_models_own(tmp_path: Path) -> None:
+def test_templates_of_files_take_the_place_of_the_models_own(tokenizer: Any, tmp_path: Path) -> None:
     chat, tools = tmp_path / "chat.jinja", tmp_path / "tools.jinja"
     chat.write_text("chat {{ messages[0].content }}", "utf-8")
     tools.write_text("tools {{ messages[0].content }}", "utf-8")
-    with LLM(
-        "demo-target", dtype="float32", method="vanilla", chat_template=str(chat), tool_template=str(tools)
-    ) as llm:
-        tokenizer = llm._host.tokenizer
-        assert tokenizer.get_chat_template() == chat.read_text("utf-8")
-        assert tokenizer.get_chat_template(tools=[{}]) == tools.read_text("utf-8")
+    own = with_templates(tokenizer, str(chat), str(tools))
+    assert own.get_chat_template() == chat.read_text("utf-8")
+    assert own.get_chat_template(tools=[{}]) == tools.read_text("utf-8")
+    assert tokenizer.get_chat_template() != own.get_chat_template(), "the given tokenizer may serve others"
+    with LLM("demo-target", dtype="float32", method="vanilla", chat_template=str(chat)) as llm:
+        answer = llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=1))[0]
+    assert list(answer.prompt_token_ids) == tokenizer.encode("chat Hi", add_special_tokens=False)
     with pytest.raises(SettingsError, match="nowhere"):
         LLM("demo-target", dtype="float32", method="vanilla", chat_template=str(tmp_path / "nowhere"))
 
 
 def test_documents_reach_the_template(tokenizer: Any) -> None:
-    from copy import copy
-
     own = copy(tokenizer)
     own.chat_template = "{% for d in documents or [] %}{{ d.text }} {% endfor %}{{ messages[0].content }}"
     asked = [{"role": "user", "content": "Hi"}]

@@ -110,3 +110,24 @@ def test_a_config_that_is_nested_deeply_loads_or_is_one_line(
     for i in range(depth):
         nested = {"a": nested} if i % 2 else [nested]
     assert not fault_of(folder, {**good, field: nested}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Lfm2", {"conv_bias": True, "layer_types": ["conv", "full_attention"]}),
+        ("Ernie4_5_Moe", {"use_bias": True, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}),
+    ],
+)
+def test_biases_that_the_own_pass_lacks_run_in_transformers_modules(
+    kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=64, num_key_value_heads=1, **sizes, **changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded: Any = load_decoder(tmp_path)
+    assert type(loaded) is type(model)
+    ids = torch.tensor([[3, 5, 7, 9]])
+    torch.testing.assert_close(loaded.float()(ids).logits, model(ids).logits, atol=0.05, rtol=0.05)
