@@ -58,7 +58,7 @@ def test_the_copies_of_each_model_are_listed_and_none_is_removed(listed: Listed,
         (("Qwen/Small-GGUF",), {"a1", "a2", "old"}),
         (("c.gguf",), {"a1", "a2", "b", "old"}),
     ],
-    ids=str,
+    ids=["all", "a file", "a hub name", "another name"],
 )
 def test_the_copies_of_one_model_or_of_all_are_removed(
     listed: Listed, cache: Path, model: tuple[str, ...], left: set[str]
