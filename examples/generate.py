@@ -11,5 +11,4 @@ with LLM("demo-target", "demo-draft", dtype="float32") as card, LLM(method="vani
         print(chunk.text, end="", flush=True)
     print(f"\n{chunk.stats.mean_acceptance_length:.1f} tokens per target pass")
     fast, slow = card.chat(question, params)[0], plain.chat(question, params)[0]
-
 assert fast.outputs[0].token_ids == slow.outputs[0].token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -50,6 +51,14 @@ if TYPE_CHECKING:  # importing torch takes seconds, also in the process that onl
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no line tell that a command takes long: a busy machine takes long, and tests compare what was written."""
     monkeypatch.setattr("card.machine.pulse.FIRST_S", 3600.0)
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """Drop the log of a server that a test has started in this process: it writes to that test's standard error."""
+    yield
+    root = logging.getLogger()
+    root.handlers[:] = [one for one in root.handlers if type(one.formatter).__name__ != "JsonFormatter"]
 
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)

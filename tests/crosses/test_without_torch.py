@@ -28,10 +28,10 @@ def test_a_command_needs_the_extra_that_its_record_names_and_no_other_one_does(t
 def test_a_method_that_needs_an_extra_says_so(tmp_path: Path) -> None:
     """The others answer: test_doors.py asks them where PyTorch is not installed."""
     needing = {name: method for name, method in all_methods().items() if method.extra}
-    common = ["--target", DEMO_TARGET, "--draft", DEMO_DRAFT]
+    drafts = {name: ["--draft", DEMO_DRAFT] if method.needs_draft else [] for name, method in needing.items()}
     heads = {name: [f"--{method.reads[0]}", "head"] for name, method in needing.items() if method.needs_head}
-    lines = [["generate", "3 + 4", *common, "--method", name, *heads.get(name, ())] for name in needing]
-    lines += [["generate", "3 + 4", *common, "--writers", name] for name in needing if needing[name].writers]
+    lines = [["generate", "3 + 4", *drafts[name], "--method", name, *heads.get(name, ())] for name in needing]
+    lines += [["generate", "3 + 4", "--writers", name] for name in needing if needing[name].writers]
     for line, (status, _, err) in zip(lines, without_torch(lines, tmp_path), strict=True):
         assert status == 2 and err.count("\n") == 1 and NEEDS in err, (line, err)
 

@@ -100,7 +100,7 @@ def test_states_that_have_no_room_are_refused_before_the_weights_are_read(
     hybrid: Path, refused: Callable[..., str]
 ) -> None:
     said = refused(*generate(hybrid, "--method", "vanilla", "--kv-cache-memory", "1K"))
-    assert "kv_cache_memory 1K has no room for the states of one request, which take 0.0M or more" in said
+    assert "--kv-cache-memory 1K has no room for the states of one request, which take 0.0M or more" in said
 
 
 def test_a_draft_of_another_tokenizer_is_refused_before_a_hybrid_target_is_read(

@@ -20,7 +20,7 @@ from tests.pair import Pair
 from tests.processes import has_ended
 from tests.server.raw import answers_in, connected, read_all, request
 from tests.server.running import PATIENCE_S, Running, command, serving
-from tests.server.test_shutdown import Reader, all_are_gone, arguments, drafters_of
+from tests.server.test_shutdown import Reader, all_are_gone, arguments, drafters_of, plain_arguments
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -51,7 +51,7 @@ def test_there_are_as_many_connections_as_files_for_them(
 
 def test_idle_connections_leave_files_to_everyone_else(pair: Pair, tmp_path: Path) -> None:
     most_files, room = 200, 100
-    options = (*arguments(pair), "--method", "vanilla", "--head-timeout", "3")
+    options = (*plain_arguments(pair), "--head-timeout", "3")
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {(most_files, most_files)})"
     with command(tmp_path, *options, before=limit) as server, contextlib.ExitStack() as stack:
         files = psutil.Process(server.process.pid)

@@ -33,6 +33,11 @@ def arguments(pair: Pair) -> tuple[str, ...]:
     return (*models, "--policy", "fixed", "--threads", "1")  # nothing is measured
 
 
+def plain_arguments(pair: Pair) -> tuple[str, ...]:
+    """Return the arguments of a server that drafts nothing."""
+    return (pair.target, "--dtype", "float32", "--alias", "tiny", "--method", "vanilla", "--threads", "1")
+
+
 class Reader(threading.Thread):
     """Reads one long stream from beginning to end."""
 
@@ -161,8 +166,8 @@ def test_a_request_counts_from_its_arrival_when_the_server_is_told_to_end(
     pytest.importorskip("llguidance")
     asked = {"prompt": "the cat", "max_tokens": 2}
     plain, shaped = (json.dumps(one).encode() for one in (asked, {**asked, "response_format": KEPT_TO_SLOW}))
-    extra = ("--shutdown-timeout", limit_s, "--api-key", KEY, "--method", "vanilla")
-    with command(tmp_path, *arguments(pair), *extra) as server, contextlib.ExitStack() as stack:
+    extra = ("--shutdown-timeout", limit_s, "--api-key", KEY)
+    with command(tmp_path, *plain_arguments(pair), *extra) as server, contextlib.ExitStack() as stack:
         waiting = begun(server, stack, plain, 10), begun(server, stack, shaped, len(shaped))
         server.process.send_signal(number)
         until(lambda: has_said(server, "draining"))
@@ -190,7 +195,7 @@ def test_a_hang_up_is_heard_unless_the_server_was_started_to_outlive_its_termina
 
 def test_a_schema_that_takes_minutes_delays_neither_others_nor_the_end(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
-    with command(tmp_path, *arguments(pair), "--method", "vanilla", "--grammar-timeout", "1") as server:
+    with command(tmp_path, *plain_arguments(pair), "--grammar-timeout", "1") as server:
         url = f"{server.url}/v1/completions"
         asked = {"prompt": "the cat", "max_tokens": 2}
         refused = httpx2.post(url, json={**asked, "response_format": KEPT_TO_SLOW}, timeout=PATIENCE_S)

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, main_thread
 from time import sleep
 from types import FrameType
 
@@ -42,14 +42,16 @@ def raising() -> Iterator[None]:
     """Within the block Ctrl-C raises KeyboardInterrupt, even in a callback, where Python would only print it.
 
     What is raised within the hook that hears of it would be printed too, so another thread interrupts a moment later:
-    again and again until the main thread is outside of callbacks, or at the block's end at the latest.
+    again and again until the main thread is outside of callbacks, or at the block's end at the latest. It sends a real
+    signal, which wakes a main thread that waits.
     """
     hook, is_owed = sys.unraisablehook, False  # no Event: a callback may run while its lock is held
+    main_ident = main_thread().ident or 0
 
     def interrupt_later() -> None:
         sleep(_OUT_OF_CALLBACKS_S)
         if is_owed:
-            _thread.interrupt_main()
+            signal.pthread_kill(main_ident, signal.SIGINT)
 
     def raise_again(caught: sys.UnraisableHookArgs) -> None:
         nonlocal is_owed

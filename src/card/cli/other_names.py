@@ -27,6 +27,7 @@ _OURS = {
     "--device": "-dev -ngl --gpu-layers --n-gpu-layers -sm --split-mode -mg --main-gpu -ts --tensor-split",
     "--temperature": "--temp",
     "--repetition-penalty": "--repeat-penalty",
+    "--chat-template": "--chat-template-file",
     "--seed": "-s --random-seed",
     "--regex --json-schema": "--grammar --grammar-file",
     "--json-schema": "-j --json-schema-file",
@@ -58,7 +59,7 @@ _ABSENT = {
         "-ctk --cache-type-k -ctv --cache-type-v --kv-cache-dtype --quantize-kv-cache"
     ),
     "the model's own files say it": (
-        "--chat-template --chat-template-file --tokenizer --tokenizer-mode --load-format --rope-scaling --rope-scale "
+        "--tokenizer --tokenizer-mode --load-format --rope-scaling --rope-scale "
         "--rope-freq-base --rope-freq-scale --yarn-ext-factor --hf-overrides --override-kv"
     ),
     "no code of a model's folder is run": "--trust-remote-code",

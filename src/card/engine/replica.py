@@ -199,7 +199,8 @@ class Replica:
         self._next_seq = message.seq + 1
         self._known_len = max(self._known_len, message.known_len)
         stats = self._stats
-        stats.drafter_reused_tokens = message.num_reused
+        # A drafter that comes back reuses rows of the answer, too.
+        stats.drafter_reused_tokens = min(message.num_reused, stats.num_prompt_tokens)
         stats.drafter_passes = self._passes_before + message.num_passes
         stats.drafter_busy_s = self._busy_before_s + message.busy_s
         stats.drafter_dropped_nodes = self._dropped_before + message.num_dropped

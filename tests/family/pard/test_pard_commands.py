@@ -132,5 +132,5 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(run, pair, data, tmp_pat
 
 
 def test_the_draft_model_of_a_known_pair_is_none_for_it() -> None:
-    with pytest.raises(SettingsError, match="this method needs a draft model"):
+    with pytest.raises(SettingsError, match="this needs a draft model"):
         choose_models({"method": "pard", "target": KNOWN_PAIRS[0].target.repository, "draft": None})

@@ -27,7 +27,7 @@ def facts(capfd: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 def test_a_router_that_always_takes_the_target_writes_the_targets_own_text(
     capfd: pytest.CaptureFixture[str], models: tuple[str, ...]
 ) -> None:
-    plain = facts(capfd, *models, "--method", "vanilla")
+    plain = facts(capfd, *models[:2], *SHORT, "--method", "vanilla")
     stepped = facts(capfd, *models, "--method", "arbitrage", "--router", "entropy:0")
     assert stepped["exact"] and stepped["draft_tokens"] == 0
     for name in ("text", "token_ids", "finish_reason"):
