@@ -16,13 +16,10 @@ from card.config.selection import SelfDrafting, parse_selection
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.target import TargetWorker
-from card.family.judges.mining import Miner
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.models.rows.row_store import RowStore
-from card.tools.planner.recorder import record_texts
-from card.tools.planner.recording import TargetText
 from tests.decoding import decode, inline, make_request, run_all
 from tests.models import test_records, test_states
 
@@ -139,18 +136,3 @@ def test_scores_behind_a_kept_beginning_are_those_of_the_whole_text(kind: str) -
         part = TEXT[: first + 40]
         (logits,) = runner.forward([Extension.of_text(again, part, first, first_logits=first)])
         assert np.array_equal(logits, expected_logits[first : first + 40])
-
-
-@each_model
-def test_recordings_and_mined_mismatches_are_those_of_runners_with_room_for_all(kind: str) -> None:
-    """Both ask for logits of many rows behind kept ones, longer than the room for records."""
-    answers = [TargetText(tuple(TEXT[:30]), tuple(TEXT[30:140]), "length")]
-    params, found = SamplingParams(temperature=0.0, seed=0).resolved(), []
-    for room in (4, 256):
-        target, draft = (KINDS[kind].make_runner(noise, max_tree_rows=room) for noise in (0.0, 0.1))
-        recorded = record_texts(target, draft, answers, params, coupled_noise=False)
-        miner = Miner(target, draft, answer_of=tuple, max_tokens=60, end_ids=frozenset())
-        (mined,) = miner.mine([(0, TEXT[:30])])
-        assert len(mined.is_important) > 1
-        found.append((recorded, mined.features.numpy().tobytes(), mined.is_important))
-    assert found[0] == found[1]
