@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -43,7 +44,10 @@ def test_an_example_that_needs_more_says_in_one_line_what_installs_it() -> None:
     done = alone(str(example), program=ALONE + "import runpy; runpy.run_path(sys.argv[1])\n")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert f"torch is not installed: {sys.executable} -m pip install" in done.stderr and "[torch]" in done.stderr
+    assert (
+        f"torch is not installed: {shlex.quote(sys.executable)} -m pip install" in done.stderr
+        and "[torch]" in done.stderr
+    )
 
 
 def test_a_model_that_needs_more_is_refused_in_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_answers_may_end_before_the_server_is_killed() -> None:
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert of_unit("Restart") == SERVICE["restart"] == "on-failure"
     program = shlex.split(of_unit("ExecStart"))[0]
-    unit = (DEPLOY / "card.service").read_text("utf-8").replace(program, sys.executable)
+    unit = (DEPLOY / "card.service").read_text("utf-8").replace(program, "/bin/sh")  # a program that is there
     (tmp_path / "card.service").write_text(unit, "utf-8")
     if shutil.which("systemd-analyze"):
         ran = subprocess.run(
