@@ -167,7 +167,8 @@ def test_a_request_counts_from_its_arrival_when_the_server_is_told_to_end(
     asked = {"prompt": "the cat", "max_tokens": 2}
     plain, shaped = (json.dumps(one).encode() for one in (asked, {**asked, "response_format": KEPT_TO_SLOW}))
     extra = ("--shutdown-timeout", limit_s, "--api-key", KEY)
-    with command(tmp_path, *plain_arguments(pair), *extra) as server, contextlib.ExitStack() as stack:
+    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # these tests may run under nohup
+    with command(tmp_path, *plain_arguments(pair), *extra, before=heard) as server, contextlib.ExitStack() as stack:
         waiting = begun(server, stack, plain, 10), begun(server, stack, shaped, len(shaped))
         server.process.send_signal(number)
         until(lambda: has_said(server, "draining"))
