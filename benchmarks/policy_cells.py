@@ -167,7 +167,7 @@ def make_scene(cell: Cell, overheads: Overheads) -> Scene:
 
     def profile(beside: str, alone: str) -> Profile:
         setups = tuple(
-            _setup(n, getattr(price, name), start.get(name, (1, 1))) for n, name in ((1, beside), (2, alone))
+            setup_of_price(n, getattr(price, name), start.get(name, (1, 1))) for n, name in ((1, beside), (2, alone))
         )
         return Profile(name="gate", measured=False, source=price.source, setups=setups, overheads=overheads)
 
@@ -179,7 +179,7 @@ def make_scene(cell: Cell, overheads: Overheads) -> Scene:
     )
 
 
-def _setup(threads: int, times_ms: Times, wrong: tuple[float, float]) -> Setup:
+def setup_of_price(threads: int, times_ms: Times, wrong: tuple[float, float]) -> Setup:
     of_first, of_further = wrong
     told_ms = [of_first * times_ms[0] + of_further * (ms - times_ms[0]) for ms in times_ms]
     return Setup(threads=threads, cost=_table(told_ms), taken=_table(times_ms))
