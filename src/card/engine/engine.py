@@ -102,12 +102,12 @@ class Engine:
         Raises: WorkerError if the target is broken; `add` raises it too from then on.
         """
         self._passes.check_alive()
+        started = self._clock()  # listening is a part of the round: a drafter that says much costs time
         self._drafter.listen()
         if not self.has_work:
             return []
         num_requests = min(len(self._queue), self._limits.max_num_seqs)
         self._calls.begin(num_requests, self._drafter.link.available)
-        started = self._clock()
         refused: list[Update] = []
         if self._queue.num_waiting or self._worker.moves is not None:
             with pinned(self._policy.cores):  # reused rows are copied with as many threads as a pass has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -42,12 +43,7 @@ class World:
     def modes(self, *schedules: Schedule, believed: World | None = None) -> Modes:
         """Return modes that expect of each schedule what it does in this world, or in the one they believe in."""
         predict = (believed or self).expected
-        return Modes(
-            schedules or ("turns", "off"),
-            predict,
-            plain_s=lambda num_requests: 1.0,
-            trial_s=lambda num_requests, num_rounds: 1.0 + self._layer_s(num_requests),
-        )
+        return Modes(schedules or ("turns", "off"), predict, trial_s=lambda n: 1.0 + self._layer_s(n))
 
     def run(self, modes: Modes, num_rounds: int, num_requests: int = 1, available: frozenset[Schedule] = ALL) -> Report:
         """Run so many rounds."""
@@ -60,7 +56,8 @@ class World:
             tokens = num_requests + sum(agreed)
             seconds = self.beside_s if schedule == "beside" else 1.0 + depth * self._layer_s(num_requests)
             report.add(schedule, tokens, seconds, was_trial=modes.is_trial, rate=num_requests * self.rate(num_requests))
-            modes.observe(num_requests, tokens, seconds, was_right=2 * sum(agreed) >= num_requests * depth)
+            compared = {"num_agreed": sum(agreed), "num_compared": num_requests * depth}
+            modes.observe(num_requests, tokens, seconds, num_drafting=num_requests if depth else 0, **compared)
         return report
 
     def _layer_s(self, num_requests: int) -> float:
@@ -68,6 +65,33 @@ class World:
 
     def _num_agreed(self, rng: random.Random, depth: int) -> int:
         return next((i for i in range(depth) if rng.random() >= self.agreement), depth)
+
+
+@dataclass
+class Learning:
+    """Modes whose predictions follow what rounds show of the agreement, as the policy's do."""
+
+    believed: World
+    agreed: float = 0.0
+    compared: float = 0.0
+
+    def expected(self, schedule: Schedule, num_requests: int = 1) -> tuple[float, float]:
+        """Return what the world promises that has the agreement seen so far."""
+        agreement = (self.agreed + 10 * self.believed.agreement) / (self.compared + 10)
+        return replace(self.believed, agreement=agreement).expected(schedule, num_requests)
+
+    def modes(self, *schedules: Schedule) -> Modes:
+        """Return modes that learn."""
+        modes = Modes(schedules or ("turns", "off"), self.expected, trial_s=lambda n: 1.15)
+        observe = modes.observe
+
+        def learn(*args: Any, num_agreed: int = 0, num_compared: int = 0, **kwargs: Any) -> None:
+            seen = min(num_compared, num_agreed + args[0])
+            self.agreed, self.compared = 0.97**seen * self.agreed + num_agreed, 0.97**seen * self.compared + seen
+            observe(*args, num_agreed=num_agreed, num_compared=num_compared, **kwargs)
+
+        modes.observe = learn  # type: ignore[method-assign]
+        return modes
 
 
 @dataclass
@@ -142,10 +166,22 @@ def test_a_drafter_that_was_unlucky_at_first_is_taken_back() -> None:
 
 
 def test_a_drafter_that_turns_good_later_is_found() -> None:
-    modes = BAD.modes()
+    modes = Learning(BAD).modes()
     assert BAD.run(modes, 3000).used["turns"] < 300
     GOOD.run(modes, 300)
     assert GOOD.run(modes, 200).used["turns"] > 160
+
+
+def test_a_drafter_that_nobody_expected_to_be_good_is_found() -> None:
+    modes = Learning(World(0.1)).modes()
+    assert modes.schedule == "off"
+    GOOD.run(modes, 400)
+    assert GOOD.run(modes, 200).used["turns"] > 160
+
+
+def test_plain_decoding_is_computed_and_never_tried() -> None:
+    modes = GOOD.modes()
+    assert GOOD.run(modes, 3000).used == {"turns": 3000}
 
 
 def test_plain_decoding_that_becomes_better_later_is_found() -> None:
@@ -154,14 +190,6 @@ def test_plain_decoding_that_becomes_better_later_is_found() -> None:
     dear = World(0.9, layer_s=2.0)
     dear.run(modes, 200)
     assert dear.run(modes, 200).used["off"] > 160
-
-
-def test_costs_that_were_measured_twice_too_dear_do_not_keep_drafting_off_for_good() -> None:
-    believed = World(GOOD.agreement, layer_s=0.9)
-    modes = GOOD.modes(believed=believed)
-    assert modes.schedule == "off"
-    GOOD.run(modes, 400)
-    assert GOOD.run(modes, 200).used["turns"] > 160
 
 
 def test_each_class_of_batch_sizes_has_its_own_best_schedule() -> None:
@@ -219,76 +247,88 @@ def test_of_three_schedules_the_fastest_is_found_whichever_was_predicted(
     assert world.run(modes, 200).used[best] > 150
 
 
-def test_a_trial_of_a_drafter_begins_with_one_layer_and_doubles_them_while_all_are_right() -> None:
+def in_a_trial() -> Modes:
+    """Return modes that try turns now, where nothing pays but plain decoding."""
     modes = BAD.modes()
     while not modes.is_trial:
         BAD.run(modes, 1)
         modes.begin(1, ALL)
-    layers = []
+    return modes
+
+
+RIGHT, WRONG = {"num_agreed": 1, "num_compared": 1}, {"num_agreed": 0, "num_compared": 1}
+
+
+def test_a_trial_of_a_drafter_begins_with_one_layer_and_doubles_them_while_all_are_right() -> None:
+    modes, layers = in_a_trial(), []
     while modes.is_trial:
         layers.append(modes.trial_layers)
-        modes.observe(1, 1 + (modes.trial_layers or 0), 1.2, was_right=True)
+        modes.observe(1, 1 + (modes.trial_layers or 0), 1.2, **RIGHT)
     assert layers == [1 << idx for idx in range(MOST_TRIAL_ROUNDS)]
     assert modes.trial_layers is None
 
 
 def test_a_trial_of_a_drafter_that_is_wrong_is_over_after_a_round() -> None:
-    modes = BAD.modes()
-    while not modes.is_trial:
-        BAD.run(modes, 1)
-        modes.begin(1, ALL)
-    modes.observe(1, 1, 1.2, was_right=False)
+    modes = in_a_trial()
+    modes.observe(1, 1, 1.2, **WRONG)
     assert not modes.is_trial
 
 
 def test_a_trial_waits_for_a_round_in_which_the_drafter_is_asked() -> None:
-    modes = BAD.modes()
-    while not modes.is_trial:
-        BAD.run(modes, 1)
-        modes.begin(1, ALL)
+    modes = in_a_trial()
     believed = modes.rate_of("turns")
     for _ in range(50):  # a text that is copied wants no draft
-        modes.observe(1, 17, 1.2, was_right=False, was_asked=False)
+        modes.observe(1, 17, 1.2, was_asked=False)
         modes.begin(1, ALL)
     assert modes.is_trial and modes.trial_layers == 1
     assert modes.rate_of("turns") == believed, "what was copied is not the drafter's merit"
 
 
 def test_a_trial_waits_for_a_drafter_that_reads_a_long_text_and_pays_for_that() -> None:
-    modes = BAD.modes()
-    while not modes.is_trial:
-        BAD.run(modes, 1)
-        modes.begin(1, ALL)
+    modes = in_a_trial()
     for _ in range(3):
-        modes.observe(1, 1, 31.0, was_right=True, reading_s=30.0)
+        modes.observe(1, 1, 31.0, is_reading=True, reading_s=30.0)
         modes.begin(1, ALL)
         assert modes.is_trial, "nothing was drafted yet"
     believed = modes.rate_of("turns")
-    modes.observe(1, 1, 1.2, was_right=False)
+    modes.observe(1, 1, 1.2, **WRONG)
     assert believed > 0.5, "later rounds read nothing"
     assert "turns" not in BAD.run(modes, 1000).used, "90 s of reading are a hundredth of 9000"
 
 
 def test_a_trial_that_takes_far_too_long_is_over_though_the_drafter_is_right() -> None:
-    modes = BAD.modes()
-    while not modes.is_trial:
-        BAD.run(modes, 1)
-        modes.begin(1, ALL)
-    modes.observe(1, 2, 50.0, was_right=True)
+    modes = in_a_trial()
+    modes.observe(1, 2, 50.0, **RIGHT)
     assert not modes.is_trial
 
 
+def test_a_trial_beside_prompts_pays_for_the_drafter_alone() -> None:
+    patient, hasty = in_a_trial(), in_a_trial()
+    patient.observe(1, 1, 400.0, drafting_s=0.2, reads_prompts=True, **WRONG)
+    hasty.observe(1, 1, 400.0, drafting_s=399.0, **WRONG)
+    assert BAD.run(patient, 1000).used["turns"] > 5 > BAD.run(hasty, 1000).used["turns"]
+
+
+def test_rounds_in_which_some_requests_have_not_joined_say_nothing_of_a_whole_batch() -> None:
+    modes = GOOD.modes()
+    modes.begin(4, ALL)
+    before = modes.rate_of("turns")
+    modes.observe(4, 5, 3.0, num_drafting=1)
+    assert modes.rate_of("turns") == before
+    modes.observe(4, 5, 3.0, num_drafting=4)
+    assert modes.rate_of("turns") < before
+
+
+def test_a_token_saves_the_more_the_more_drafts_bring() -> None:
+    assert BAD.modes().saved_s("turns") < 0 < World(0.7).modes().saved_s("turns") < GOOD.modes().saved_s("turns") < 1
+
+
 def test_the_rate_is_that_of_the_best_schedule_while_another_one_is_tried() -> None:
-    modes = BAD.modes()
-    BAD.run(modes, 100)
-    while not modes.is_trial:
-        BAD.run(modes, 1)
-        modes.begin(1, ALL)
-    assert modes.rate == pytest.approx(1.0, rel=0.05)
+    assert in_a_trial().rate == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_round_without_any_time_says_nothing() -> None:
     modes = GOOD.modes()
     before = modes.rate_of("turns")
-    modes.observe(1, 50, 0.0, was_right=True)
+    modes.observe(1, 50, 0.0, num_drafting=1, **RIGHT)
     assert modes.rate_of("turns") == before

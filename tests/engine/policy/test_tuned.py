@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.engine import Engine
+from card.engine.metrics import RequestStats
 from card.engine.policy.rounds import Draft, Outcome, RoundView, ScheduleCost, Wait
 from card.engine.policy.tuned import TunedPolicy
 from card.engine.queue import Limits
-from card.engine.request import StepResult, Verified
+from card.engine.request import StepResult, Update, Verified
 from card.engine.target import TargetWorker
 from card.links.switch import SwitchLink
 from card.machine.expert_cost import ExpertCounts, ExpertUse
@@ -201,18 +202,39 @@ def test_rounds_that_read_prompts_say_nothing_of_the_time_around_others():
     assert policy.predicted("off") == pytest.approx(fresh.predicted("off"))
 
 
+def copying(num_right: int) -> Verified:
+    """Return a round of a text in which another writer had so many tokens right, and nothing else was verified."""
+    offer = msgspec.structs.replace(chain(*[-0.1] * num_right), writers=(2,) * num_right) if num_right else NO_NODES
+    return Verified(0, offer, tuple(range(num_right)), True)
+
+
 def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_rounds():
-    policy, world, rng, used = TunedPolicy(in_turns(), DraftSettings()), World(), random.Random(0), Counter[Schedule]()
+    policy = TunedPolicy({"off": costs()["off"]}, DraftSettings())
+    expected = []
     for idx in range(400):
         policy.begin(1, ALL)
-        used[policy.schedule] += idx >= 200
-        if policy.schedule != "off":
-            world.round(policy, view(takes_turns=True), rng)
-            continue
-        num_tokens = 13 if idx % 4 == 0 else 1
-        result = StepResult(num_tokens=num_tokens, busy_s=7e-3)
-        policy.observe(Outcome(view(), result, 7.3e-3, num_tokens, 0, 0.0))
-    assert used["off"] > 180
+        num_right = 12 if idx % 4 == 0 else 0
+        result = StepResult(verified=[copying(num_right)], num_tokens=1 + num_right, busy_s=7e-3)
+        policy.observe(Outcome(view(), result, 7.3e-3, 1 + num_right, 0, 0.0))
+        expected.append(policy.round_of("off")[0])
+    assert sum(expected[200:]) / 200 == pytest.approx(4.0, rel=0.15), "rounds without candidates count as well"
+
+
+def test_what_one_text_copied_says_nothing_of_the_next():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    ended = Update(0, (1,), "stop", RequestStats())
+    before = policy.round_of("off")[0]
+    for updates in ([], [ended]):
+        result = StepResult(updates=updates, verified=[copying(6)], num_tokens=7, busy_s=7e-3)
+        for _ in range(1 if updates else 30):
+            policy.observe(Outcome(view(), result, 7.3e-3, 7, 0, 0.0))
+        expected = before if updates else pytest.approx(7, rel=0.1)
+        assert policy.round_of("off")[0] == expected
+
+
+def test_plain_decoding_is_never_tried_where_drafts_are_better():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    assert set(World().run(policy, 1000)) == {"turns"}
 
 
 def on_trial() -> TunedPolicy:
@@ -403,9 +425,9 @@ def test_a_turn_makes_no_more_layers_than_the_budget_has_room_for():
         assert order_of(policy, view(takes_turns=True, layers_per_pass=layers_per_pass)).num_passes == most
 
 
-def test_a_drafter_in_turns_reads_prompts_in_the_prefill():
+def test_a_drafter_in_turns_reads_nothing_while_nobody_decodes():
     policy = of_turns(cost(1e-3, 0.0))
-    assert policy.prepare(view(0, takes_turns=True, num_prompt_tokens=8)) == Draft(1)
+    assert policy.prepare(view(0, takes_turns=True, num_prompt_tokens=8)) is None
     assert policy.prepare(view(0, takes_turns=True)) is None
 
 

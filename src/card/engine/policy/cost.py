@@ -107,20 +107,15 @@ class Costs:
             return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
         return self.draft_s(schedule, num_requests) + 3 * ROUND_S
 
-    def reading_s(self, schedule: Schedule, num_requests: int, num_rounds: int) -> float:
-        """Return the seconds in which the drafter reads the text of so many rounds without it."""
-        cost, num_tokens = self.at_start[schedule].drafter, num_requests * min(self._rows, num_rounds)
-        return cost.seconds(num_tokens, num_requests) if cost else 0.0
+    def reading_s(self, schedule: Schedule, num_tokens: int) -> float:
+        """Return the seconds in which the drafter reads so many tokens of a text."""
+        cost = self.at_start[schedule].drafter
+        return cost.seconds(num_tokens) if cost and num_tokens else 0.0
 
     def around_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the seconds of a round beyond its passes."""
         ratio = self._around.get(self.drafts(schedule))
         return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
-
-    def plain_s(self, num_requests: int) -> float:
-        """Return the seconds of a plain round as measured at start."""
-        cost = self.at_start.get("off") or next(iter(self.at_start.values()))
-        return cost.target.seconds(num_requests, num_requests, num_requests * self._rows) + ROUND_S
 
     def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
         """Learn from a round that decoded something, with beams of this width."""

@@ -9,41 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from card.config import DraftSettings, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
 from card.engine.policy.asking import REQUEST_S, Asking
 from card.engine.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
+from card.engine.policy.copied import Copied
 from card.engine.policy.cost import Costs
 from card.engine.policy.modes import REVIEW_ROUNDS, Modes
 from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
+from card.engine.policy.unread import Unread
 from card.engine.request import Request
 from card.tree.nodes import Nodes
-
-
-@dataclass(slots=True)
-class _PlainRounds:
-    """Plain rounds since the last one that was observed, of one number of requests."""
-
-    num_requests: int = 0
-    num_rounds: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
-
-    def add(self, num_requests: int, outcome: Outcome) -> None:
-        """Count a round."""
-        if num_requests != self.num_requests:
-            self.num_requests, self.num_rounds, self.num_tokens, self.seconds = num_requests, 0, 0, 0.0
-        self.num_rounds += 1
-        self.num_tokens += outcome.num_committed
-        self.seconds += outcome.seconds
-
-    def take(self) -> tuple[float, float]:
-        """Return tokens and seconds of the mean round, and begin again."""
-        num_rounds, self.num_requests = max(1, self.num_rounds), 0
-        return self.num_tokens / num_rounds, self.seconds / num_rounds
 
 
 class TunedPolicy(Policy):
@@ -64,10 +42,12 @@ class TunedPolicy(Policy):
         self._costs = Costs(schedules)
         self._acceptance = Acceptance()
         self._asking = Asking()
+        self._copied = Copied()
+        self._unread = Unread(lambda num_tokens: self._costs.reading_s("turns", num_tokens))
+        self._num_served = 0  # requests that get drafts in this turn, or need none
         self._modes = self._new_modes()
         self._has_new_text = False
-        self._round = 0
-        self._plain = _PlainRounds()
+        self._round = self._num_plain = 0  # plain rounds since one was observed
         self._follow()
 
     @property
@@ -97,33 +77,42 @@ class TunedPolicy(Policy):
         return num_requests * tokens / max(seconds, 1e-9)
 
     def round_of(
-        self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None
+        self,
+        schedule: Schedule,
+        num_requests: int = 1,
+        agreement: float | None = None,
+        num_drafted: int | None = None,
     ) -> tuple[float, float]:
         """Return the tokens of a request in a round of a schedule at its best depth, and the seconds of that round.
 
         Args:
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
+            num_drafted: requests that get drafts; None: all.
         """
-        costs = self._costs
+        costs, copied = self._costs, self._copied.mean
+        num_drafted = num_requests if num_drafted is None else num_drafted
         agreement = self._acceptance.agreement if agreement is None else agreement
-        around_s = costs.around_s(schedule, num_requests)
-        best = 1.0, around_s + costs.pass_s(schedule, num_requests, num_requests)
+        around_s, share = costs.around_s(schedule, num_requests), copied.missed * num_drafted / num_requests
+        num_rows = num_requests * (1 + copied.num_verified)
+        plain_s = around_s + costs.pass_s(schedule, num_rows, num_requests)
+        alone = 1.0 + copied.num_right
+        best = alone, plain_s
         if not costs.drafts(schedule):
             return best
-        draft_s = costs.draft_s(schedule, num_requests, self._width(schedule))
-        start_s = costs.first_draft_s(schedule, num_requests) - draft_s
-        tokens, reached, (alone, alone_s) = 1.0, 1.0, best
+        draft_s = costs.draft_s(schedule, num_drafted, self._width(schedule))
+        start_s = costs.first_draft_s(schedule, num_drafted) - draft_s
+        gained, reached = 0.0, 1.0
         for depth in range(1, 1 + DEEPEST):
             reached *= agreement
-            tokens += reached
-            seconds = around_s + costs.pass_s(schedule, num_requests * (1 + depth), num_requests)
+            gained += share * reached
+            seconds = around_s + costs.pass_s(schedule, num_rows + num_requests * share * depth, num_requests)
             if schedule == "turns":
-                here = tokens, seconds + start_s + depth * draft_s
+                here = alone + gained, seconds + copied.missed * (start_s + depth * draft_s)
             else:  # if the tree lacks the token after a path's end, the next round is a plain one
                 lost = (1 - reached) * (1 - agreement)
-                cycle_s = seconds + lost * alone_s
+                cycle_s = seconds + lost * plain_s
                 most = max(alone, cycle_s / max(draft_s, 1e-9))  # each token of a text takes the drafter a layer
-                here = min(tokens + lost * alone, most) / (1 + lost), cycle_s / (1 + lost)
+                here = min(alone + gained + lost * alone, most) / (1 + lost), cycle_s / (1 + lost)
             if here[0] * best[1] > best[0] * here[1]:
                 best = here
         return best
@@ -148,17 +137,37 @@ class TunedPolicy(Policy):
         """Draft as far as paths are likely enough; wait only if the settings say so."""
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
-        if not view.requests:  # a drafter in turns reads prompts during the prefill
-            return Draft(1) if view.num_prompt_tokens else None
-        drafting = [request for request in view.requests if request.uses_drafter]
-        resting: set[int] = set()
-        if view.undrafted and any(view.undrafted):
-            resting = self._well_offered(view)
-            drafting = [request for request in drafting if request.request_id not in resting]
+        if not view.requests:
+            return None
+        resting = self._well_offered(view) if any(view.undrafted) else set()
+        self._num_served = len(resting)
+        wanted = [one for one in view.requests if one.uses_drafter and one.request_id not in resting]
+        drafting = self._joined(wanted, len(view.requests))
         if not drafting:
             return None
+        self._unread.note_read(drafting)
+        self._num_served += len(drafting)
+        resting = {one.request_id for one in view.requests} - {one.request_id for one in drafting}
         most = min(self._modes.trial_layers or DEEPEST, self._draft.budget)
         return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(drafting), frozenset(resting)))
+
+    def _joined(self, requests: Sequence[Request], num_running: int) -> Sequence[Request]:
+        """Return those of the requests that draft in this round: drafts have to bring more than reading takes.
+
+        No round reads for longer than a plain round takes, but for a single text. In a trial of a drafter that begins
+        slowly, whatever fits into that is read.
+        """
+        if "off" not in self.costs:
+            return requests
+        plain, plain_s = self.round_of("off", num_running)
+        if self._modes.trial_layers is not None:
+            return self._unread.readable(requests, plain_s)
+        worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
+        if len(worth) < len(requests):
+            hoped = self._acceptance.pair.hoped
+            tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
+            worth = worth if tokens * plain_s > plain * seconds else []
+        return worth
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify the candidates whose expected tokens are worth their seconds at the present rate."""
@@ -193,36 +202,39 @@ class TunedPolicy(Policy):
             row_s = self._costs.row_s(self.schedule, result.num_tokens, len(view.requests))
             self._asking.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s)
         self._round += 1
-        is_plain = self.schedule == "off" and not self._modes.is_trial
-        if is_plain and not view.num_prompt_tokens:
-            self._plain.add(len(view.requests), outcome)
-        if not view.requests or (is_plain and self._round % REVIEW_ROUNDS):
-            return  # plain rounds teach nothing but their speed, and must cost no more than plain decoding
+        self._unread.observe(view.requests, result.updates)
+        if not view.requests:
+            return
+        is_plain = self.schedule == "off" and not any(one.offer for one in result.verified)
+        if is_plain and self._round % REVIEW_ROUNDS:  # teaches nothing, and must cost no more than plain decoding
+            self._num_plain += 1
+            self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds)
+            return
         kept = self._acceptance.begin(request.request_id for request in view.requests)
         if kept < 1.0:
             self._has_new_text = True
             self._modes.fade(kept)
         self._acceptance.observe(result.verified)
+        ended = {one.request_id for one in result.updates if one.finish_reason}
+        self._copied.observe(result.verified, ended, num_plain=self._num_plain)
+        self._num_plain = 0
         self._costs.observe(self.schedule, self.beam_width(), outcome)
         reading_s = 0.0  # of a first pass, what exceeds twice the usual: it reads earlier text
         if view.passes:
             first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
             reading_s = max(0.0, view.passes[0][1] - 2 * first_s)
-        num_compared = sum(one.num_compared for one in result.verified)
-        num_agreed = sum(one.num_agreed for one in result.verified)
-        only_read = bool(view.passes) and not any(num_drafted for num_drafted, _ in view.passes)
-        num_tokens, seconds = float(outcome.num_committed), outcome.seconds
-        if is_plain and not view.num_prompt_tokens:
-            num_tokens, seconds = self._plain.take()
         self._modes.observe(
             len(view.requests),
-            num_tokens,
-            seconds,
-            reading_s=reading_s,
-            was_right=2 * num_agreed > num_compared or only_read,
+            outcome.num_committed,
+            outcome.seconds,
             was_asked=bool(view.passes) or not view.takes_turns,
-            num_rounds=REVIEW_ROUNDS if is_plain else 1,
+            num_agreed=sum(one.num_agreed for one in result.verified),
+            num_compared=sum(one.num_compared for one in result.verified),
+            is_reading=bool(view.passes) and not any(num_drafted for num_drafted, _ in view.passes),
+            reading_s=reading_s,
+            drafting_s=sum(seconds for _, seconds in view.passes),
             reads_prompts=view.num_prompt_tokens > 0,
+            num_drafting=self._num_served if view.takes_turns else len(view.requests),
         )
 
     def _pays(self, view: RoundView, probs: Sequence[float]) -> bool:
@@ -273,13 +285,16 @@ class TunedPolicy(Policy):
         return resting
 
     def _new_modes(self) -> Modes:
-        return Modes(self.costs, self.round_of, plain_s=self._costs.plain_s, trial_s=self._trial_s)
+        def hope(schedule: Schedule, num_requests: int) -> tuple[float, float]:
+            return self.round_of(schedule, num_requests, self._acceptance.pair.hoped)
 
-    def _trial_s(self, num_requests: int, num_rounds: int) -> float:
-        """Return the seconds of a round in turns with one layer, when so many earlier rounds are still unread."""
+        return Modes(self.costs, self.round_of, hope=hope, trial_s=self._trial_s)
+
+    def _trial_s(self, num_requests: int) -> float:
+        """Return the seconds of a round in turns with one layer for the request with the least to read."""
         costs = self._costs
-        pass_s = costs.pass_s("turns", 2 * num_requests, num_requests)
-        draft_s = costs.reading_s("turns", num_requests, num_rounds) + costs.first_draft_s("turns", num_requests)
+        pass_s = costs.pass_s("turns", 1 + num_requests, num_requests)
+        draft_s = self._unread.least_s() + costs.first_draft_s("turns", 1)
         return costs.around_s("turns", num_requests) + pass_s + draft_s
 
     def _follow(self) -> None:
