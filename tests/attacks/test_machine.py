@@ -101,7 +101,7 @@ def results():
     found = store.cost(key)
     assert found in (None, COST), found
     store.keep_cost(key, COST)
-    return logits.sum().item(), logits.abs().max().item(), len(load_tokenizer(model, cache_dir=cache))
+    return logits.sum().item(), abs(logits).max().item(), len(load_tokenizer(model, cache_dir=cache))
 
 first, draw, tried = results(), random.Random(seed), 0
 for file in sorted(one for one in Path(cache).rglob("*") if one.is_file() and one.suffix != ".lock"):
@@ -166,7 +166,7 @@ from card.models.protocol import Extension
 from card.models.runners import make_runner
 runner = make_runner(load_decoder(sys.argv[1], dtype="int8"), max_model_len=64)
 logits = runner.forward([Extension(runner.open(), list(range(3, 12)), range(-1, 8))])[0]
-print(logits.sum().item(), logits.abs().max().item())
+print(logits.sum().item(), abs(logits).max().item())
 """
 
 

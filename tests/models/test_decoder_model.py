@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ from transformers import (
 )
 
 from card.errors import ModelError
+from card.models.architectures.architecture import rotary_size
 from card.models.facts import end_token_ids, parameter_count, sampling_defaults
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, read_decoder
@@ -285,6 +287,13 @@ def test_rotations_by_kinds_that_no_layer_has_are_left_to_transformers_modules(t
 
 
 @pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
+@pytest.mark.parametrize("part", [1e308, 0, -0.5, [1], "half", float("nan")])
+def test_a_share_of_channels_that_cannot_turn_is_named(part: Any):
+    config = SimpleNamespace(rope_parameters={"rope_type": "default", "partial_rotary_factor": part})
+    with pytest.raises(ModelError, match="partial_rotary_factor must be a number above 0 and at most 1"):
+        rotary_size(config, "", 64)
+
+
 def test_a_model_with_other_biases_than_its_config_says_is_refused_by_their_name(
     tmp_path: Path, changes: dict[str, bool]
 ):

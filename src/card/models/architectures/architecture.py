@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from card.errors import ModelError
 from card.kernels.number_types import Dtype
 from card.kernels.rotation import PROPORTIONAL
 from card.models.decoder_config import DecoderConfig
@@ -348,11 +349,16 @@ def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def rotary_size(config: Any, kind: str, head_size: int) -> int:
-    """Return how many of the first channels of a head turn."""
+    """Return how many of the first channels of a head turn. Raises: ModelError for a share that is none."""
     rope = rotary_parameters(config)[kind]
     if rope["rope_type"] == PROPORTIONAL:  # where the other channels turn by nothing
         return head_size
-    return int(head_size * rope.get("partial_rotary_factor", 1.0))
+    part = rope.get("partial_rotary_factor", 1.0)
+    if not isinstance(part, int | float) or not 0 < part <= 1:
+        raise ModelError(
+            f"partial_rotary_factor must be a number above 0 and at most 1, got {part!r}; correct config.json"
+        )
+    return int(head_size * part)
 
 
 def neighbours_first(size: int, head_size: int) -> list[int]:
