@@ -286,7 +286,6 @@ def test_rotations_by_kinds_that_no_layer_has_are_left_to_transformers_modules(t
     assert reason == "its config does not say which rotary embedding each layer has"
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
 @pytest.mark.parametrize("part", [1e308, 0, -0.5, [1], "half", float("nan")])
 def test_a_share_of_channels_that_cannot_turn_is_named(part: Any):
     config = SimpleNamespace(rope_parameters={"rope_type": "default", "partial_rotary_factor": part})
@@ -294,6 +293,7 @@ def test_a_share_of_channels_that_cannot_turn_is_named(part: Any):
         rotary_size(config, "", 64)
 
 
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
 def test_a_model_with_other_biases_than_its_config_says_is_refused_by_their_name(
     tmp_path: Path, changes: dict[str, bool]
 ):
