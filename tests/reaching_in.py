@@ -85,9 +85,14 @@ def workers_of(server: DraftServer) -> list[DrafterWorker]:
     return [client.session.worker for client in server._clients if client.session is not None]
 
 
+def team_of(runner: Any) -> Any:
+    """Return the threads of a runner's own passes."""
+    return runner._decoder._team
+
+
 def interrupt_passes(monkeypatch: MonkeyPatch, runner: Any) -> None:
     """Let each pass of our own be interrupted when its threads have ended."""
-    team = runner._decoder._team
+    team = team_of(runner)
     run = team.run
 
     def interrupted(table: object) -> None:

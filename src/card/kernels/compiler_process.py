@@ -92,6 +92,6 @@ class CompilerProcess:
 
 def compile_told() -> None:
     """Compile a pass, then the products of each format that standard input names, until it ends."""
-    machine_code("passes")
+    machine_code("team")
     for line in sys.stdin:
         machine_code("formats").prepare([line.strip()])

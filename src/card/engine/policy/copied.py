@@ -1,4 +1,4 @@
-"""What writers other than the draft model bring to a text, whether the draft model drafts or not."""
+"""Tokens that other writers than the draft model bring to a text, whether that one drafts or not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CopiedShare:
 
 
 class Copied:
-    """What such writers bring to the running texts; what earlier texts had says nothing about new ones."""
+    """Tokens that such writers bring to the running texts; earlier texts say nothing about new ones."""
 
     def __init__(self) -> None:
         self._texts: dict[int, CopiedShare] = {}  # by request

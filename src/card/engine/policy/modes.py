@@ -31,7 +31,7 @@ _KEPT = 0.97  # weight that one more round leaves to past evidence
 
 @dataclass(slots=True)
 class ModeRecord:
-    """What rounds of one schedule came to, over what was predicted for them; fading."""
+    """Outcome of the rounds of one schedule over the predictions for them; fading."""
 
     num_rounds: float = 0.0  # of single requests
     tokens: float = 0.0  # of each round over those predicted, added up
@@ -60,7 +60,7 @@ class ModeRecord:
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of one class of batch sizes, and the schedule that is best there."""
+    """Knowledge of one class of batch sizes, and the schedule that is best there."""
 
     best: Schedule
     records: dict[Schedule, ModeRecord] = field(default_factory=dict)  # of the schedules that draft

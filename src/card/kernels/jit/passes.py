@@ -9,11 +9,6 @@ rows that another one prepares.
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from queue import SimpleQueue
-from typing import Any
-
 from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend_part
 from card.kernels.jit.experts import run_experts
@@ -41,15 +36,12 @@ from card.kernels.jit.vectors import (
     LANES,
     SUMS_BYTES,
     compiled,
-    entered,
     fill,
     load,
     load_float,
+    separated,
     store,
 )
-
-_PAST_ALL = 1 << 40  # beyond every turn that threads wait for
-_COUNTER_SIZE = 8  # integers that a counter has to itself, a line of the caches
 
 
 @compiled
@@ -327,9 +319,12 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     return end_layer(table, layer, first_row, num_rows, part, parts, thread, turn, own)
 
 
-@entered
-def run(table: int, thread: int) -> None:
-    """Do a thread's part of the pass that a table describes; all its threads must be under way at once."""
+@separated
+def run(code: int, table: int, thread: int) -> None:
+    """Do a thread's part of the pass that a table describes; all its threads must be under way at once.
+
+    ``code`` is the address of this function.
+    """
     threads, own = entry(table, t.THREADS), entry(table, t.OWN) + thread * entry(table, t.OWN_BYTES)
     turn = 1
     for layer in range(entry(table, t.LAYERS)):
@@ -351,50 +346,3 @@ def run(table: int, thread: int) -> None:
     if entry(table, t.LOGIT_CAP):
         cap_logits(table, first, last)
     wait(entry(table, t.BARRIER), threads, turn)
-
-
-class ThreadTeam:
-    """The threads of one decoder; they sleep between passes and end with the process or the decoder."""
-
-    def __init__(self) -> None:
-        self._orders: list[SimpleQueue[Any]] = []
-
-    def run(self, table: Any) -> None:
-        """Do the pass that a table describes, an array of `ctypes.c_int64` whose addresses stay valid meanwhile."""
-        num_threads = table[t.THREADS]
-        while len(self._orders) < num_threads - 1:
-            orders: SimpleQueue[Any] = SimpleQueue()
-            threading.Thread(target=_work, args=(orders, len(self._orders) + 1), daemon=True).start()
-            self._orders.append(orders)  # only once the thread runs: otherwise nothing would take the orders
-        barrier = (ctypes.c_int64 * _COUNTER_SIZE)()  # a new one: others may still look at the last pass's
-        table[t.BARRIER] = ctypes.addressof(barrier)
-        try:
-            for orders in self._orders[: num_threads - 1]:
-                orders.put((table, barrier))
-            run(ctypes.addressof(table), 0)
-        except BaseException:  # an interrupt before this thread's part: the others would wait for it for ever
-            barrier[0] = _PAST_ALL
-            self._wait_for_others()
-            raise
-
-    def _wait_for_others(self) -> None:
-        """Return when the other threads have done their orders."""
-        for orders in self._orders:
-            done = threading.Event()
-            orders.put(done)
-            done.wait()
-
-    def __del__(self) -> None:
-        for orders in self._orders:
-            orders.put(None)
-
-
-def _work(orders: SimpleQueue[Any], thread: int) -> None:
-    """Do one thread's part of each pass until there are no more."""
-    while (order := orders.get()) is not None:
-        if isinstance(order, threading.Event):
-            order.set()
-            continue
-        table, _ = order
-        run(ctypes.addressof(table), thread)
-        del order, table

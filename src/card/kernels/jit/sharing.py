@@ -7,7 +7,7 @@ from card.kernels.jit.tables import entry
 from card.kernels.jit.tiles import MOST_ROWS
 from card.kernels.jit.vectors import arrive, compiled, let_others_run, look, pause
 
-_PATIENCE = 2000  # looks at the others before the core is given away
+PATIENCE = 2000  # looks at the others before the core is given away
 _MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
 
 
@@ -20,7 +20,7 @@ def wait(counter: int, num_threads: int, turn: int) -> int:
     looks = 0
     while look(counter) < num_threads * turn:
         looks += 1
-        if looks > _PATIENCE:
+        if looks > PATIENCE:
             let_others_run()
         else:
             pause()

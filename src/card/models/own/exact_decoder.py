@@ -57,7 +57,7 @@ _LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB
 def prepare_code(model: DecoderModel) -> None:
     """Have the machine code of a decoder ready, as far as no other process is making it."""
     machine_code("formats").prepare(products_of(model))
-    machine_code("passes")
+    machine_code("team")
 
 
 class ExactDecoder:
@@ -66,7 +66,7 @@ class ExactDecoder:
     def __init__(self, model: DecoderModel, max_model_len: int) -> None:
         prepare_code(model)
         self._code, self._sums_bytes = machine_code("tables"), machine_code("vectors").SUMS_BYTES
-        self._team = machine_code("passes").ThreadTeam()
+        self._team = machine_code("team").ThreadTeam()
         config, architecture = model.config, model.architecture
         self.has_blocks = model.has_blocks
         self.precision = INT8 if is_int8(model) else model.dtype.name

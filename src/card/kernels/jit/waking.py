@@ -1,0 +1,106 @@
+"""Threads that sleep until a word of memory changes, and the one call that wakes all of them.
+
+On Linux this is the futex: the kernel wakes each sleeper by itself, and none waits for another one's lock. Elsewhere it
+is a condition variable of the C library. Neither needs Python's lock.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from llvmlite import ir
+
+from card.kernels.jit.object_code import Builder, Value
+from card.kernels.jit.vectors import INT, VOID, call, compiled, look, operation
+
+# Places in the words of a wake: what sleepers look at, how often they were woken, then a mutex and a condition.
+WORD, NUM_CALLS, _MUTEX, _CONDITION, WAKE_SIZE = 0, 8, 16, 32, 48
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # the number of the system call
+_WAIT, _WAKE, _ALL = 128, 129, (1 << 31) - 1  # of threads of this process
+
+
+def has_futex() -> bool:
+    """Return whether sleepers sleep in the kernel's own way."""
+    return sys.platform == "linux" and _FUTEX is not None
+
+
+@operation(VOID, INT)
+def prepare_wake(builder: Builder, wake: Value) -> None:
+    """Make the mutex and the condition at their places, where they are needed."""
+    if not has_futex():
+        _posix(builder, "pthread_mutex_init", _at(builder, wake, _MUTEX), ir.Constant(_I64, 0))
+        _posix(builder, "pthread_cond_init", _at(builder, wake, _CONDITION), ir.Constant(_I64, 0))
+
+
+@operation(VOID, INT, INT)
+def _sleep(builder: Builder, wake: Value, seen: Value) -> None:
+    """Sleep while the word is this one, or shorter."""
+    if has_futex():
+        _futex(builder, wake, _WAIT, builder.trunc(seen, _I32))
+    else:
+        _posix(builder, "pthread_cond_wait", _at(builder, wake, _CONDITION), _at(builder, wake, _MUTEX))
+
+
+@operation(VOID, INT)
+def _enter(builder: Builder, wake: Value) -> None:
+    """Keep the word as it is until `_leave`, where sleepers need that."""
+    if not has_futex():
+        _posix(builder, "pthread_mutex_lock", _at(builder, wake, _MUTEX))
+
+
+@operation(VOID, INT)
+def _leave(builder: Builder, wake: Value) -> None:
+    """Let the word be changed again."""
+    if not has_futex():
+        _posix(builder, "pthread_mutex_unlock", _at(builder, wake, _MUTEX))
+
+
+@operation(VOID, INT, INT)
+def _change(builder: Builder, wake: Value, word: Value) -> None:
+    """Change the word: who sees it sees all that was stored before."""
+    builder.atomic_rmw("xchg", builder.inttoptr(wake, ir.PointerType()), word, "seq_cst")
+
+
+@operation(VOID, INT)
+def _wake_all(builder: Builder, wake: Value) -> None:
+    """Wake all that sleep, and count the call."""
+    place = builder.inttoptr(_at(builder, wake, NUM_CALLS), ir.PointerType())
+    builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "seq_cst")
+    if has_futex():
+        _futex(builder, wake, _WAKE, ir.Constant(_I32, _ALL))
+    else:
+        _posix(builder, "pthread_cond_broadcast", _at(builder, wake, _CONDITION))
+
+
+@compiled
+def sleep_until_changed(wake: int, seen: int) -> int:
+    """Sleep until the word is another one; return it."""
+    _enter(wake)
+    while look(wake) == seen:
+        _sleep(wake, seen)
+    _leave(wake)
+    return look(wake)
+
+
+@compiled
+def change_and_wake(wake: int, word: int) -> None:
+    """Change the word, and wake all who sleep until then."""
+    _enter(wake)
+    _change(wake, word)
+    _leave(wake)
+    _wake_all(wake)
+
+
+def _at(builder: Builder, wake: Value, place: int) -> Value:
+    return builder.add(wake, ir.Constant(_I64, 8 * place))
+
+
+def _posix(builder: Builder, name: str, *values: Value) -> None:
+    call(builder, name, _I32, *values)
+
+
+def _futex(builder: Builder, word: Value, what: int, value: Value) -> None:
+    number, kind, nothing = (ir.Constant(_I64, one) for one in (_FUTEX, what, 0))
+    call(builder, "syscall", _I64, number, word, kind, builder.zext(value, _I64), nothing, nothing, nothing)
