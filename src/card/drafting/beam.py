@@ -17,14 +17,29 @@ from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 
 _DEFAULT_NUM_SEQUENCES = 16  # of full length, in a writer's default memory
+# Of a long text a draft model reads the first tokens, which attention leans on, and the last ones. The end moves in
+# steps, so that a text that goes on, as the next turn of a chat, mostly finds its rows.
+_FIRST_TOKENS, _LAST_TOKENS, _STEP = 16, 1024, 512
+
+
+def num_skipped(length: int) -> int:
+    """Return how many tokens of a text of this length, behind its first few, a draft model leaves out."""
+    return max(0, length - _FIRST_TOKENS - _LAST_TOKENS) // _STEP * _STEP
+
+
+def read_part(token_ids: Sequence[int], skipped: int) -> Sequence[int]:
+    """Return a text without so many tokens behind its first few."""
+    return [*token_ids[:_FIRST_TOKENS], *token_ids[_FIRST_TOKENS + skipped :]] if skipped else token_ids
 
 
 class BeamSequence(DraftSequence):
-    """The beam of one request, with the draft model's KV row of each text token and each expanded node.
+    """The beam of one request, with the draft model's KV row of each text token that it reads and each expanded node.
 
     Rows 0 .. num_committed_rows - 1 hold the text (without its last tokens if those were not run yet); after them come
-    the rows of expanded nodes.
+    the rows of expanded nodes. Of a long text only the beginning and the end are read.
     """
+
+    reads_whole_texts = False
 
     def __init__(self, writer: BeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Allocate a sequence in the writer's pool. Raises: CapacityError if there is no room."""
@@ -33,16 +48,30 @@ class BeamSequence(DraftSequence):
         self._pool = writer.pool
         self._model = writer.model
         self.num_rows = writer.rows_of(spec)
+        self.row_of: dict[int, int] = {}  # expanded nodes below the root
+        self._open()
+
+    def _open(self) -> None:
+        """Take rows for the part of the text that is read. Raises: CapacityError if there is no room."""
+        self._num_skipped = 0 if self.reads_whole_texts else num_skipped(len(self.token_ids))
         # A draft need not be exact: from the start its rows suit the text's final length.
-        opened = self._pool.open(self.token_ids, self.num_rows, text_len=self._text_limit)
+        opened = self._pool.open(self._read_ids, self.num_rows, text_len=self._text_limit)
         self.slot, self.num_reused = opened.slot, opened.num_reused
         self.num_committed_rows = opened.num_reused
         self._is_shared = False  # other texts can copy the rows of this text
-        self.row_of: dict[int, int] = {}  # expanded nodes below the root
+
+    @property
+    def _read_ids(self) -> Sequence[int]:
+        """The part of the text that is read."""
+        return read_part(self.token_ids, self._num_skipped)
+
+    @property
+    def _num_unread(self) -> int:
+        return len(self.token_ids) - self._num_skipped - self.num_committed_rows
 
     def close(self) -> None:
         """Free the sequence; the rows of the text stay in the pool for a text that begins with it."""
-        self._pool.close(self.slot, self.token_ids[: self.num_committed_rows])
+        self._pool.close(self.slot, self._read_ids[: self.num_committed_rows])
 
     def discard(self) -> None:
         """Free the sequence after a failed pass; no other text may reuse its rows."""
@@ -72,6 +101,9 @@ class BeamSequence(DraftSequence):
         """Return the nodes that the next pass would expand; empty if none is worth it or there is no room."""
         if self._frontier is None:
             nodes = self._growth.frontier(self.growing)
+            if self._num_unread >= _FIRST_TOKENS + _LAST_TOKENS + _STEP and not self.reads_whole_texts:
+                self._pool.close(self.slot)  # so much was written without this drafter that it begins again behind it
+                self._open()
             room = self._model.capacity(self.slot) - self._model.num_rows(self.slot)
             if self._num_tokens(nodes) > room:
                 is_whole = self._growth.is_run_whole or self.cache.root_id in nodes
@@ -84,7 +116,7 @@ class BeamSequence(DraftSequence):
         return self._num_tokens(self.frontier())
 
     def _num_tokens(self, frontier: Sequence[int]) -> int:
-        return len(self.token_ids) - self.num_committed_rows if self.cache.root_id in frontier else len(frontier)
+        return self._num_unread if self.cache.root_id in frontier else len(frontier)
 
     def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
         """Return at most ``max_tokens`` tokens to run: unread text first, else the first nodes of ``frontier``.
@@ -93,7 +125,7 @@ class BeamSequence(DraftSequence):
         """
         start = self.num_committed_rows
         if self.cache.root_id in frontier:  # a root that was not run has no nodes below it
-            chain = self.token_ids[start : start + max_tokens]
+            chain = self._read_ids[start : start + max_tokens]
             parents = [start + i - 1 if start + i else NO_PARENT for i in range(len(chain))]
             return Extension(self.slot, chain, parents, len(chain) - 1)
         root_row = start - 1
@@ -111,11 +143,11 @@ class BeamSequence(DraftSequence):
         num_rows = self._model.num_rows(self.slot)
         if self.cache.root_id in frontier:
             self.num_committed_rows = num_rows
-            if num_rows < len(self.token_ids):
+            if self._num_unread:
                 return NewNodes.none()
             if not self._is_shared:
                 self._is_shared = True
-                self._pool.note(self.slot, self.token_ids)
+                self._pool.note(self.slot, self._read_ids)
         else:
             frontier = frontier[: len(logits)]
             first_row = num_rows - len(frontier)

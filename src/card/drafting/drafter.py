@@ -117,7 +117,8 @@ class DrafterWorker:
 
         Raises: any error of the draft model if it cannot run any text.
         """
-        (messages,) = step_together([self], max_tokens=self._max_tokens_per_pass)
+        most = min(self._max_tokens_per_pass, self._turn_end.max_tokens or self._max_tokens_per_pass)
+        (messages,) = step_together([self], max_tokens=most)
         return messages
 
     def tasks(self, said: list[DrafterMessage]) -> list[Task]:

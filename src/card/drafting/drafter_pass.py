@@ -38,6 +38,7 @@ class TurnEnd:
     layer: float = 0.0  # least sum, over all requests, of chance minus floor for which a layer is made
     calibration: Calibration = Calibration()
     resting: frozenset[int] = frozenset()  # numbers of requests that get no drafts
+    max_tokens: int | None = None  # of a pass, so that no turn reads a long text at once; None: as the worker has it
 
     def spare(self, depth: int, path_logprob: float) -> float:
         """Return the chance of a path minus its floor; below 0 it is not drafted further."""

@@ -227,12 +227,9 @@ class Engine:
     def _view(self, decoding: list[LiveRequest], num_prompt_tokens: int, failures: Failures) -> RoundView:
         """Return the policy's view of a round before any drafting."""
         takes_turns, is_off = self._drafter.takes_turns, self._policy.schedule == "off"
-        undrafted, num_unread = list[Nodes](), 0
-        if takes_turns and not is_off:
-            if self._worker.has_writers:
-                undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
-            running = [one.sequence for one in self._queue.running.values()]
-            num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
+        undrafted = list[Nodes]()
+        if takes_turns and not is_off and self._worker.has_writers:
+            undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
         return RoundView(
             requests=[one.sequence.request for one in decoding],
             num_prompt_tokens=num_prompt_tokens,
@@ -241,7 +238,6 @@ class Engine:
             layers_per_pass=self._drafter.link.layers_per_pass,
             undrafted=undrafted,
             num_short=0 if takes_turns or is_off else num_short(self._drafter, decoding),
-            num_unread=num_unread,
         )
 
     def _after_turn(self, view: RoundView, decoding: list[LiveRequest]) -> RoundView:

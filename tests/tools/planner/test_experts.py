@@ -82,7 +82,7 @@ def test_speculation_on_experts_costs_no_more_than_its_trials(name: str, accepta
 def test_good_drafts_pay_on_experts(name: str, at_once: int) -> None:
     assert speed_up(name, 0.8, at_once) > 1.14
     plain, tuned = runs(name, 0.8, at_once)
-    assert tuned.total.target_passes < 0.6 * plain.total.target_passes
+    assert tuned.total.target_passes < 0.65 * plain.total.target_passes
     assert tuned.total.accepted_tokens > 0.4 * tuned.num_tokens
 
 

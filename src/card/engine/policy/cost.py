@@ -117,8 +117,12 @@ class Costs:
         ratio = self._around.get(self.drafts(schedule))
         return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
 
-    def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
-        """Learn from a round that decoded something, with beams of this width."""
+    def observe(self, schedule: Schedule, width: int, outcome: Outcome, *, is_reading: bool = False) -> None:
+        """Learn from a round that decoded something, with beams of this width.
+
+        Args:
+            is_reading: the drafter read a text in its turn, which gives no time of a layer.
+        """
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
         self._rows = view.num_context_rows / num_requests
@@ -131,7 +135,7 @@ class Costs:
             self._around.setdefault(self.drafts(schedule), Ratio()).observe(
                 around_s, self._first_around_s(schedule, num_requests)
             )
-        if view.passes and not view.num_unread:  # a drafter that first reads texts gives no time of a layer
+        if view.passes and not is_reading:
             layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
             self._first_layer.observe(*layers[0])
             if len(layers) > 1:

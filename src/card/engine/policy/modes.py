@@ -135,7 +135,6 @@ class Modes:
         num_agreed: int = 0,
         num_compared: int = 0,
         is_reading: bool = False,
-        reading_s: float = 0.0,
         drafting_s: float = 0.0,
         reads_prompts: bool = False,
         num_drafting: int = 0,
@@ -148,9 +147,7 @@ class Modes:
             seconds: of the round.
             was_asked: the drafter was asked to draft, or drafts unasked. A trial waits for a round in which it is.
             num_agreed, num_compared: of the drafter's candidates, those that were right and those that were looked at.
-            is_reading: the drafter only read earlier text.
-            reading_s: of these seconds, those in which the drafter read earlier text: a trial pays for them, later
-                rounds do not.
+            is_reading: the drafter read earlier text. A trial pays for that, and goes on behind it.
             drafting_s: of these seconds, those in which only the drafter worked.
             reads_prompts: the target read prompts too, so the seconds say nothing about other rounds.
             num_drafting: requests that got drafts, or need none.
@@ -160,24 +157,21 @@ class Modes:
             return
         here = self._here
         self._since_review += 1
-        if (
-            self.schedule != "off"
-            and layers is None
-            and num_drafting >= num_requests
-            and was_asked
-            and not reads_prompts
-        ):
+        is_whole = was_asked and num_drafting >= num_requests and not (reads_prompts or is_reading)
+        if self.schedule != "off" and layers is None and is_whole:
             tokens, expected_s = self._predict(self.schedule, num_requests)
             record = here.records.setdefault(self.schedule, ModeRecord())
-            record.observe(num_requests, num_tokens / (num_requests * tokens), (seconds - reading_s) / expected_s)
+            record.observe(num_requests, num_tokens / (num_requests * tokens), seconds / expected_s)
         if not self.is_trial:
             here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds
             here.rounds += 1
             return
         here.credit_s -= drafting_s if reads_prompts else max(0.0, seconds - num_tokens / self.rate)
+        if is_reading:
+            return
         self._trial_rounds += 1
-        is_slow = not reads_prompts and seconds - reading_s > 2 * num_tokens / self.rate
-        is_wrong = not is_reading and 2 * num_agreed <= num_compared
+        is_slow = not reads_prompts and seconds > 2 * num_tokens / self.rate
+        is_wrong = 2 * num_agreed <= num_compared
         is_over = layers is not None and (is_wrong or is_slow)
         if is_over or self._trial_rounds >= MOST_TRIAL_ROUNDS:
             self.is_trial, self._since_review = False, REVIEW_ROUNDS

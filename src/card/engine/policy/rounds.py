@@ -54,7 +54,6 @@ class RoundView:
     layers_per_pass: int = 1  # most layers that one pass of such a drafter makes
     undrafted: Sequence[Nodes] = ()  # R or none; offers of the other writers alone, before a turn
     num_short: int = 0  # requests that wait for a drafter: short of candidates, and the drafter answers
-    num_unread: int = 0  # requests whose text the drafter has not read yet: its next pass takes longer
     has_drafted: bool = False  # the drafter had its turn
     passes: Sequence[tuple[int, float]] = ()  # of that turn: number of requests that got candidates, seconds
     waited_s: float = 0.0  # for the drafter

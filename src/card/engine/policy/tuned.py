@@ -44,6 +44,7 @@ class TunedPolicy(Policy):
         self._asking = Asking()
         self._copied = Copied()
         self._unread = Unread(lambda num_tokens: self._costs.reading_s("turns", num_tokens))
+        self._is_reading = False  # the drafter reads a text in this turn
         self._num_served = 0  # requests that get drafts in this turn, or need none
         self._modes = self._new_modes()
         self._has_new_text = False
@@ -140,34 +141,45 @@ class TunedPolicy(Policy):
         if not view.requests:
             return None
         resting = self._well_offered(view) if any(view.undrafted) else set()
-        self._num_served = len(resting)
+        self._num_served, self._is_reading = len(resting), False
         wanted = [one for one in view.requests if one.uses_drafter and one.request_id not in resting]
-        drafting = self._joined(wanted, len(view.requests))
+        drafting, piece = self._joined(wanted, len(view.requests))
         if not drafting:
             return None
-        self._unread.note_read(drafting)
         self._num_served += len(drafting)
         resting = {one.request_id for one in view.requests} - {one.request_id for one in drafting}
+        if piece is not None:
+            self._is_reading = True
+            return Draft(1, TurnEnd(resting=frozenset(resting), max_tokens=piece + len(drafting)))
         most = min(self._modes.trial_layers or DEEPEST, self._draft.budget)
         return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(drafting), frozenset(resting)))
 
-    def _joined(self, requests: Sequence[Request], num_running: int) -> Sequence[Request]:
-        """Return those of the requests that draft in this round: drafts have to bring more than reading takes.
+    def _joined(self, requests: Sequence[Request], num_running: int) -> tuple[list[Request], int | None]:
+        """Return those of the requests that draft in this round, and the size of the piece that one of them reads.
 
-        No round reads for longer than a plain round takes, but for a single text. In a trial of a drafter that begins
-        slowly, whatever fits into that is read.
+        Drafts have to bring more than reading takes. Texts are read one after the other in pieces, each in as much time
+        as two plain rounds take, so that answers do not stop meanwhile. A trial of a drafter that begins slowly reads
+        the text with the least to read, if none was read before.
         """
         if "off" not in self.costs:
-            return requests
+            return list(requests), None
         plain, plain_s = self.round_of("off", num_running)
-        if self._modes.trial_layers is not None:
-            return self._unread.readable(requests, plain_s)
-        worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
-        if len(worth) < len(requests):
-            hoped = self._acceptance.pair.hoped
-            tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
-            worth = worth if tokens * plain_s > plain * seconds else []
-        return worth
+        worth, is_slow_trial = list(requests), self._modes.trial_layers is not None
+        if not is_slow_trial:
+            worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
+            if len(worth) < len(requests):
+                hoped = self._acceptance.pair.hoped
+                tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
+                worth = worth if tokens * plain_s > plain * seconds else []
+        unread = [one for one in worth if self._unread.reading_s(one)]
+        drafting = [one for one in worth if one not in unread]
+        for one in drafting:
+            self._unread.note_read(one)
+        if not unread or (is_slow_trial and drafting):
+            return drafting, None
+        reader, piece = min(unread, key=self._unread.reading_s), self._unread.piece(2 * plain_s)
+        self._unread.note_read(reader, piece)
+        return [*drafting, reader], piece
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify the candidates whose expected tokens are worth their seconds at the present rate."""
@@ -218,11 +230,8 @@ class TunedPolicy(Policy):
         ended = {one.request_id for one in result.updates if one.finish_reason}
         self._copied.observe(result.verified, ended, num_plain=self._num_plain)
         self._num_plain = 0
-        self._costs.observe(self.schedule, self.beam_width(), outcome)
-        reading_s = 0.0  # of a first pass, what exceeds twice the usual: it reads earlier text
-        if view.passes:
-            first_s = self._costs.first_draft_s(self.schedule, len(view.requests))
-            reading_s = max(0.0, view.passes[0][1] - 2 * first_s)
+        is_reading = self._is_reading and view.takes_turns
+        self._costs.observe(self.schedule, self.beam_width(), outcome, is_reading=is_reading)
         self._modes.observe(
             len(view.requests),
             outcome.num_committed,
@@ -230,8 +239,7 @@ class TunedPolicy(Policy):
             was_asked=bool(view.passes) or not view.takes_turns,
             num_agreed=sum(one.num_agreed for one in result.verified),
             num_compared=sum(one.num_compared for one in result.verified),
-            is_reading=bool(view.passes) and not any(num_drafted for num_drafted, _ in view.passes),
-            reading_s=reading_s,
+            is_reading=is_reading,
             drafting_s=sum(seconds for _, seconds in view.passes),
             reads_prompts=view.num_prompt_tokens > 0,
             num_drafting=self._num_served if view.takes_turns else len(view.requests),

@@ -7,15 +7,17 @@ a request joins the drafting when what its answer may still save exceeds what re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 
+from card.drafting.beam import num_skipped
+from card.drafting.drafter import MAX_TOKENS_PER_PASS as _MOST_PIECE
 from card.engine.metrics import RequestStats
 from card.engine.policy.acceptance import DEEPEST
 from card.engine.request import Request, Update
 
 FIRST_LENGTH = 256.0  # expected tokens of an answer before any has finished
 _NEW_SHARE = 1 / 16  # weight of a finished answer in the mean length
-_FEW = 2 * DEEPEST  # tokens that the drafter reads in passing: about what two rounds may commit
+_FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
+_LEAST_PIECE = 16  # tokens of a text that are read at once, however slow the drafter is
 
 
 class Unread:
@@ -44,10 +46,23 @@ class Unread:
                 self._read.pop(one.request_id, None)
                 self._mean_length += _NEW_SHARE * (one.stats.num_new_tokens - self._mean_length)
 
-    def note_read(self, requests: Iterable[Request]) -> None:
-        """Record that the drafter reads the whole texts of these requests now."""
-        for request in requests:
-            self._read[request.request_id] = self._length(request)
+    def note_read(self, request: Request, num_tokens: int | None = None) -> None:
+        """Record that the drafter reads so many tokens more of a text now; None: all that it lacks."""
+        lacking = self.num_tokens(request)
+        read = lacking if num_tokens is None else min(num_tokens, lacking)
+        self._read[request.request_id] = self._length(request) - lacking + read
+
+    def piece(self, most_s: float) -> int:
+        """Return how many tokens the drafter reads in these seconds, rounded down to a power of two."""
+        num_tokens = _LEAST_PIECE
+        while self._seconds(2 * num_tokens) <= most_s and num_tokens < _MOST_PIECE:
+            num_tokens *= 2
+        return num_tokens
+
+    def num_tokens(self, request: Request) -> int:
+        """Return how many tokens of a text the drafter would have to read: of a long one, its end."""
+        length = self._length(request)
+        return min(length - self._read.get(request.request_id, 0), length - num_skipped(length))
 
     def least_s(self) -> float:
         """Return the seconds of reading for the request of the last round with the least to read."""
@@ -55,22 +70,12 @@ class Unread:
 
     def reading_s(self, request: Request) -> float:
         """Return the seconds in which the drafter reads what it has not read of a text; 0 for a few tokens."""
-        num_tokens = self._length(request) - self._read.get(request.request_id, 0)
+        num_tokens = self.num_tokens(request)
         return self._seconds(num_tokens) if num_tokens > _FEW else 0.0
 
     def worth(self, requests: Iterable[Request], saved_s: float) -> list[Request]:
         """Return the requests whose answers may save more than reading costs, at ``saved_s`` for each token."""
         return [one for one in requests if saved_s * self._expected_left(one) >= self.reading_s(one)]
-
-    def readable(self, requests: Iterable[Request], most_s: float) -> list[Request]:
-        """Return the requests with the least to read: as many as fit into these seconds, and one at least."""
-        ranked = sorted(requests, key=self.reading_s)
-        spent_s = accumulate(map(self.reading_s, ranked))
-        return [
-            one
-            for idx, (one, so_far_s) in enumerate(zip(ranked, spent_s, strict=True))
-            if not idx or so_far_s <= most_s
-        ]
 
     def _expected_left(self, request: Request) -> float:
         """Return how many tokens an answer is expected to get yet: as many again once it is longer than the mean."""

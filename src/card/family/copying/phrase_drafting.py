@@ -37,6 +37,8 @@ _MOST_GUESSES = 40  # of a pass: the window takes up to half
 class PhraseDraftSequence(BeamSequence):
     """The chain of one request. Guesses have rows during a pass; correct guesses keep them."""
 
+    reads_whole_texts = True
+
     def __init__(self, writer: PhraseDraftWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
         super().__init__(writer, token_ids, spec, epoch=epoch)

@@ -46,6 +46,8 @@ class _Pass:
 class ParallelSequence(BeamSequence):
     """The tree of one request. A node has a row only if a later node was run; most nodes have none."""
 
+    reads_whole_texts = True
+
     def __init__(self, writer: ParallelWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
         super().__init__(writer, token_ids, spec, epoch=epoch)

@@ -46,6 +46,8 @@ class _Launch:
 class DeviceBeamSequence(BeamSequence):
     """The beam of one request, with the inputs of a step on the device."""
 
+    reads_whole_texts = True
+
     def __init__(self, writer: DeviceBeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
         super().__init__(writer, token_ids, spec, epoch=epoch)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from card.drafting.beam import num_skipped, read_part
 from card.errors import PlanError
 from card.tools.planner.recording import Recording, drafted_by, head_nodes, rows_of
 from card.tree.nodes import Nodes
@@ -104,6 +105,14 @@ class ReplayedTexts:
         self._ranges.append((first_row, first_row + len(answer)))
         self._range_of[first_row : first_row + len(answer)] = text_idx
         places: dict[int, list[int]] = {}
+        for row, last in enumerate((prompt[-1], *answer[:-1]), first_row):
+            places.setdefault(last, []).append(row)
+        self._places.append(places)
+        # A draft model reads the beginning and the end of a long text, which depends on when it begins.
+        for skipped in sorted({num_skipped(len(prompt) + num_written) for num_written in range(len(answer))} | {0}):
+            self._add_path(text_idx, read_part(prompt, skipped), answer, first_row)
+
+    def _add_path(self, text_idx: int, prompt: Sequence[int], answer: Sequence[int], first_row: int) -> None:
         state = ROOT
         for token in prompt:
             state = self._next.get((state, token)) or self._make(state, token, first_row, first_row)
@@ -112,10 +121,7 @@ class ReplayedTexts:
                 raise PlanError(f"text {text_idx} continues differently after the same tokens as another one; drop it")
             self._answered.add(state)
             self._row[state] = self._cursor[state] = row
-            last = answer[row - first_row - 1] if row > first_row else prompt[-1]
-            places.setdefault(last, []).append(row)
             state = self._next.get((state, token)) or self._make(state, token, row, row)
-        self._places.append(places)
 
     def _make(self, state: int, token: int, row: int, cursor: int) -> int:
         made = self._next[state, token] = len(self._row)
