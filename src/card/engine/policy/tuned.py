@@ -19,7 +19,7 @@ from card.engine.policy.copied import Copied
 from card.engine.policy.cost import Costs
 from card.engine.policy.modes import REVIEW_ROUNDS, Modes
 from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
-from card.engine.policy.unread import Unread
+from card.engine.policy.unread import Reading, Unread
 from card.engine.request import Request
 from card.tree.nodes import Nodes
 
@@ -143,43 +143,36 @@ class TunedPolicy(Policy):
         resting = self._well_offered(view) if any(view.undrafted) else set()
         self._num_served, self._is_reading = len(resting), False
         wanted = [one for one in view.requests if one.uses_drafter and one.request_id not in resting]
-        drafting, piece = self._joined(wanted, len(view.requests))
-        if not drafting:
+        reading = self._joined(wanted, len(view.requests))
+        if not reading.requests:
             return None
-        self._num_served += len(drafting)
-        resting = {one.request_id for one in view.requests} - {one.request_id for one in drafting}
-        if piece is not None:
-            self._is_reading = True
-            return Draft(1, TurnEnd(resting=frozenset(resting), max_tokens=piece + len(drafting)))
+        self._num_served += len(reading.requests)
+        self._is_reading = reading.num_tokens > 0
+        resting = {one.request_id for one in view.requests} - {one.request_id for one in reading.requests}
+        if reading.leaves_rest:
+            most = reading.num_tokens + len(reading.requests)
+            return Draft(1, TurnEnd(resting=frozenset(resting), max_tokens=most))
         most = min(self._modes.trial_layers or DEEPEST, self._draft.budget)
-        return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(drafting), frozenset(resting)))
+        return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(reading.requests), frozenset(resting)))
 
-    def _joined(self, requests: Sequence[Request], num_running: int) -> tuple[list[Request], int | None]:
-        """Return those of the requests that draft in this round, and the size of the piece that one of them reads.
+    def _joined(self, requests: Sequence[Request], num_running: int) -> Reading:
+        """Return those of the requests that draft in this round, and what is read of their texts.
 
-        Drafts have to bring more than reading takes. Texts are read one after the other in pieces, each in as much time
-        as two plain rounds take, so that answers do not stop meanwhile. A trial of a drafter that begins slowly reads
-        the text with the least to read, if none was read before.
+        Drafts have to bring more than reading takes. A trial of a drafter that begins slowly reads the text with the
+        least to read, if none was read before. Two plain rounds' time may go by meanwhile.
         """
         if "off" not in self.costs:
-            return list(requests), None
+            return Reading(list(requests))
         plain, plain_s = self.round_of("off", num_running)
-        worth, is_slow_trial = list(requests), self._modes.trial_layers is not None
-        if not is_slow_trial:
-            worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
-            if len(worth) < len(requests):
-                hoped = self._acceptance.pair.hoped
-                tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
-                worth = worth if tokens * plain_s > plain * seconds else []
-        unread = [one for one in worth if self._unread.reading_s(one)]
-        drafting = [one for one in worth if one not in unread]
-        for one in drafting:
-            self._unread.note_read(one)
-        if not unread or (is_slow_trial and drafting):
-            return drafting, None
-        reader, piece = min(unread, key=self._unread.reading_s), self._unread.piece(2 * plain_s)
-        self._unread.note_read(reader, piece)
-        return [*drafting, reader], piece
+        if self._modes.trial_layers is not None:
+            read = [one for one in requests if not self._unread.reading_s(one)]
+            return self._unread.begin(read or sorted(requests, key=self._unread.reading_s)[:1], 2 * plain_s)
+        worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
+        if len(worth) < len(requests):
+            hoped = self._acceptance.pair.hoped
+            tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
+            worth = worth if tokens * plain_s > plain * seconds else []
+        return self._unread.begin(worth, 2 * plain_s)
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify the candidates whose expected tokens are worth their seconds at the present rate."""

@@ -7,6 +7,7 @@ a request joins the drafting when what its answer may still save exceeds what re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from card.drafting.beam import num_skipped
 from card.drafting.drafter import MAX_TOKENS_PER_PASS as _MOST_PIECE
@@ -18,6 +19,15 @@ FIRST_LENGTH = 256.0  # expected tokens of an answer before any has finished
 _NEW_SHARE = 1 / 16  # weight of a finished answer in the mean length
 _FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
 _LEAST_PIECE = 16  # tokens of a text that are read at once, however slow the drafter is
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Requests that draft in a round, and the tokens of their texts that the drafter reads before."""
+
+    requests: Sequence[Request]
+    num_tokens: int = 0  # without the few that each round adds
+    leaves_rest: bool = False  # of the last one
 
 
 class Unread:
@@ -46,13 +56,26 @@ class Unread:
                 self._read.pop(one.request_id, None)
                 self._mean_length += _NEW_SHARE * (one.stats.num_new_tokens - self._mean_length)
 
-    def note_read(self, request: Request, num_tokens: int | None = None) -> None:
-        """Record that the drafter reads so many tokens more of a text now; None: all that it lacks."""
-        lacking = self.num_tokens(request)
-        read = lacking if num_tokens is None else min(num_tokens, lacking)
-        self._read[request.request_id] = self._length(request) - lacking + read
+    def begin(self, requests: Sequence[Request], most_s: float) -> Reading:
+        """Let the drafter read these texts as far as that takes no longer than this, those with the least first.
 
-    def piece(self, most_s: float) -> int:
+        Of a text that takes longer alone a piece is read.
+        """
+        drafting, most, num_tokens = list[Request](), self._piece(most_s), 0
+        for request in sorted(requests, key=self.num_tokens):
+            lacking, length = self.num_tokens(request), self._length(request)
+            if lacking > _FEW:
+                if num_tokens and num_tokens + lacking > most:
+                    break
+                num_tokens += min(lacking, most)
+            drafting.append(request)
+            if lacking > most:
+                self._read[request.request_id] = length - lacking + most
+                return Reading(drafting, num_tokens, leaves_rest=True)
+            self._read[request.request_id] = length
+        return Reading(drafting, num_tokens)
+
+    def _piece(self, most_s: float) -> int:
         """Return how many tokens the drafter reads in these seconds, rounded down to a power of two."""
         num_tokens = _LEAST_PIECE
         while self._seconds(2 * num_tokens) <= most_s and num_tokens < _MOST_PIECE:
