@@ -94,6 +94,7 @@ class Modes:
         self._num_requests = 1
         self._trial_rounds = 0  # so far, of the present trial
         self._since_review = REVIEW_ROUNDS
+        self._num_asked = 0  # rounds since the last review in which a drafter was asked
         self.is_trial = False
         self._enter(1)
         self.schedule: Schedule = self._here.best
@@ -157,6 +158,7 @@ class Modes:
             return
         here = self._here
         self._since_review += 1
+        self._num_asked += was_asked
         is_whole = was_asked and num_drafting >= num_requests and not (reads_prompts or is_reading)
         if self.schedule != "off" and layers is None and is_whole:
             tokens, expected_s = self._predict(self.schedule, num_requests)
@@ -216,6 +218,9 @@ class Modes:
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
             here.tried_at[here.best], here.best = here.rounds, first
+        elif not self._num_asked and "off" in possible:  # it drafts nothing, and so teaches nothing
+            here.tried_at[here.best], here.best = here.rounds, "off"
+        self._num_asked = 0
         self.schedule, self.rate = here.best, self.rate_of(first)
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
