@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from card.config import SamplingRule
 from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.window import num_skipped, read_part
 from card.errors import CapacityError, ProtocolError
+from card.protocol.messages import DraftSpec
 from card.tree.logits import log_softmax, top
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
@@ -287,6 +289,64 @@ def test_a_text_that_begins_like_a_running_one_runs_only_the_rest() -> None:
     for beam in (first, second):
         assert_rows_fit_the_tree(model, beam)
         assert_scores_are_those_of_the_model(model, beam)
+
+
+VERY_LONG = [(7 * i + i // 11) % 12 for i in range(3_000)]
+
+
+def long_model() -> TableModel:
+    return toy(max_model_len=8_192)
+
+
+def long_spec() -> DraftSpec:
+    return draft_spec(beam_width=2, branch=2, max_len=8_000)
+
+
+def test_of_a_long_text_the_beginning_and_the_end_are_read() -> None:
+    model = long_model()
+    writer = BeamWriter(model)
+    beam = writer.open(VERY_LONG, long_spec(), epoch=0)
+    made = grow(writer, beam)[0]
+    assert 1_024 <= model.num_forward_tokens < 1_600
+    read = read_part(VERY_LONG, num_skipped(len(VERY_LONG)))
+    assert read[:16] == VERY_LONG[:16] and read[16:] == VERY_LONG[16 + num_skipped(len(VERY_LONG)) :]
+    short_writer = BeamWriter(long_model())
+    assert made == grow(short_writer, short_writer.open(read, long_spec(), epoch=0))[0], "as of the text that it read"
+
+
+@pytest.mark.parametrize("num_more", [300, 500])
+def test_the_next_turn_of_a_long_chat_mostly_finds_its_rows(num_more: int) -> None:
+    model = long_model()
+    writer = BeamWriter(model)
+    first = writer.open(VERY_LONG, long_spec(), epoch=0)
+    grow(writer, first)
+    first.close()
+    before = model.num_forward_tokens
+    more = [*VERY_LONG, *VERY_LONG[:num_more]]
+    beam = writer.open(more, long_spec(), epoch=0)
+    grow(writer, beam)
+    has_moved = num_skipped(len(more)) != num_skipped(len(VERY_LONG))
+    assert (model.num_forward_tokens - before == num_more) is not has_moved
+    assert model.num_forward_tokens - before < 1_600
+
+
+def test_what_was_written_without_the_drafter_is_skipped_if_it_is_much() -> None:
+    model = long_model()
+    writer = BeamWriter(model)
+    beam = writer.open(VERY_LONG[:40], long_spec(), epoch=0)
+    grow(writer, beam)
+    beam.commit(VERY_LONG[40:2_900])
+    before = model.num_forward_tokens
+    grow(writer, beam)
+    assert model.num_forward_tokens - before < 1_600
+    beam.commit(VERY_LONG[2_900:2_905])
+    for _ in range(3):
+        grow(writer, beam)
+    fresh_writer = BeamWriter(long_model())
+    fresh = fresh_writer.open(VERY_LONG[:2_905], long_spec(), epoch=0)
+    for _ in range(3):
+        grow(fresh_writer, fresh)
+    assert paths(beam) == paths(fresh)
 
 
 def test_committed_candidates_are_reused_and_rejected_ones_are_not() -> None:

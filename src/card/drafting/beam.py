@@ -9,6 +9,7 @@ import msgspec
 
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
+from card.drafting.window import MOST_READ, num_skipped, read_part
 from card.errors import CapacityError, CardError, ModelError, in_words
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.models.rows.pool import SequencePool, sequence_bytes
@@ -17,19 +18,6 @@ from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 
 _DEFAULT_NUM_SEQUENCES = 16  # of full length, in a writer's default memory
-# Of a long text a draft model reads the first tokens, which attention leans on, and the last ones. The end moves in
-# steps, so that a text that goes on, as the next turn of a chat, mostly finds its rows.
-_FIRST_TOKENS, _LAST_TOKENS, _STEP = 16, 1024, 512
-
-
-def num_skipped(length: int) -> int:
-    """Return how many tokens of a text of this length, behind its first few, a draft model leaves out."""
-    return max(0, length - _FIRST_TOKENS - _LAST_TOKENS) // _STEP * _STEP
-
-
-def read_part(token_ids: Sequence[int], skipped: int) -> Sequence[int]:
-    """Return a text without so many tokens behind its first few."""
-    return [*token_ids[:_FIRST_TOKENS], *token_ids[_FIRST_TOKENS + skipped :]] if skipped else token_ids
 
 
 class BeamSequence(DraftSequence):
@@ -101,7 +89,7 @@ class BeamSequence(DraftSequence):
         """Return the nodes that the next pass would expand; empty if none is worth it or there is no room."""
         if self._frontier is None:
             nodes = self._growth.frontier(self.growing)
-            if self._num_unread >= _FIRST_TOKENS + _LAST_TOKENS + _STEP and not self.reads_whole_texts:
+            if self._num_unread > MOST_READ and not self.reads_whole_texts:
                 self._pool.close(self.slot)  # so much was written without this drafter that it begins again behind it
                 self._open()
             room = self._model.capacity(self.slot) - self._model.num_rows(self.slot)

@@ -36,17 +36,17 @@ def outcome(seconds: float, busy_s: float, num_requests: int = 1, num_rows: int 
     return replace(Outcome(view, result, seconds, num_requests, 0, 0.0), **changes)
 
 
-def turn(*seconds: float, num_unread: int = 0, num_requests: int = 1) -> RoundView:
+def turn(*seconds: float, num_requests: int = 1) -> RoundView:
     """Return the view of a round whose turn had passes of these seconds."""
     passes = [(num_requests, one) for one in seconds]
     plain = outcome(0, 0, num_requests).view
-    return replace(plain, takes_turns=True, passes=passes, num_unread=num_unread, waited_s=sum(seconds))
+    return replace(plain, takes_turns=True, passes=passes, waited_s=sum(seconds))
 
 
-def see_turns(told: Costs, *seconds: float, num_unread: int = 0, num_rounds: int = 50) -> None:
-    view = turn(*seconds, num_unread=num_unread)
+def see_turns(told: Costs, *seconds: float, is_reading: bool = False, num_rounds: int = 50) -> None:
+    view = turn(*seconds)
     for _ in range(num_rounds):
-        told.observe("turns", 1, outcome(8e-3 + view.waited_s, 7e-3, view=view))
+        told.observe("turns", 1, outcome(8e-3 + view.waited_s, 7e-3, view=view), is_reading=is_reading)
 
 
 # ---- ratios ---------------------------------------------------------------------------------------------------------
@@ -212,9 +212,9 @@ def test_python_around_a_round_grows_with_its_requests_and_drafting_makes_it_dea
 
 def test_a_layer_in_turns_takes_what_was_waited_unless_texts_were_read():
     untold = costs().draft_s("turns", 1)
-    for num_unread, expected_s in ((0, 3e-3), (1, untold)):
+    for is_reading, expected_s in ((False, 3e-3), (True, untold)):
         told = costs()
-        see_turns(told, 3e-3, 3e-3, num_unread=num_unread)
+        see_turns(told, 3e-3, 3e-3, is_reading=is_reading)
         assert told.draft_s("turns", 1) == pytest.approx(expected_s, rel=0.01)
 
 

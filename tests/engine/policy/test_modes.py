@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import Schedule
-from card.engine.policy.modes import MOST_TRIAL_ROUNDS, TRIAL_SHARE, Modes
+from card.engine.policy.modes import MOST_TRIAL_ROUNDS, REVIEW_ROUNDS, TRIAL_SHARE, Modes
 
 ALL: frozenset[Schedule] = frozenset({"beside", "turns", "off"})
 LAYERS = 4  # of a turn
@@ -287,7 +287,7 @@ def test_a_trial_waits_for_a_round_in_which_the_drafter_is_asked() -> None:
 def test_a_trial_waits_for_a_drafter_that_reads_a_long_text_and_pays_for_that() -> None:
     modes = in_a_trial()
     for _ in range(3):
-        modes.observe(1, 1, 31.0, is_reading=True, reading_s=30.0)
+        modes.observe(1, 1, 31.0, is_reading=True)
         modes.begin(1, ALL)
         assert modes.is_trial, "nothing was drafted yet"
     believed = modes.rate_of("turns")
@@ -317,6 +317,15 @@ def test_rounds_in_which_some_requests_have_not_joined_say_nothing_of_a_whole_ba
     assert modes.rate_of("turns") == before
     modes.observe(4, 5, 3.0, num_drafting=4)
     assert modes.rate_of("turns") < before
+
+
+def test_a_schedule_whose_texts_are_not_worth_reading_gives_way_to_plain_decoding_and_its_trials() -> None:
+    modes, used = World(0.6).modes(), set[Schedule]()
+    for _ in range(2 * REVIEW_ROUNDS):
+        modes.begin(1, ALL)
+        used.add(modes.schedule)
+        modes.observe(1, 1, 1.0, was_asked=False)
+    assert used == {"turns", "off"}
 
 
 def test_a_token_saves_the_more_the_more_drafts_bring() -> None:

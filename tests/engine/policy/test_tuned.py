@@ -177,20 +177,53 @@ def test_a_bad_pair_is_predicted_to_be_off_and_a_good_one_is_not():
     assert TunedPolicy(costs(), DraftSettings()).schedule != "off"
 
 
-def test_reading_a_long_prompt_does_not_count_against_the_drafter_that_reads_it():
+def long_view(length: int, num_requests: int = 1) -> RoundView:
+    """Return a round in turns of requests whose prompts have so many tokens."""
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=500)
+    requests = [make_request(i, prompt=(1,) * length, params=params) for i in range(num_requests)]
+    return replace(view(takes_turns=True), requests=requests)
+
+
+def orders_for(policy: TunedPolicy, now: RoundView, num_rounds: int) -> list[Draft | None]:
+    """Return what the policy orders in rounds whose drafter does as it is told and is always right."""
+    orders = []
+    for _ in range(num_rounds):
+        policy.begin(len(now.requests), ALL)
+        order = policy.prepare(now) if policy.schedule == "turns" else None
+        orders.append(order)
+        reads = order is not None and order.end.max_tokens is not None
+        passes = [] if order is None else [(0 if reads else len(now.requests), 2e-3)]
+        verified = [Verified(i, NO_NODES, (), True, 2, (0.9, 0.9)) for i in range(len(now.requests))]
+        num_tokens = len(now.requests) * (1 if reads or order is None else 3)
+        shown = replace(now, has_drafted=bool(passes), passes=passes, waited_s=sum(taken for _, taken in passes))
+        policy.observe(
+            Outcome(shown, StepResult(verified=verified, num_tokens=2, busy_s=8e-3), 1e-2, num_tokens, 0, 0.0)
+        )
+    return orders
+
+
+def test_a_long_text_is_read_in_pieces_that_take_two_plain_rounds_and_then_drafted():
     policy = TunedPolicy(in_turns(), DraftSettings())
-    used = Counter[Schedule]()
-    for idx in range(40):
-        policy.begin(1, ALL)
-        used[policy.schedule] += 1
-        is_new = idx % 4 == 0  # ten prompts, each of which takes the drafter as long as ten rounds
-        passes = [(1, 0.1 if is_new else 1.2e-3), (1, 1.2e-3)]
-        waited_s = sum(seconds for _, seconds in passes)
-        now = view(takes_turns=True, has_drafted=True, num_unread=int(is_new), passes=passes, waited_s=waited_s)
-        verified = [Verified(0, NO_NODES, (), True, 2, (0.8, 0.8))]
-        result = StepResult(verified=verified, num_tokens=3, busy_s=8e-3)
-        policy.observe(Outcome(now, result, 8e-3 + now.waited_s + 3e-4, 3, 0, 0.0))
-    assert used["off"] <= 4, "a trial or two"
+    orders = orders_for(policy, long_view(5_000), 40)
+    pieces = [order.end.max_tokens for order in orders if order is not None and order.end.max_tokens is not None]
+    drafter, plain_s = in_turns()["turns"].drafter, policy.round_of("off")[1]
+    assert 1000 <= sum(pieces) < 1600, "the beginning and the end of it"
+    assert all(drafter.seconds(piece - 1) <= 2 * plain_s for piece in pieces)
+    assert orders[len(pieces)] is not None and orders[len(pieces)].end.max_tokens is None, "it drafts as soon as it can"
+
+
+def test_a_text_is_not_read_for_an_answer_that_is_about_to_end():
+    policy = TunedPolicy(in_turns(drafter=cost(1e-3, 1e-3)), DraftSettings())
+    now = long_view(900)
+    short = [replace(one, params=one.params.replace(max_tokens=20)) for one in now.requests]
+    assert orders_for(policy, replace(now, requests=short), 8) == [None] * 8
+    assert any(orders_for(TunedPolicy(in_turns(drafter=cost(1e-3, 1e-3)), DraftSettings()), now, 8))
+
+
+def test_short_texts_are_read_in_the_pass_that_drafts_for_them():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    (order,) = orders_for(policy, long_view(20, 4), 1)
+    assert order is not None and order.end.max_tokens is None and not order.end.resting
 
 
 def test_rounds_that_read_prompts_say_nothing_of_the_time_around_others():
@@ -258,8 +291,12 @@ def see_turn(policy: TunedPolicy, num_tokens: int, *passes: tuple[int, float]) -
 
 def test_a_trial_lasts_until_a_drafter_has_read_the_text_and_shows_something():
     policy = on_trial()
+    now = long_view(3_000)
     for _ in range(3):
+        order = policy.prepare(now)
+        assert isinstance(order, Draft) and order.end.max_tokens is not None
         assert see_turn(policy, 1, (0, 0.05)) == "turns", "it has only read so far"
+    policy.prepare(view(takes_turns=True))
     assert see_turn(policy, 1, (1, 1.2e-3)) == "off", "it drafted, and nothing of that was right"
 
 

@@ -94,7 +94,7 @@ class Modes:
         self._num_requests = 1
         self._trial_rounds = 0  # so far, of the present trial
         self._since_review = REVIEW_ROUNDS
-        self._num_asked = 0  # rounds since the last review in which a drafter was asked
+        self._num_idle = 0  # rounds since a drafter was last asked, under a schedule that drafts
         self.is_trial = False
         self._enter(1)
         self.schedule: Schedule = self._here.best
@@ -158,7 +158,7 @@ class Modes:
             return
         here = self._here
         self._since_review += 1
-        self._num_asked += was_asked
+        self._num_idle = 0 if was_asked or self.schedule == "off" else self._num_idle + 1
         is_whole = was_asked and num_drafting >= num_requests and not (reads_prompts or is_reading)
         if self.schedule != "off" and layers is None and is_whole:
             tokens, expected_s = self._predict(self.schedule, num_requests)
@@ -218,9 +218,8 @@ class Modes:
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
             here.tried_at[here.best], here.best = here.rounds, first
-        elif not self._num_asked and "off" in possible:  # it drafts nothing, and so teaches nothing
-            here.tried_at[here.best], here.best = here.rounds, "off"
-        self._num_asked = 0
+        elif self._num_idle >= REVIEW_ROUNDS and "off" in possible:  # it drafts nothing, and so teaches nothing
+            here.tried_at[here.best], here.best, self._num_idle = here.rounds, "off", 0
         self.schedule, self.rate = here.best, self.rate_of(first)
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()

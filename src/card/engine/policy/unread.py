@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from card.drafting.beam import num_skipped
 from card.drafting.drafter import MAX_TOKENS_PER_PASS as _MOST_PIECE
+from card.drafting.window import num_skipped
 from card.engine.metrics import RequestStats
 from card.engine.policy.acceptance import DEEPEST
 from card.engine.request import Request, Update

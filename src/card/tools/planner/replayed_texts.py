@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from card.drafting.beam import num_skipped, read_part
+from card.drafting.window import num_skipped, read_part
 from card.errors import PlanError
 from card.tools.planner.recording import Recording, drafted_by, head_nodes, rows_of
 from card.tree.nodes import Nodes
