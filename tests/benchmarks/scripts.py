@@ -14,6 +14,7 @@ MODULES = (
     "busy_drafter",
     "concurrency",
     "draft_server",
+    "draft_window",
     "edge",
     "edge_agents",
     "gpu",
