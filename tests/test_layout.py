@@ -316,7 +316,7 @@ def test_only_the_assembly_makes_engines() -> None:
 # ---- one contract for drafters --------------------------------------------------------------------------------------
 
 CONTRACT_OF_DRAFTERS = frozenset(
-    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "protocol"}
+    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "protocol", "window"}
 )  # of card.drafting
 
 
