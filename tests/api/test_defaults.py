@@ -14,7 +14,8 @@ from transformers import GenerationConfig
 
 from card.api.llm import LLM
 from card.config import SamplingParams
-from card.models.facts import sampling_defaults
+from card.models.facts import about_row_bytes, sampling_defaults
+from card.models.loading import load_decoder
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
@@ -103,3 +104,9 @@ def test_a_bound_of_the_generation_config_holds_where_the_request_states_none(op
         for most in (None, 9)
     ]
     assert lengths == [5, 9]
+
+
+def test_the_rows_that_a_context_is_cut_by_take_what_a_runner_says(pair: Pair) -> None:
+    with LLM(pair.target, dtype="float32", method="vanilla") as llm:
+        model = load_decoder(pair.target, dtype="float32")
+        assert about_row_bytes(model) == llm.host.runner.row_bytes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.assembly.plan import Facts, Plan, resolve, round_length
+from card.assembly.plan import Facts, Plan, resolve, room_tokens, round_length
 from card.config import DraftSettings, Schedule
 from card.config.registry import methods, origin_of
 from card.errors import SettingsError
@@ -181,6 +181,26 @@ def test_texts_and_memory_are_bounded_by_what_is_known():
         resolve({"kv_cache_memory": "4M"}, replace(facts, state_bytes=5 << 20))
     with pytest.raises(SettingsError, match="kv_cache_memory 1K holds 102 rows"):
         resolve({"kv_cache_memory": "1K"}, facts)
+
+
+def test_a_text_may_have_the_models_context_as_far_as_memory_holds_its_rows():
+    known = Facts(context_limit=32_768, room_tokens=20_480)
+    assert resolve({}, known).max_model_len == 20_480
+    assert resolve({}, replace(known, room_tokens=1 << 20)).max_model_len == 32_768
+    assert resolve({}, replace(known, room_tokens=0)).max_model_len == 4096
+    assert resolve({}, replace(known, room_tokens=0, context_limit=1000)).max_model_len == 1000
+    assert resolve({"max_model_len": 30_000}, known).max_model_len == 30_000
+
+
+def test_rows_have_a_quarter_of_the_free_memory_or_what_is_given_for_them():
+    plan = resolve({}, Facts())
+    quarter = (1 << 28) // 1000 - plan.target_tree_rows
+    assert room_tokens(plan, row_bytes=1000, state_bytes=0, free_bytes=1 << 30) == quarter // 1024 * 1024
+    assert room_tokens(plan, row_bytes=1000, state_bytes=1 << 27, free_bytes=1 << 30) < quarter // 2
+    given = resolve({"kv_cache_memory": "64M"}, Facts())
+    fitting = (1 << 26) // 1000 - plan.target_tree_rows
+    assert room_tokens(given, row_bytes=1000, state_bytes=0, free_bytes=1 << 30) == fitting // 1024 * 1024
+    assert room_tokens(plan, row_bytes=1000, state_bytes=0, free_bytes=0) == 0
 
 
 @pytest.mark.parametrize(

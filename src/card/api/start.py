@@ -17,14 +17,14 @@ from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_w
 from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahead
 from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
-from card.assembly.plan import Facts, Plan
+from card.assembly.plan import Facts, Plan, room_tokens
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
-from card.models.facts import context_limit, end_token_ids, sampling_defaults
+from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.others import others
@@ -96,9 +96,16 @@ def load(asked: Asked) -> Loaded:
         with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
             target = load_target(asked.target, draft, plan, compiler, asked.tokenizer)
         facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
+        facts = replace(facts, room_tokens=_room_tokens(target, asked.plan(facts)))
         loaded = _read(target, asked, facts)
     give_back_memory()  # before the first pass brings the weights into memory
     return loaded
+
+
+def _room_tokens(target: Target, plan: Plan) -> int:
+    """Return the tokens of a text that memory has room for, once the weights are there."""
+    free_bytes = _free_bytes(plan.settings.device)
+    return room_tokens(plan, row_bytes=about_row_bytes(target.model), state_bytes=0, free_bytes=free_bytes)
 
 
 def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:

@@ -25,8 +25,9 @@ from card.machine.threads import CorePlan, CoreSet
 from card.tree.verify import MATCH, Verifier
 
 SPARE_ROWS = 64  # KV rows of a sequence beyond its text and its tree: `num_speculative_tokens` may grow by measurement
-DEFAULT_MODEL_LEN = 4096  # tokens of a text, if nothing is said and the target allows it
+DEFAULT_MODEL_LEN = 4096  # tokens of a text, if nothing is said, the target allows it and memory holds no more
 _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
+_ROUND_TOKENS = 1024  # a context that memory cuts is a multiple
 _POOL_BYTES = 1 << 20  # beyond the rows that are asked for: a pool gives them out in blocks
 _TYPICAL_TOKENS = 4  # of a verification, for the ratio of target and drafter passes
 _LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
@@ -58,6 +59,7 @@ class Facts:
     spare_cores: int = 0  # so many of them the target can spare at no loss of speed; 0 also where that is unknown
     in_integers: bool = False  # the target's passes are integer ones
     context_limit: int | None = None  # most tokens of a text that the target allows
+    room_tokens: int = 0  # of a text whose rows fit into memory, see `room_tokens`; 0: not known
     longest_text: int = 0  # tokens of the longest text that is known to come, answer included
     num_texts: int | None = None  # texts that come at once, of that length at most; None: not known
     row_bytes: int | None = None  # of the target's KV; None: memory is no matter
@@ -180,6 +182,19 @@ def draft_tree_rows(draft: TreeShape) -> int:
 def kv_bytes_for(num_texts: int, bytes_of_one: int) -> int:
     """Return the memory that so many texts take, each with its tree."""
     return num_texts * bytes_of_one + _POOL_BYTES
+
+
+def room_tokens(plan: Plan, *, row_bytes: int, state_bytes: int, free_bytes: int) -> int:
+    """Return the tokens of the longest text whose rows fit into the memory for KV, its tree included.
+
+    Args:
+        row_bytes, state_bytes: of the target's KV, as of `Facts`.
+        free_bytes: of which KV may take a quarter, unless the settings say how much it may take.
+    """
+    given = plan.settings.kv_cache_memory
+    most = int(_RAM_SHARE * free_bytes) if given is None else parse_size(given)
+    num_tokens = (most - state_bytes) // max(1, row_bytes) - plan.target_tree_rows
+    return max(0, num_tokens // _ROUND_TOKENS * _ROUND_TOKENS)
 
 
 def round_length(method: Method, draft: DraftSettings, *, target: PassCost, drafter: PassCost, most: int) -> int:
@@ -337,9 +352,12 @@ def _plan_cores(settings: EngineSettings, facts: Facts, *, own_drafter_core: boo
 
 
 def _model_len(settings: EngineSettings, facts: Facts) -> int:
-    """Return the most tokens of a text: as set, else a usual length, or more if a longer text is known to come."""
+    """Return the most tokens of a text: as set, else the target's context as far as memory holds it.
+
+    Also in a small memory it is a usual length, or more if a longer text is known to come.
+    """
     limit = facts.context_limit
-    usual = max(DEFAULT_MODEL_LEN, facts.longest_text)
+    usual = max(DEFAULT_MODEL_LEN, facts.room_tokens, facts.longest_text)
     wanted = settings.max_model_len or (usual if limit is None else min(usual, limit))
     if limit is not None and wanted > limit:
         raise SettingsError(f"{named('max_model_len')} must be at most {limit}, the target's own limit, got {wanted}")

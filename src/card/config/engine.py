@@ -62,7 +62,7 @@ class EngineSettings(Replaceable):
     draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's", read_by=DRAFTING_HERE)
     target_cost: str | None = setting(None, "Inflate the target to 300M, say; same outputs.")
     max_model_len: int | None = setting(
-        None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
+        None, "Most tokens of prompt and answer.", least=2, shown="the model's, in a quarter of free RAM"
     )
     max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1)
     max_images: int = setting(0, "Most images in a prompt.", least=0)

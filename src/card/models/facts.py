@@ -9,7 +9,8 @@ from typing import Any
 from card.config import NEUTRAL
 from card.errors import ModelError
 from card.kernels.number_types import Array, Floats, dtype_name
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.layer_shape import head_dim, of_layer
+from card.models.own.decoder_model import DecoderModel, LoadedModel, is_int8
 from card.models.own.layers import BlockWeight, embedded
 from card.text.parts.formats import kept_ends
 from card.text.prompts import turn_end_id
@@ -65,6 +66,20 @@ def context_limit(model: LoadedModel) -> int:
     """Return the most positions that the model was made for; a large number if its config sets no limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else _NO_CONTEXT_LIMIT
+
+
+def about_row_bytes(model: LoadedModel) -> int:
+    """Return about what a KV row takes, before a runner knows: as if each layer with keys of its own were attention."""
+    itemsize = 2 if is_int8(model) else int(model.dtype.itemsize)
+    if isinstance(model, DecoderModel):
+        shapes = [layer.shape for layer in model.layers if layer.shape.kv_source is None]
+        return sum(2 * shape.num_kv_heads * shape.head_size * itemsize for shape in shapes)
+    config = model.config.get_text_config()
+    stated = getattr(config, "num_key_value_heads", None)
+    return sum(
+        2 * (of_layer(stated, layer) or config.num_attention_heads) * head_dim(config, layer) * itemsize
+        for layer in range(config.num_hidden_layers)
+    )
 
 
 def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> frozenset[int]:
