@@ -43,6 +43,13 @@ def server(shared_server: Running) -> Iterator[Running]:
     until(shared_server.is_idle)
 
 
+@pytest.fixture(scope="module")
+def strict_server(demo_llm: AsyncLLM) -> Iterator[Running]:
+    """Return a server on the same models that refuses what nothing reads."""
+    with serving(demo_llm, strict_fields=True) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def solo() -> Iterator[Solo]:
     """Return what plain decoding writes when nobody else asks."""

@@ -79,6 +79,8 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": USER, "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
         (CHAT, {"messages": USER, "structured_outputs": {}}, "structured_outputs"),
         (CHAT, {"messages": USER, "structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        (CHAT, {"messages": USER, "functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"messages": USER, "max_tokens": -2}, "max_tokens"),
         (CHAT, {"messages": USER, "structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         (CHAT, {"messages": USER, "guided_json": "{"}, "guided_json"),
         (CHAT, {"messages": USER, "guided_regex": "("}, "guided_regex"),
@@ -88,8 +90,6 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": USER, "guided_regex": "a", "guided_choice": ["a"]}, None),
         (COMPLETIONS, {"prompt": "a", "guided_regex": "("}, "guided_regex"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
-        (COMPLETIONS, {"prompt": "a", "tools": []}, "tools"),
-        (CHAT, {"messages": USER, "functions": []}, "functions"),
         (CHAT, {"messages": USER, "best_of": 2}, "best_of"),
         (CHAT, {"messages": USER, "top_logprobs": 2}, None),
         (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -97,10 +97,7 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": USER, "n": 1.5}, "n"),
         (CHAT, {"messages": USER, "n": True}, "n"),
         (CHAT, {"messages": USER, "max_tokens": 0}, "max_tokens"),
-        (CHAT, {"messages": USER, "max_tokens": -1}, "max_tokens"),
         (CHAT, {"messages": USER, "stream": "yes"}, "stream"),
-        (CHAT, {"messages": USER, "stream_options": {"include_usage": True}}, None),
-        (CHAT, {"messages": USER, "stream": True, "stream_options": {"other": True}}, "stream_options.other"),
         (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, "response_format"),
         (COMPLETIONS, {"prompt": ""}, "prompt"),
@@ -117,7 +114,6 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
         (COMPLETIONS, {"prompt": "a", "temperature": -0.1}, "temperature"),
         (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature"),
-        (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p"),
         (COMPLETIONS, {"prompt": "a", "top_p": 1.1}, "top_p"),
         (COMPLETIONS, {"prompt": "a", "top_k": -2}, "top_k"),
         (COMPLETIONS, {"prompt": "a", "min_p": 1}, "min_p"),
@@ -216,7 +212,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_gateways_look_fo
 
 
 def test_an_unknown_model_or_path_is_not_found(server: Running) -> None:
-    assert refused(server.post(COMPLETIONS, {"model": "x", "prompt": "a"}), 404)["param"] == "model"
+    assert refused(server.client.get("/v1/models/x"), 404)["param"] == "model"
     refused(server.client.get("/v2/models"), 404)
     refused(server.client.get(COMPLETIONS), 405)
 

@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -94,7 +95,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
             allow_origins=origins.named,
             allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
-            expose_headers=("Retry-After", "x-request-id", "x-should-retry"),
+            expose_headers=("Retry-After", "x-card-ignored", "x-card-model", "x-request-id", "x-should-retry"),
             allow_private_network=True,
         )
     hosts = AllowedHosts(settings.host, settings.allowed_hosts)
@@ -129,7 +130,7 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), *_own_headers(state)]
             await send(message)
 
         try:
@@ -156,6 +157,14 @@ class Envelope:
             }
         fields |= {"method": scope["method"], "path": scope["path"][:200], "client": (scope.get("client") or [""])[0]}
         log_event(logger, level, "request", request_id=request_id, status=status, seconds=round(seconds, 4), **fields)
+
+
+def _own_headers(state: Mapping[str, Any]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what each answer says of its request: its id, and what of it was left aside."""
+    yield b"x-request-id", state["request_id"].encode()
+    for header, name in ((b"x-card-ignored", "ignored"), (b"x-card-model", "model")):
+        if state.get(name):
+            yield header, state[name].encode()
 
 
 class Guard:

@@ -19,7 +19,7 @@ from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request
 from card.server.shape import shape_of
-from card.server.strict import Strict
+from card.server.strict import Ignored, Strict
 
 M = TypeVar("M", bound=Strict)
 P = ParamSpec("P")
@@ -33,6 +33,8 @@ _MOST_NAME_CHARS = 100  # of a field's name there
 
 async def read_body(request: Request, model: type[M]) -> M:
     """Return the request's JSON body as a ``model``; a field that is null counts as absent.
+
+    Unknown fields are left aside, unless the server is strict; `request.state.ignored` names them then.
 
     Raises: ApiError 415 for another content type or a compressed body, 413 for one that is too large, 408 for one that
         does not arrive, 400 for one that is not JSON or does not fit, with the field's name.
@@ -48,11 +50,18 @@ async def read_body(request: Request, model: type[M]) -> M:
         raise ApiError(
             415, f"a body must not be compressed, got {encoding[:80]}; send plain JSON", code="content_encoding"
         )
-    arrivals, arrival = request.app.state.service.arrivals, request.state.arrival
+    service, arrival = request.app.state.service, request.state.arrival
+    arrivals = service.arrivals
     try:
         data = await _read_bytes(request)
         request.state.is_large = len(data) >= LARGE_BYTES
-        return await run_apart(request, _parsed, data, model)
+        ignored = None if service.settings.strict_fields else Ignored()
+        body = await run_apart(request, _parsed, data, model, ignored)
+        if ignored is not None and ignored.names:
+            request.state.ignored = service.note_ignored([shown(name) for name in ignored.names])
+        if not service.is_known(name := getattr(body, "model", "")):
+            request.state.model = service.check_model(name)
+        return body
     finally:
         arrivals.hold(arrival, -arrival.num_bytes)
 
@@ -65,17 +74,21 @@ async def run_apart(request: Request, function: Callable[P, T], *args: P.args, *
     return await asyncio.wrap_future(pool.submit(function, *args, **options))
 
 
-def fitted(content: Mapping[str, Any], model: type[M]) -> M:
-    """Return decoded JSON as a ``model``. Raises: ApiError 400."""
+def fitted(content: Mapping[str, Any], model: type[M], ignored: Ignored | None = None) -> M:
+    """Return decoded JSON as a ``model``. Raises: ApiError 400.
+
+    Args:
+        ignored: takes the names of unknown fields; None refuses them.
+    """
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, context=ignored)
     except pydantic.ValidationError as error:
         raise _first_of(error, model) from None
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
 
 
-def _parsed(data: bytearray, model: type[M]) -> M:
+def _parsed(data: bytearray, model: type[M], ignored: Ignored | None) -> M:
     if excess := shape_of(data).excess():
         raise bad_request(f"the body is {excess}", code="body_too_complex")
     try:
@@ -89,7 +102,7 @@ def _parsed(data: bytearray, model: type[M]) -> M:
     data.clear()  # only the fields are needed from here on
     if not isinstance(content, dict):
         raise bad_request(f"the body must be a JSON object, got {type(content).__name__}")
-    return fitted(content, model)
+    return fitted(content, model, ignored)
 
 
 async def _read_bytes(request: Request) -> bytearray:
@@ -128,7 +141,7 @@ def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel])
     listed = errors.errors(include_url=False, include_context=False)
     unknown = [one for one in listed if one["type"] == "extra_forbidden"]
     error = (unknown or listed)[0]
-    param = _shown(".".join(str(part) for part in error["loc"]))
+    param = shown(".".join(str(part) for part in error["loc"]))
     if unknown:
         known = [one.alias or name for name, one in model.model_fields.items()] if len(error["loc"]) == 1 else []
         advice = did_you_mean(param, known) or "leave it out"
@@ -141,7 +154,7 @@ def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel])
     return bad_request(f"{param}: {message}" if param else message, param or None)
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """Return a field's name as one short line: a client may send any name."""
     short = name if len(name) <= _MOST_NAME_CHARS else name[:_MOST_NAME_CHARS] + "..."
     return short if short.isprintable() else repr(short)[1:-1]

@@ -57,6 +57,7 @@ class ServerSettings:
     request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
     stall_timeout_s: float = setting(30.0, "Seconds without progress until not ready.", above=0, unit="seconds")
     shutdown_timeout_s: float = setting(30.0, "Seconds for running requests at shutdown.", least=0, unit="seconds")
+    strict_fields: bool = setting(False, "Refuse unknown fields and model names.")
     spec_metrics: SpecMetrics = setting("none", "Report speculation in answers.")
     log_level: LogLevel = setting("info", "How much to log.")
 

@@ -31,7 +31,7 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """Describe one model."""
     service: Service = request.app.state.service
-    return json_response(_model(service, service.check_model(request.path_params["model_name"])))
+    return json_response(_model(service, service.check_model(request.path_params["model_name"], must_be_known=True)))
 
 
 async def tokenize(request: Request) -> Response:

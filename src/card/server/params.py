@@ -9,6 +9,7 @@ from card.config import SamplingParams
 from card.server.errors import bad_request
 from card.server.schemas import SamplingFields
 
+_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
 _AS_ASKED = {
     "temperature",
     "top_p",
@@ -33,6 +34,9 @@ def sampling_params(
     """
     for token_id in fields.stop_token_ids:
         check_id(token_id, "stop_token_ids", vocab_size)
+    asked = fields.model_dump(include=_AS_ASKED)
+    if asked["top_p"] == 0.0:
+        asked["top_p"] = _LEAST_TOP_P
     return SamplingParams(
         top_k=None if fields.top_k is None else max(0, fields.top_k),
         seed=secrets.randbelow(2**31) if fields.seed is None else fields.seed & (2**63 - 1),
@@ -41,7 +45,7 @@ def sampling_params(
         grammar=fields.grammar(),
         logprobs=logprobs,
         speculates=fields.speculation == "on",
-        **fields.model_dump(include=_AS_ASKED),
+        **asked,
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.bodies import fitted
 from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
-from card.server.strict import NotDone, Strict, takes
+from card.server.strict import Ignored, NotDone, Strict, takes
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
 _AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls"} | {
@@ -212,14 +212,14 @@ class TextOptions(Strict):
     """Options of the text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # ignored
 
 
 class Reasoning(Strict):
     """Effort of thinking before an answer, passed to the chat template; most templates ignore it."""
 
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None  # ignored
 
 
 class ResponseStreamOptions(Strict):
@@ -256,12 +256,24 @@ class ResponsesRequest(CommonFields):
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Field(default_factory=Reasoning)
     stream_options: ResponseStreamOptions | None = None
-    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=8)
-    truncation: Literal["disabled"] = "disabled"
+    include: list[str] = Field(default_factory=list, max_length=32, description="ignored")
+    truncation: Literal["auto", "disabled"] = Field("disabled", description="ignored: nothing is cut off")
     background: NotDone = False
     previous_response_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     thinking_budget: int | None = Field(None, ge=0, lt=2**31, description="most tokens of thoughts")
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _functions_alone(cls, value: object, info: ValidationInfo) -> object:
+        """Leave out tools that run on somebody else's server, as unknown fields are."""
+        if not (isinstance(value, list) and isinstance(info.context, Ignored)):
+            return value
+        kinds = [one.get("type") if isinstance(one, dict) else None for one in value]
+        for kind in kinds:
+            if isinstance(kind, str) and kind != "function":
+                info.context.takes(f"tools.{kind}", kind)
+        return [one for one, kind in zip(value, kinds, strict=True) if kind == "function" or not isinstance(kind, str)]
 
     @field_validator("input", mode="before")
     @classmethod

@@ -1,11 +1,11 @@
-"""Bodies that clients may send. An unknown field is refused by name; values are not converted."""
+"""Bodies that clients may send. An unknown field is left aside or refused by name; values are not converted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.config.sampling import MAX_CHOICES
 from card.server.guided import GuidedFields
@@ -62,6 +62,12 @@ _CONTENT_SCHEMA = {
 }
 
 
+def _or_unbounded(value: object) -> object:
+    """Read -1, which llama.cpp's clients send, as no bound."""
+    return None if type(value) is int and value == -1 else value
+
+
+MaxTokens = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | None, BeforeValidator(_or_unbounded)]
 _MAX_KWARGS = 256
 TemplateKwargs = Annotated[
     dict[str, Any],
@@ -86,7 +92,7 @@ class CommonFields(Strict):
 
     model: str = ""
     temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps the likeliest token")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1 keep all")
     min_p: float | None = Field(None, ge=0.0, lt=1.0)
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
@@ -118,12 +124,6 @@ class SamplingFields(CommonFields, GuidedFields):
     stream_options: StreamOptions | None = None
     best_of: int = Field(1, ge=1, le=1, description="ignored")
     shows_tree: bool = Field(False, description="list the writer of each token, and the candidates beside it")
-
-    @model_validator(mode="after")
-    def _options_of_a_stream(self) -> SamplingFields:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options are for stream: true")
-        return self
 
     @property
     def includes_usage(self) -> bool:
@@ -204,8 +204,8 @@ class ChatRequest(SamplingFields):
     spelling: ClassVar[Mapping[str, str]] = {"prompt": "messages"}
 
     messages: Messages = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1, lt=2**31)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
@@ -254,7 +254,7 @@ class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`."""
 
     prompt: _Prompt
-    max_tokens: int = Field(16, ge=0, lt=2**31)
+    max_tokens: Annotated[Annotated[int, Field(ge=0, lt=2**31)] | None, BeforeValidator(_or_unbounded)] = 16
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
 

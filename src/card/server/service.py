@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, too_long
 from card.server.limits import Gate
+from card.server.logs import log_event
 from card.server.metrics import Ledger
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
@@ -30,9 +32,12 @@ from card.text.grammar_tokens import NoGrammarsError
 from card.text.token_bytes import token_bytes
 from card.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_MOST_IGNORED = 256  # names of fields that are logged
 _BEGINNING_CHARS = 8  # per token of the context: twice the length of ordinary tokens
 _CUT_SHARE = 1.25  # of the context: near the cut, tokens may differ from those of the whole text
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
@@ -56,6 +61,7 @@ class Service:
         self.arrivals = Arrivals(settings.request_timeout_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
+        self._ignored = set[str]()  # fields that were logged
         names = {False: "card-short-text", True: "card-long-text"}
         self._threads = {is_long: ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, name) for is_long, name in names.items()}
 
@@ -76,10 +82,27 @@ class Service:
         """Most tokens that are counted, or turned into text, in one request: several times the context."""
         return max(_LEAST_MOST_IDS, 4 * self.llm.max_model_len)
 
-    def check_model(self, name: str) -> str:
-        """Return the model name for the answer. Raises: ApiError 404 for a model that is not served."""
+    def note_ignored(self, names: Sequence[str]) -> str:
+        """Return fields that nothing reads as the value of a header, and log each of them once."""
+        for name in names:
+            if name not in self._ignored and len(self._ignored) < _MOST_IGNORED:
+                self._ignored.add(name)
+                log_event(logger, logging.WARNING, "ignored", field=name)
+        return ", ".join(name.encode("ascii", "replace").decode() for name in names)
+
+    def is_known(self, name: str) -> bool:
+        """Return whether this is a name of the model, or none."""
+        return not name or name in self.settings.served_model_names or name == self.llm.host.settings.target
+
+    def check_model(self, name: str, *, must_be_known: bool = False) -> str:
+        """Return the model name for the answer: there is one model, whatever clients call it.
+
+        Raises: ApiError 404 for a model that is not served, if the server is strict or the name has to be one of its.
+        """
         names = self.settings.served_model_names
-        if name and name not in names and name != self.llm.host.settings.target:
+        if not self.is_known(name):
+            if not (self.settings.strict_fields or must_be_known):
+                return names[0]
             raise ApiError(
                 404,
                 f"the model {name[:100]!r} is not served here; there is {', '.join(names)}",

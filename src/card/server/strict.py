@@ -1,4 +1,4 @@
-"""The base of all bodies that clients may send."""
+"""The base of all bodies that clients may send: which fields it knows, and what becomes of the others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,63 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     model_validator,
 )
 
+# Fields of other servers that would change the text and cannot be followed here, with the values that change nothing.
+_CHANGES_TEXT: Mapping[str, tuple[object, ...]] = {
+    "adapter": (),
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "continue_final_message": (False,),
+    "conversation": (),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "lora": ([],),
+    "lora_request": (),
+    "mirostat": (0,),
+    "n": (1,),
+    "prompt": (),
+    "prompt_logprobs": (0, False),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "structural_tag": (),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "xtc_probability": (0,),
+}
+
+
+class Ignored:
+    """Names of the fields of one body that nothing reads."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def takes(self, name: str, value: object) -> bool:
+        """Return whether a field is left aside, and note it; one that would change the text is not."""
+        if name in _CHANGES_TEXT and value not in _CHANGES_TEXT[name]:
+            return False
+        if len(self.names) < _MOST_NAMES and name not in self.names:
+            self.names.append(name)
+        return True
+
+
+_MOST_NAMES = 16  # that an answer lists
+
 
 class Strict(BaseModel):
-    """Refuses unknown fields, unless they are null, and values of another type."""
+    """Refuses values of another type, and unknown fields, unless they are null or the context ignores them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -32,18 +80,22 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
+    def _without_nulls(cls, value: Any, info: ValidationInfo) -> Any:
         """Treat a field that is null as absent: clients send back fields of answers.
 
-        The first unknown field stays and is refused; more of them would only add errors.
+        Unknown fields are left out if the context says so, an `Ignored`. Else the first one stays and is refused; more
+        of them would only add errors.
         """
         if not isinstance(value, dict):
             return value
         given = {name: one for name, one in value.items() if one is not None}
         if given.keys() <= cls._known:
             return given
-        first = next(name for name in given if name not in cls._known)
-        return {name: one for name, one in given.items() if name in cls._known or name == first}
+        unknown = [name for name in given if name not in cls._known]
+        if isinstance(info.context, Ignored):
+            unknown = [name for name in unknown if not info.context.takes(name, given[name])]
+        refused = unknown[:1]
+        return {name: one for name, one in given.items() if name in cls._known or name in refused}
 
 
 def takes(words: str) -> WrapValidator:
