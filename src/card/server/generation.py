@@ -65,6 +65,7 @@ class Generation:
     ) -> None:
         self.choices, self.arrival, self._view = choices, arrival, view
         self._service, self._ticket, self._fields = service, ticket, fields
+        self.ping_interval_s = service.settings.ping_interval_s
         self._is_closed = False
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -21,6 +22,25 @@ _COMMENT = b":\n\n"  # a comment in a stream of events, which readers ignore
 def failure(error: CardError) -> bytes:
     """Return the event for an error."""
     return event(error_content(as_api_error(error)))
+
+
+async def with_pings(events: AsyncIterator[bytes], interval_s: float) -> AsyncIterator[bytes]:
+    """Yield events, and a comment after each interval without any, as while a prompt is read; 0 yields no comments.
+
+    Clients and proxies give up on a connection on which nothing moves.
+    """
+    while True:
+        coming = asyncio.ensure_future(anext(events, None))
+        try:
+            while not (await asyncio.wait({coming}, timeout=interval_s or None))[0]:
+                yield _COMMENT
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait({coming})  # before its generator is closed
+        if (piece := coming.result()) is None:
+            return
+        yield piece
 
 
 class EventStream(StreamingResponse):
@@ -59,7 +79,7 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with self._generation.arrival.deadline, contextlib.aclosing(self._events):
-                async for piece in self._events:
+                async for piece in with_pings(self._events, self._generation.ping_interval_s):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
             await self._generation.close()  # first, so that a client that does not read holds no place
