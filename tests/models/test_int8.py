@@ -587,18 +587,15 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = machine_code("passes")
-    runner, run = make_runner("llama"), crew.run
+    runner = make_runner("llama")
     expected = logits_of(runner, TEXT)
     use_threads(2, in_integers=True)
     assert np.array_equal(logits_of(runner, TEXT), expected)
 
-    def interrupted(table: int, thread: int) -> None:
-        if thread == 0:
-            raise KeyboardInterrupt
-        run(table, thread)
+    def interrupted(code: int, team: int, table: int) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(crew, "run", interrupted)
+    monkeypatch.setattr(machine_code("team"), "lead", interrupted)
     with pytest.raises(KeyboardInterrupt):
         logits_of(runner, TEXT)
     monkeypatch.undo()
@@ -615,7 +612,7 @@ def test_without_llvmlite_the_reason_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = machine_code("passes")
+    crew = machine_code("team")
     runner = make_runner("llama")
     expected = logits_of(runner, TEXT)
 
