@@ -99,7 +99,7 @@ def test_runs_that_something_else_slowed_down_do_not_count() -> None:
     def disturbed(num_tokens: int, num_sequences: int, num_rows: int) -> float:
         nonlocal num_passes
         num_passes += 1
-        return bent(num_tokens, num_sequences, num_rows) * (4.0 if num_passes % 3 else 1.0)
+        return bent(num_tokens, num_sequences, num_rows) * (4.0 if num_passes % 4 else 1.0)
 
     model = TimedModel(disturbed, max_model_len=100)
     cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1000.0)
@@ -240,6 +240,29 @@ def test_rows_are_of_different_tokens_and_of_the_same_ones_in_each_measurement()
         measure_pass_cost(model, clock=model.clock, time_limit_s=100.0)
     assert models[0].passes == models[1].passes
     assert all(len(set(token_ids)) > 0.9 * len(token_ids) for token_ids in models[0].passes if len(token_ids) <= 64)
+
+
+def tiled(num_tokens: int, num_sequences: int, num_rows: int) -> float:
+    """Return the seconds of a pass whose rows are multiplied in tiles of 16."""
+    return 5e-3 + 4e-3 * -(-num_tokens // 16) + 1e-4 * num_tokens
+
+
+def test_the_first_row_of_another_tile_is_known_to_cost_more_than_the_next_ones() -> None:
+    model = TimedModel(tiled, max_model_len=100)
+    cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1000.0)
+    first, next_ = cost.seconds(17) - cost.seconds(16), cost.seconds(18) - cost.seconds(17)
+    assert first == pytest.approx(4.1e-3) and next_ < 0.1 * first
+    assert cost.seconds(33) - cost.seconds(32) == pytest.approx(4.1e-3)
+    assert [cost.seconds(size) for size in (1, 16, 32, 64)] == pytest.approx([tiled(n, 1, 8) for n in (1, 16, 32, 64)])
+
+
+def test_a_step_that_something_else_made_is_no_higher_than_the_next_tile() -> None:
+    def disturbed(num_tokens: int, num_sequences: int, num_rows: int) -> float:
+        return tiled(num_tokens, num_sequences, num_rows) * (9.0 if num_tokens == 17 else 1.0)
+
+    model = TimedModel(disturbed, max_model_len=100)
+    cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1000.0)
+    assert cost.seconds(17) <= tiled(32, 1, 8)
 
 
 def test_a_pass_that_is_concave_in_its_rows_is_measured_as_it_is() -> None:

@@ -19,7 +19,10 @@ _LONG_CONTEXT_ROWS = 512
 _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is timed: rounds have those of every size
 # Tokens of the passes that say most, if time runs out: one request has few, and from 16 on seconds grow evenly.
 # Evidence: with AVX2, 4 rows of a model of 0.5 B take 30 ms, where a line from 1 to 8 says 37; 64 take half a second.
-_FIRST_SIZES = (1, 8, 4, 16)
+_FIRST_SIZES = (1, 8, 4, 16, 17)
+# Rows are multiplied in tiles of 16, so the first row of another tile costs much and the next ones little. Evidence:
+# 85 ms for 16 rows, 107 for 17, 110 for 18, 143 for 32, 163 for 33 (Qwen2.5-Coder 1.5 B, Q4_K_M, Xeon with AMX).
+_BEHIND_TILES = (17, 33)
 _SEED = 0  # of the tokens
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
@@ -64,10 +67,11 @@ def measure_pass_cost(
         until_points, until_sequences, until_prefill, until = (
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
         )
-        found = bench.fastest([TimedPass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
+        sizes = _sizes(most, () if bench.is_routed else _BEHIND_TILES)
+        found = bench.fastest([TimedPass((slot,), size) for size in sizes], until_points, num_needed=2)
         points = sorted((timed.num_tokens, seconds) for timed, seconds in found.items())
         experts = bench.experts_of(found)
-        cost = PassCost(_hull(points)) if experts is None else PassCost(tuple(points), experts=experts)
+        cost = PassCost(_with_steps(points)) if experts is None else PassCost(tuple(points), experts=experts)
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
         per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
         return PassCost(cost.points, per_sequence_s, per_row_s, experts)
@@ -151,6 +155,11 @@ class PassBench:
                 return
             self.run_s(untimed)
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether rows of a pass choose experts."""
+        return self._routed is not None
+
     def fastest(self, passes: Sequence[TimedPass], until: float, num_needed: int = 0) -> dict[TimedPass, float]:
         """Return the shortest seconds of each pass reached before ``until``; the first ones are timed in any case."""
         best: dict[TimedPass, float] = {}
@@ -203,11 +212,27 @@ def _hull(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     return tuple(hull)
 
 
-def _sizes(most: int) -> list[int]:
-    """Return 1, 2, 4, ... up to ``most`` (itself included), those first that say most if time runs out."""
-    sizes = [1 << power for power in range(most.bit_length())]
-    if sizes and sizes[-1] != most:
-        sizes.append(most)
+def _with_steps(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the lower convex hull of all points but those behind a tile, and these as far as they stand above it.
+
+    No step is higher than what the whole next tile takes.
+    """
+    hull = _hull([(size, seconds) for size, seconds in points if size not in _BEHIND_TILES])
+    if len(hull) < 2:
+        return _hull(points)
+    smooth = PassCost(hull)
+    stepped = dict(hull)
+    for size, seconds in points:
+        if size in _BEHIND_TILES and seconds > smooth.seconds(size):
+            stepped[size - 1] = smooth.seconds(size - 1)
+            stepped[size] = min(seconds, smooth.seconds(2 * size - 2))
+    return tuple(sorted(stepped.items()))
+
+
+def _sizes(most: int, steps: Sequence[int] = ()) -> list[int]:
+    """Return 1, 2, 4, ... up to ``most`` (itself included) and ``steps``, those first that say most."""
+    sizes = {1 << power for power in range(most.bit_length())}
+    sizes |= {size for size in (*steps, most) if 0 < size <= most}
     return sorted(sizes, key=lambda size: (_FIRST_SIZES.index(size) if size in _FIRST_SIZES else math.inf, size))
 
 
