@@ -93,6 +93,13 @@ def test_fields_deep_inside_are_left_aside_too(server: Running) -> None:
     assert answer.status_code == 200 and answer.headers["x-card-ignored"] == "cache_control"
 
 
+def test_names_that_matter_in_a_body_are_harmless_inside_a_message(server: Running) -> None:
+    turn = {"role": "assistant", "content": "x", "audio": {"id": "a"}, "function_call": {"name": "f", "arguments": ""}}
+    asked = {"role": "user", "content": PROMPT}
+    answer = server.post(CHAT, BODIES[CHAT] | {"messages": [asked, turn, asked]})
+    assert answer.status_code == 200 and answer.headers["x-card-ignored"] == "audio, function_call"
+
+
 def test_a_name_that_is_not_the_models_is_taken_and_the_right_one_said(server: Running) -> None:
     answer = server.post(CHAT, BODIES[CHAT] | {"model": "gpt-5"})
     assert answer.status_code == 200

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
@@ -69,6 +69,8 @@ def _as_schema(value: object) -> object:
 
 class StructuredOutputs(Strict):
     """One form that an answer must have."""
+
+    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"structural_tag": ()}
 
     json_: _JsonSchema = Field(None, alias="json")
     json_object: bool = False

@@ -272,7 +272,7 @@ class ResponsesRequest(CommonFields):
         kinds = [one.get("type") if isinstance(one, dict) else None for one in value]
         for kind in kinds:
             if isinstance(kind, str) and kind != "function":
-                info.context.takes(f"tools.{kind}", kind)
+                info.context.note(f"tools.{kind}")
         return [one for one, kind in zip(value, kinds, strict=True) if kind == "function" or not isinstance(kind, str)]
 
     @field_validator("input", mode="before")

@@ -80,6 +80,35 @@ TemplateKwargs = Annotated[
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
+# Fields of other servers that would change the text and cannot be followed here, with the values that change nothing.
+_CHANGES_TEXT: Mapping[str, tuple[object, ...]] = {
+    "adapter": (),
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "continue_final_message": (False,),
+    "conversation": (),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "lora": ([],),
+    "lora_request": (),
+    "mirostat": (0,),
+    "n": (1,),
+    "prompt": (),
+    "prompt_logprobs": (0, False),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "xtc_probability": (0,),
+}
+
+
 class StreamOptions(Strict):
     """Options for the end of a stream."""
 
@@ -89,6 +118,8 @@ class StreamOptions(Strict):
 
 class CommonFields(Strict):
     """The fields of all requests for text. None: the model's generation config decides."""
+
+    changing: ClassVar[Mapping[str, tuple[object, ...]]] = _CHANGES_TEXT
 
     model: str = ""
     temperature: float | None = Field(None, ge=0.0, le=100.0)

@@ -18,35 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-# Fields of other servers that would change the text and cannot be followed here, with the values that change nothing.
-_CHANGES_TEXT: Mapping[str, tuple[object, ...]] = {
-    "adapter": (),
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "continue_final_message": (False,),
-    "conversation": (),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "lora": ([],),
-    "lora_request": (),
-    "mirostat": (0,),
-    "n": (1,),
-    "prompt": (),
-    "prompt_logprobs": (0, False),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "structural_tag": (),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
-    "xtc_probability": (0,),
-}
-
 
 class Ignored:
     """Names of the fields of one body that nothing reads."""
@@ -54,13 +25,10 @@ class Ignored:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def takes(self, name: str, value: object) -> bool:
-        """Return whether a field is left aside, and note it; one that would change the text is not."""
-        if name in _CHANGES_TEXT and value not in _CHANGES_TEXT[name]:
-            return False
+    def note(self, name: str) -> None:
+        """Take the name of a field that is left aside."""
         if len(self.names) < _MOST_NAMES and name not in self.names:
             self.names.append(name)
-        return True
 
 
 _MOST_NAMES = 16  # that an answer lists
@@ -71,6 +39,7 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
+    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # unknown fields that matter, and values that do not
     _known: ClassVar[frozenset[str]] = frozenset()  # names of the fields as clients write them
     spelling: ClassVar[Mapping[str, str]] = {}  # fields by the names that errors know them under, where these differ
 
@@ -91,11 +60,14 @@ class Strict(BaseModel):
         given = {name: one for name, one in value.items() if one is not None}
         if given.keys() <= cls._known:
             return given
-        unknown = [name for name in given if name not in cls._known]
+        refused = [name for name in given if name not in cls._known]
         if isinstance(info.context, Ignored):
-            unknown = [name for name in unknown if not info.context.takes(name, given[name])]
-        refused = unknown[:1]
-        return {name: one for name, one in given.items() if name in cls._known or name in refused}
+            changing = [name for name in refused if given[name] not in cls.changing.get(name, (given[name],))]
+            for name in refused:
+                if name not in changing:
+                    info.context.note(name)
+            refused = changing
+        return {name: one for name, one in given.items() if name in cls._known or name in refused[:1]}
 
 
 def takes(words: str) -> WrapValidator:

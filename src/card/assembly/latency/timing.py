@@ -157,7 +157,7 @@ class PassBench:
 
     @property
     def is_routed(self) -> bool:
-        """Whether rows of a pass choose experts."""
+        """True if rows of a pass choose experts."""
         return self._routed is not None
 
     def fastest(self, passes: Sequence[TimedPass], until: float, num_needed: int = 0) -> dict[TimedPass, float]:
