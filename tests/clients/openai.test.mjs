@@ -185,19 +185,19 @@ test("a wrong key is an AuthenticationError", async () => {
 });
 
 test("a model that is not served is a NotFoundError with its code", async () => {
-  const error = await refusal(client.completions.create({ model: "nobody", prompt: PROMPT }));
+  const error = await refusal(client.models.retrieve("nobody"));
   assert.ok(error instanceof OpenAI.NotFoundError, String(error));
   assert.equal(error.code, "model_not_found");
   assert.equal(error.param, "model");
 });
 
 test("a field that is not done is a BadRequestError with its name", async () => {
-  const asked = { messages, web_search_options: {}, ...greedy };
+  const asked = { messages, functions: [{ name: "f" }], ...greedy };
   const error = await refusal(client.chat.completions.create(asked));
   assert.ok(error instanceof OpenAI.BadRequestError, String(error));
   assert.equal(error.code, "unsupported_parameter");
-  assert.equal(error.param, "web_search_options");
-  assert.match(error.message, /web_search_options is not supported/);
+  assert.equal(error.param, "functions");
+  assert.match(error.message, /functions is not supported/);
   assert.ok(error.requestID);
 });
 

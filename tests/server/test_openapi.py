@@ -80,12 +80,20 @@ def test_an_error_has_the_shape_that_is_described(server: Running) -> None:
         assert set(error["required"]) == set(response.json()["error"])
 
 
-def test_null_counts_as_left_out_and_is_described_so(server: Running) -> None:
+def test_null_counts_as_left_out_and_is_described_so(server: Running, strict_server: Running) -> None:
+    lenient, strict = (
+        one.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]
+        for one in (server, strict_server)
+    )
+    assert (lenient["additionalProperties"], strict["additionalProperties"]) == (True, {"type": "null"})
+    assert lenient["properties"]["suffix"] == {"enum": ["", None]} and "suffix" not in strict["properties"]
+    models = [one["properties"]["model"]["anyOf"][0] for one in (lenient, strict)]
+    assert models[0] == {"type": "string"} and "demo-target" in models[1]["enum"]
     described = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]
     optional = [name for name in described["properties"] if name not in described["required"]]
     assert "prompt" not in optional and "n" in optional
-    assert all({"type": "null"} in described["properties"][name]["anyOf"] for name in optional)
-    assert described["additionalProperties"] == {"type": "null"}
+    kinds = [described["properties"][name] for name in optional]
+    assert all({"type": "null"} in kind.get("anyOf", ()) or None in kind.get("enum", ()) for kind in kinds)
     nulls = dict.fromkeys([*optional, "unknown"])
     answer = server.complete(**{**nulls, "prompt": PROMPT, "max_tokens": 4, "temperature": 0})
     assert answer["choices"][0]["text"] == server.text(prompt=PROMPT, max_tokens=4, temperature=0)
@@ -95,7 +103,7 @@ def test_null_counts_as_left_out_and_is_described_so(server: Running) -> None:
 def test_null_counts_as_left_out_inside_of_messages_and_tools_too(server: Running) -> None:
     schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
     for name in ("Message", "Tool", "FunctionDefinition", "ToolCall", "InputMessage", "FunctionTool", "StreamOptions"):
-        assert schemas[name]["additionalProperties"] == {"type": "null"}, name
+        assert schemas[name]["additionalProperties"] is True, name
     message = {"role": "user", "content": PROMPT, "name": None, "tool_calls": None, "unknown": None}
     tool = {"type": "function", "function": {**FUNCTION, "description": None, "strict": None, "unknown": None}}
     answer = server.post("/v1/chat/completions", {"messages": [message], "tools": [tool], "max_tokens": 2})
@@ -103,7 +111,9 @@ def test_null_counts_as_left_out_inside_of_messages_and_tools_too(server: Runnin
 
 
 def test_the_limits_that_are_described_are_those_of_this_server(server: Running) -> None:
-    with serving(server.llm, served_model_names=("one", "two"), max_request_tokens=7, max_num_queued_reqs=0) as small:
+    with serving(
+        server.llm, served_model_names=("one", "two"), max_request_tokens=7, max_num_queued_reqs=0, strict_fields=True
+    ) as small:
         schemas = small.client.get("/openapi.json").json()["components"]["schemas"]
         most_ids = schemas["TokenId"]["maximum"]
         fields = schemas["CompletionRequest"]["properties"]

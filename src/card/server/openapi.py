@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from card.config.sampling import MAX_CHOICES
 from card.server.admission import is_guarded
+from card.server.guided import StructuredOutputs
 from card.server.schemas import TOKEN_ID
 from card.server.service import Service
 
@@ -104,7 +105,11 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
     for model in bodies:
         _limit(schemas[model.__name__]["properties"], service)
     for schema in schemas.values():
-        _allow_null(schema)
+        _allow_null(schema, is_strict=service.settings.strict_fields)
+    if not service.settings.strict_fields:
+        for one in (*bodies, StructuredOutputs):
+            fields = schemas[one.__name__]["properties"] if one.__name__ in schemas else {}
+            fields |= {name: {"enum": [*values, None]} for name, values in getattr(one, "changing", {}).items()}
     schemas[TOKEN_ID] = {"type": "integer", "minimum": 0, "maximum": service.vocab_size - 1}
     make = app.openapi
 
@@ -126,7 +131,8 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
         fields["tokens"]["maxItems"] = service.most_ids
     num_choices = min(MAX_CHOICES, service.llm.host.settings.max_num_seqs + settings.max_num_queued_reqs)
     num_new_tokens = min(room, settings.max_request_tokens or room)
-    fields["model"] = {"enum": [*settings.served_model_names, ""], "default": ""}
+    names = {"enum": [*settings.served_model_names, ""]} if settings.strict_fields else {"type": "string"}
+    fields["model"] = {**names, "default": ""}
     most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), num_new_tokens)
     for name, maximum in {"n": num_choices, **most}.items():
         field = fields.get(name, {})
@@ -138,9 +144,9 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
             field["default"] = min(usual, maximum)
 
 
-def _allow_null(body: dict[str, Any]) -> None:
-    """Let each optional field be null too, which counts as absent."""
-    body["additionalProperties"] = {"type": "null"}
+def _allow_null(body: dict[str, Any], *, is_strict: bool) -> None:
+    """Let each optional field be null too, which counts as absent, and say whether others may be there."""
+    body["additionalProperties"] = {"type": "null"} if is_strict else True
     for name, field in body["properties"].items():
         if name not in body.get("required", ()):
             outer = {key: field.pop(key) for key in ("title", "description", "default") if key in field}

@@ -67,7 +67,13 @@ def _or_unbounded(value: object) -> object:
     return None if type(value) is int and value == -1 else value
 
 
-MaxTokens = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | None, BeforeValidator(_or_unbounded)]
+def _most(least: int) -> WithJsonSchema:
+    """Describe a number of tokens, of which -1 sets no bound."""
+    number = {"type": "integer", "minimum": least, "exclusiveMaximum": 2**31}
+    return WithJsonSchema({"anyOf": [number, {"const": -1}, {"type": "null"}]})
+
+
+MaxTokens = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | None, BeforeValidator(_or_unbounded), _most(1)]
 _MAX_KWARGS = 256
 TemplateKwargs = Annotated[
     dict[str, Any],
@@ -285,7 +291,7 @@ class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`."""
 
     prompt: _Prompt
-    max_tokens: Annotated[Annotated[int, Field(ge=0, lt=2**31)] | None, BeforeValidator(_or_unbounded)] = 16
+    max_tokens: Annotated[Annotated[int, Field(ge=0, lt=2**31)] | None, BeforeValidator(_or_unbounded), _most(0)] = 16
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
 
