@@ -40,6 +40,11 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_DETAIL), "properties": _DETAIL}},
 }
+_OTHER_TOOL = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "not": {"const": "function"}}},
+    "required": ["type"],
+}
 Handler = Callable[[Request], Awaitable[Response]]
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
@@ -107,9 +112,7 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
     for schema in schemas.values():
         _allow_null(schema, is_strict=service.settings.strict_fields)
     if not service.settings.strict_fields:
-        for one in (*bodies, StructuredOutputs):
-            fields = schemas[one.__name__]["properties"] if one.__name__ in schemas else {}
-            fields |= {name: {"enum": [*values, None]} for name, values in getattr(one, "changing", {}).items()}
+        _describe_ignored(schemas, [*bodies, StructuredOutputs])
     schemas[TOKEN_ID] = {"type": "integer", "minimum": 0, "maximum": service.vocab_size - 1}
     make = app.openapi
 
@@ -122,6 +125,17 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
         return told
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_ignored(schemas: dict[str, Any], bodies: list[type[BaseModel]]) -> None:
+    """Add fields whose harmless values alone are left aside, and tools that are left out."""
+    for body in bodies:
+        fields = schemas[body.__name__]["properties"] if body.__name__ in schemas else {}
+        for name, values in getattr(body, "changing", {}).items():
+            fields.setdefault(name, {"enum": [*values, None]})
+    if (answers := schemas.get("ResponsesRequest")) is not None:
+        tools = answers["properties"]["tools"]["anyOf"][0]
+        tools["items"] = {"anyOf": [tools["items"], _OTHER_TOOL]}
 
 
 def _limit(fields: dict[str, Any], service: Service) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -34,6 +34,11 @@ class Ignored:
 _MOST_NAMES = 16  # that an answer lists
 
 
+def _is_among(value: object, allowed: Iterable[object]) -> bool:
+    """Return whether a value is one of these; false is no 0."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
+
+
 class Strict(BaseModel):
     """Refuses values of another type, and unknown fields, unless they are null or the context ignores them."""
 
@@ -62,7 +67,9 @@ class Strict(BaseModel):
             return given
         refused = [name for name in given if name not in cls._known]
         if isinstance(info.context, Ignored):
-            changing = [name for name in refused if given[name] not in cls.changing.get(name, (given[name],))]
+            changing = [
+                name for name in refused if name in cls.changing and not _is_among(given[name], cls.changing[name])
+            ]
             for name in refused:
                 if name not in changing:
                     info.context.note(name)
