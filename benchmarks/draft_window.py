@@ -5,7 +5,7 @@ and last tokens, and the answer behind it in one pass: how often is its likelies
 scores are counts, so a busy machine changes none. One line of JSON for each prompt.
 
     python benchmarks/draft_window.py TARGET DRAFT --texts chat=gsm8k_test.jsonl:question,answer \
-        --out benchmarks/results/draft_window.jsonl
+        --out FILE
 """
 
 from __future__ import annotations
