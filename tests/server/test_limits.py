@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -72,6 +73,20 @@ def test_a_client_that_fills_the_queue_leaves_each_other_one_its_share() -> None
         gate.enter(3, "second")
         with pytest.raises(ApiError, match="the queue is full"):
             gate.enter(1, "second")
+
+    run(main())
+
+
+def test_however_many_addresses_somebody_has_a_full_queue_gives_as_many_places_again_at_most() -> None:
+    async def main() -> None:
+        gate, num_inside = Gate(max_running=4, max_waiting=12), 16
+        gate.enter(16, "greedy")
+        for idx in range(200):  # each address in turn takes all that it gets
+            with contextlib.suppress(ApiError):
+                while True:
+                    gate.enter(1, f"address {idx}")
+                    num_inside += 1
+        assert 16 < num_inside <= 32
 
     run(main())
 

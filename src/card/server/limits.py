@@ -12,7 +12,10 @@ _MOST_RETRY_AFTER_S = 60
 
 
 class Gate:
-    """Admits as many texts as may run and wait; a full queue still takes clients that have less than their share."""
+    """Admits as many texts as may run and wait; a full queue still takes clients that have less than their share.
+
+    Together these get as many places again at most, however many addresses somebody has.
+    """
 
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
@@ -37,7 +40,8 @@ class Gate:
         share = self._most // len({client, *(whose for _, _, whose in self._inside.values())})
         if num_sequences > self._most:
             raise bad_request(f"a request may ask for at most {self._most} texts, got {num_sequences}", "n")
-        if num_inside + num_sequences > self._most and num_own + num_sequences > share:
+        num_then = num_inside + num_sequences
+        if num_then > self._most and (num_own + num_sequences > share or num_then > 2 * self._most):
             raise ApiError(
                 429,
                 f"the queue is full: {num_inside} texts are being written or wait, at most {self._most} may",
