@@ -18,6 +18,7 @@ from card.engine.request import Request, Update
 FIRST_LENGTH = 256.0  # expected tokens of an answer before any has finished
 _NEW_SHARE = 1 / 16  # weight of a finished answer in the mean length
 _FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
+_MANY = 64  # requests that may be remembered after they were aborted
 _LEAST_PIECE = 16  # tokens of a text that are read at once, however slow the drafter is
 
 
@@ -55,6 +56,10 @@ class Unread:
                 self._answers.pop(one.request_id, None)
                 self._read.pop(one.request_id, None)
                 self._mean_length += _NEW_SHARE * (one.stats.num_new_tokens - self._mean_length)
+        if len(self._answers) > _MANY + 2 * len(decoding):  # aborted requests have no last update
+            running = {one.request_id for one in decoding}
+            self._answers = {key: one for key, one in self._answers.items() if key in running}
+            self._read = {key: one for key, one in self._read.items() if key in running}
 
     def begin(self, requests: Sequence[Request], most_s: float) -> Reading:
         """Let the drafter read these texts as far as that takes no longer than this, those with the least first.
