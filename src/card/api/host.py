@@ -57,11 +57,13 @@ class PreparedRequest:
         """Return the text that an update made certain. If it cannot be decoded, only this request ends."""
         try:
             text = self.text.take(update.token_ids, is_end=update.finish_reason is not None)
+            stop = self.text.stop_met(update.token_ids) if update.finish_reason == "stop" else ""
         except Exception as error:
             logger.error("the text of a request cannot be written: %s", in_words(error), exc_info=error)
             failure = TargetError(f"the text of this request cannot be written: {in_words(error)}")
             return Written(AnswerText(), Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
-        return Written(AnswerText(text) if isinstance(text, str) else text, update)
+        told = AnswerText(text) if isinstance(text, str) else text
+        return Written(replace(told, stop=stop) if stop else told, update)
 
 
 class Host:

@@ -23,6 +23,7 @@ from card.api.async_llm import AsyncLLM
 from card.errors import CardError
 from card.server.admission import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.answers import error_response
+from card.server.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from card.server.arrivals import Arrival
 from card.server.chat import chat_completions
 from card.server.completions import completions
@@ -70,6 +71,7 @@ _ROUTES = (
     Route("/metrics", metrics),
     Route("/version", version),
     Route("/load", load, (503,)),
+    *ANTHROPIC_ROUTES,
 )
 
 
@@ -185,7 +187,7 @@ class Guard:
             await send(message)
 
         try:
-            self._keys.check(scope["path"], dict(scope["headers"]).get(b"authorization"))
+            self._keys.check(scope["path"], dict(scope["headers"]))
             await self._counted(scope, receive, send_noted)
         except ApiError as error:
             await error_response(error)(scope, receive, send)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -17,6 +16,7 @@ from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
 from card.config import Grammar
 from card.errors import PromptError, SettingsError, named
+from card.server.admission import given_key
 from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, too_long
@@ -210,7 +210,7 @@ class Service:
     def client_of(self, scope: Scope) -> str:
         """Return whose a request is: the key if keys are required, else the address."""
         if self.settings.api_keys:
-            return str(Headers(scope=scope).get("authorization", ""))
+            return given_key(dict(scope["headers"])).decode("latin-1")
         return scope["client"][0] if scope.get("client") else ""
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None, *, is_asked: bool = True) -> int | None:

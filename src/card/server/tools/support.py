@@ -17,6 +17,7 @@ from card.server.tool_schemas import FunctionDefinition, NamedTool
 from card.server.tools.grammar import Guide
 from card.text.parts.calls import JsonCalls
 from card.text.parts.formats import FORMATS, AnswerFormat
+from card.text.parts.leads import Lead
 from card.text.parts.view import AnswerView, ModelAnswers
 from card.text.prompts import Conversation
 
@@ -131,6 +132,12 @@ class ToolSupport:
     def form(self) -> AnswerFormat:
         """The model's format."""
         return self._answers.form
+
+    @property
+    def limits_thoughts(self) -> bool:
+        """True if thoughts can have a budget, or there are none."""
+        lead = Lead(self.form, self._answers.mark_ids, None)
+        return lead.is_empty or lead.can_be_limited
 
     def plan(self, fields: ChatRequest) -> ToolPlan:
         """Return the plan of a request.
