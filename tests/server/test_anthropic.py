@@ -1,4 +1,4 @@
-"""Anthropic's API: blocks, events, tools, errors and keys, as Claude Code and Anthropic's clients send and read them."""
+"""Anthropic's API: blocks, events, tools, errors and keys, as Claude Code and Anthropic's clients have them."""
 
 from __future__ import annotations
 
@@ -304,3 +304,10 @@ def test_an_error_on_the_way_is_the_last_event(server: Running) -> None:
     assert told[0]["type"] == "message_start"
     assert told[-1]["type"] == "error" and told[-1]["error"]["type"] == "overloaded_error"
     assert "0.2 s" in told[-1]["error"]["message"]
+
+
+def test_silence_is_broken_by_the_apis_own_event(server: Running) -> None:
+    with serving(server.llm, ping_interval_s=1e-4) as restless:
+        told = events(restless.post(PATH, asked(PROMPT * 30, stream=True, max_tokens=2)).text)
+    assert {"type": "ping"} in told
+    assert joined([one for one in told if one["type"] != "ping"])["stop_reason"] == "max_tokens"

@@ -138,6 +138,7 @@ class Generation:
         source = _read(written[0]) if len(written) == 1 else _merged(written)
         async with contextlib.aclosing(source):
             async for choice, chunk in source:
+                self.arrival.deadline.begin_answer()
                 choice.num_thoughts += sum(chunk.thinks)
                 yield choice, chunk
 

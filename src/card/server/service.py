@@ -58,7 +58,8 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.answers)
-        self.arrivals = Arrivals(settings.request_timeout_s, _MOST_BODIES * settings.max_request_bytes)
+        limits_s = settings.first_token_timeout_s, settings.request_timeout_s
+        self.arrivals = Arrivals(*limits_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         self._ignored = set[str]()  # fields that were logged

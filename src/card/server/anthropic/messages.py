@@ -27,6 +27,7 @@ from card.server.waiting import unless_gone
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 
 Events = list[dict[str, Any]]
+_PING = b'event: ping\ndata: {"type": "ping"}\n\n'  # for clients that look for events, not for bytes
 
 
 async def messages(request: Request) -> Response:
@@ -41,7 +42,7 @@ async def messages(request: Request) -> Response:
     generation = await start_chat(request, service, chat, plan)
     answer = _Answer(plan, generation, model)
     if fields.stream:
-        return EventStream(generation, answer.events(), tell=_failure, end=b"")
+        return EventStream(generation, answer.events(), tell=_failure, end=b"", comment=_PING)
     try:
         await unless_gone(request, generation.collect())
     finally:
