@@ -1,11 +1,14 @@
-"""Writing answers: as JSON, as server-sent events, and errors in OpenAI's shape."""
+"""Writing answers: as JSON, as server-sent events, and errors in the shape of the API that was asked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from card.server.errors import ApiError
 
@@ -27,6 +30,30 @@ def error_content(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}}
 
 
+# What begins the paths of APIs whose errors have another shape, and their content there.
+_OTHER_SHAPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = MappingProxyType(
+    {"/api/": lambda error: {"error": str(error)}}  # Ollama's
+)
+
+
+class ErrorResponse(Response):
+    """An error in OpenAI's shape, unless the path that was asked belongs to an API with another one."""
+
+    def __init__(self, error: ApiError, headers: Mapping[str, str]) -> None:
+        """Report ``error``, with these headers and its own."""
+        self._error, self._told_beside = error, error.headers() | dict(headers)
+        super().__init__(_encode(error_content(error)), error.status, self._told_beside, "application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        content = next((shape for path, shape in _OTHER_SHAPES.items() if scope["path"].startswith(path)), None)
+        if content is None:
+            await super().__call__(scope, receive, send)
+            return
+        other = json_response(content(self._error), self._error.status, self._told_beside)
+        await other(scope, receive, send)
+
+
 def error_response(error: ApiError, **headers: str) -> Response:
     """Return an error as an answer, with its own headers and these."""
-    return json_response(error_content(error), error.status, error.headers() | headers)
+    return ErrorResponse(error, headers)

@@ -34,7 +34,7 @@ _Prompt = Annotated[
     | Annotated[list[_Text | _TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)],
     takes(f"a string, token ids, or a list of at most {_MAX_PROMPTS} of either, none of them empty"),
 ]
-_Stop = Annotated[
+StopStrings = Annotated[
     _Text | Annotated[list[_Text], Field(max_length=_MAX_STOPS, fail_fast=True)],
     takes(f"a string or a list of at most {_MAX_STOPS} strings, none of them empty"),
 ]
@@ -154,7 +154,7 @@ class SamplingFields(CommonFields, GuidedFields):
     logit_bias: Annotated[dict[str, float], at_most(_MAX_BIASES), WithJsonSchema(_BIAS_SCHEMA)] = Field(
         default_factory=dict, max_length=_MAX_BIASES
     )
-    stop: _Stop = Field(default_factory=list)
+    stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024, fail_fast=True)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, lt=2**31)

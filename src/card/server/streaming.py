@@ -24,7 +24,9 @@ def failure(error: CardError) -> bytes:
     return event(error_content(as_api_error(error)))
 
 
-async def with_pings(events: AsyncIterator[bytes], interval_s: float) -> AsyncIterator[bytes]:
+async def with_pings(
+    events: AsyncIterator[bytes], interval_s: float, comment: bytes = _COMMENT
+) -> AsyncIterator[bytes]:
     """Yield events, and a comment after each interval without any, as while a prompt is read; 0 yields no comments.
 
     Clients and proxies give up on a connection on which nothing moves.
@@ -33,7 +35,7 @@ async def with_pings(events: AsyncIterator[bytes], interval_s: float) -> AsyncIt
         coming = asyncio.ensure_future(anext(events, None))
         try:
             while not (await asyncio.wait({coming}, timeout=interval_s or None))[0]:
-                yield _COMMENT
+                yield comment
         finally:
             if not coming.done():
                 coming.cancel()
@@ -53,6 +55,8 @@ class EventStream(StreamingResponse):
         *,
         tell: Callable[[CardError], bytes] = failure,
         end: bytes = DONE,
+        comment: bytes = _COMMENT,
+        media_type: str = "text/event-stream",
     ) -> None:
         """Send the text of ``generation``, which is closed at the end.
 
@@ -60,15 +64,17 @@ class EventStream(StreamingResponse):
             events: all but the last ones of the stream.
             tell: makes the event for an error.
             end: sent last.
+            comment: bytes that readers ignore between two events.
+            media_type: of the stream.
         """
         no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches and by nginx
-        super().__init__(events, media_type="text/event-stream", headers=no_buffering)
+        super().__init__(events, media_type=media_type, headers=no_buffering)
         self._generation, self._events = generation, events
-        self._tell, self._end = tell, end
+        self._tell, self._end, self._comment = tell, end, comment
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the answer. A client may have gone before it begins."""
-        scope["state"][PROBE] = _COMMENT
+        scope["state"][PROBE] = self._comment
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -79,7 +85,7 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with self._generation.arrival.deadline, contextlib.aclosing(self._events):
-                async for piece in with_pings(self._events, self._generation.ping_interval_s):
+                async for piece in with_pings(self._events, self._generation.ping_interval_s, self._comment):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
             await self._generation.close()  # first, so that a client that does not read holds no place
