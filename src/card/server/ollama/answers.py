@@ -22,7 +22,7 @@ from card.server.tool_schemas import decoded_arguments
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 
 Said = dict[str, Any]
-"""What a piece of an answer says: `content`, `thinking`, `tool_calls`, or several of them."""
+"""A piece of an answer: `content`, `thinking`, `tool_calls`, `logprobs`, or several of them."""
 
 _encode = msgspec.json.Encoder().encode
 _BLANK = b" "  # before a line of JSON; an empty line would be no JSON

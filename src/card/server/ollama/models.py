@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about the model, and what they ask for that this server does not do."""
+"""Answers to Ollama's clients about the model, and refusals of what this server does not do."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _Images = Annotated[list[str], Field(max_length=_MAX_IMAGES, fail_fast=True, des
 
 
 class OllamaOptions(Strict):
-    """How to sample. What loads a model, such as num_ctx, nothing reads."""
+    """Options of sampling. Those of loading a model, such as num_ctx, are left aside."""
 
     changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"mirostat": (0,), "typical_p": (1,)}
 
