@@ -48,7 +48,8 @@ def test_nothing_that_fits_the_schema_or_does_not_makes_the_server_fail(small_se
     )
     logged = small_server.logged()
     assert not [line for line in logged if line["event"] == "failed"]
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"):
+    ours = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
+    for path in (*ours, "/api/chat", "/api/generate"):
         done = [line for line in logged if line["event"] == "request" and (line["path"], line["status"]) == (path, 200)]
         assert len(done) >= MAX_EXAMPLES // 4, f"too few requests to {path} were carried out: {len(done)}"
     answer = httpx2.post(

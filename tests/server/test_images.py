@@ -110,6 +110,21 @@ def test_the_responses_api_answers_as_chat_completions_do(seeing: Running) -> No
     assert answer["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
 
 
+def test_ollamas_api_answers_as_chat_completions_do_and_reads_no_file(seeing: Running) -> None:
+    wanted = seeing.post(CHAT, {"messages": shown(url(2)), "temperature": 0, "max_tokens": 12}).json()
+    plain = url(2).partition(",")[2]
+    asked = {"stream": False, "options": {"temperature": 0, "num_predict": 12}}
+    message = {"role": "user", "content": "the cat", "images": [plain]}
+    answer = seeing.post("/api/chat", {**asked, "messages": [message]}).json()
+    assert answer["message"]["content"] == wanted["choices"][0]["message"]["content"]
+    answer = seeing.post("/api/generate", {**asked, "prompt": "the cat", "images": [url(2)]}).json()
+    assert answer["response"] == wanted["choices"][0]["message"]["content"]
+    assert "vision" in seeing.post("/api/show", {}).json()["capabilities"]
+    refused = seeing.post("/api/chat", {**asked, "messages": [{**message, "images": ["three.png"]}]})
+    assert refused.status_code == 400 and "base64" in refused.json()["error"]
+    until(seeing.is_idle)
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [

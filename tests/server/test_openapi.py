@@ -136,7 +136,7 @@ def test_a_key_is_described_where_one_is_needed(server: Running) -> None:
         assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
         for path, methods in told["paths"].items():
             (operation,) = methods.values()
-            is_guarded = path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+            is_guarded = path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize")
             assert ("security" in operation) == is_guarded, path
 
 

@@ -33,7 +33,7 @@ def error_content(error: ApiError) -> dict[str, Any]:
 
 # What begins the paths of APIs whose errors have another shape, and their content there.
 _OTHER_SHAPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = MappingProxyType(
-    {"/v1/messages": message_error}  # Anthropic's
+    {"/v1/messages": message_error, "/api/": lambda error: {"error": str(error)}}  # Anthropic's, Ollama's
 )
 
 

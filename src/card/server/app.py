@@ -42,6 +42,8 @@ from card.server.info import (
     version,
 )
 from card.server.logs import frames_of, log_event
+from card.server.ollama.models import refuse_the_rest
+from card.server.ollama.routes import ROUTES as OLLAMA_ROUTES
 from card.server.openapi import OF_BODIES, OF_WRITING, Handler, Route, add_route, describe
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest
@@ -72,6 +74,7 @@ _ROUTES = (
     Route("/version", version),
     Route("/load", load, (503,)),
     *ANTHROPIC_ROUTES,
+    *OLLAMA_ROUTES,
 )
 
 
@@ -84,6 +87,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         timed = route if route.body is None else replace(route, handler=_in_time(route.handler))
         add_route(app, timed, has_keys=has_keys)
     app.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=None, include_in_schema=False)
+    refuse_the_rest(app)
     playground = Playground()
     app.add_api_route("/", playground.index, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     app.mount("/playground", playground)

@@ -84,7 +84,7 @@ def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choic
         message |= _thoughts(thoughts)
     if calls:
         message["tool_calls"] = calls
-    logprobs = service.names.chat_logprobs(token for chunk in chunks for token in _of_answer(chunk))
+    logprobs = service.names.chat_logprobs(token for chunk in chunks for token in content_logprobs(chunk))
     return {
         "index": choice.index,
         "message": message,
@@ -99,7 +99,7 @@ def _thoughts(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _of_answer(chunk: StreamChunk) -> list[TokenLogprobs]:
+def content_logprobs(chunk: StreamChunk) -> list[TokenLogprobs]:
     """Return the log-probabilities of the tokens that are no thoughts."""
     if not chunk.thinks:
         return list(chunk.logprobs)
@@ -124,7 +124,7 @@ class _Writer:
         """Return the events of a chunk."""
         begin = b"" if self._has_begun else self._event(choice, {"role": "assistant", "content": ""})
         self._has_begun = True
-        self._logprobs += _of_answer(chunk)
+        self._logprobs += content_logprobs(chunk)
         is_end = chunk.finish_reason is not None
         deltas = [self._delta(piece) for piece in chunk.parts]
         if not deltas and not is_end and not self._fields.shows_tree:

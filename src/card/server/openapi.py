@@ -15,6 +15,7 @@ from starlette.responses import Response
 from card.config.sampling import MAX_CHOICES
 from card.server.admission import is_guarded
 from card.server.guided import StructuredOutputs
+from card.server.ollama.schemas import OllamaOptions
 from card.server.schemas import TOKEN_ID
 from card.server.service import Service
 
@@ -40,6 +41,7 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_DETAIL), "properties": _DETAIL}},
 }
+_PLAIN_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}  # Ollama's
 _OTHER_TOOL = {
     "type": "object",
     "properties": {"type": {"type": "string", "not": {"const": "function"}}},
@@ -58,6 +60,8 @@ class Route:
     errors: tuple[int, ...] = ()
     body: type[BaseModel] | None = None  # None: a GET, and a HEAD that the schema leaves out
     unavailable: str = _ERRORS[503]  # what status 503 means here
+    stream: str = "text/event-stream"  # type of the answer if it is streamed
+    is_plain: bool = False  # an error is a text
 
 
 def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
@@ -87,11 +91,12 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     kinds = {"text/plain": {"type": "string"}} if route.path == "/metrics" else {"application/json": _OBJECT}
     if route.errors == OF_WRITING:
-        kinds["text/event-stream"] = _OBJECT  # of each event
+        kinds[route.stream] = _OBJECT  # of each event
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
+    error = _PLAIN_ERROR if route.is_plain else _ERROR
     for status in route.errors:
         description = route.unavailable if status == 503 else _ERRORS[status]
-        found[status] = {"description": description, "content": _content({"application/json": _ERROR})}
+        found[status] = {"description": description, "content": _content({"application/json": error})}
         if status in (429, 503):
             found[status]["headers"] = _RETRY_AFTER
     return found
@@ -112,7 +117,7 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
     for schema in schemas.values():
         _allow_null(schema, is_strict=service.settings.strict_fields)
     if not service.settings.strict_fields:
-        _describe_ignored(schemas, [*bodies, StructuredOutputs])
+        _describe_ignored(schemas, [*bodies, StructuredOutputs, OllamaOptions])
     schemas[TOKEN_ID] = {"type": "integer", "minimum": 0, "maximum": service.vocab_size - 1}
     make = app.openapi
 

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+USUAL_TAG = ":latest"  # which clients of Ollama add to a name without a tag
 _MOST_IGNORED = 256  # names of fields that are logged
 _BEGINNING_CHARS = 8  # per token of the context: twice the length of ordinary tokens
 _CUT_SHARE = 1.25  # of the context: near the cut, tokens may differ from those of the whole text
@@ -93,7 +94,8 @@ class Service:
 
     def is_known(self, name: str) -> bool:
         """Return whether this is a name of the model, or none."""
-        return not name or name in self.settings.served_model_names or name == self.llm.host.settings.target
+        names = (*self.settings.served_model_names, self.llm.host.settings.target)
+        return not name or name in names or name.removesuffix(USUAL_TAG) in names
 
     def check_model(self, name: str, *, must_be_known: bool = False) -> str:
         """Return the model name for the answer: there is one model, whatever clients call it.
