@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from card.errors import SettingsError
 from card.server.errors import ApiError
 
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
+_GUARDED = ("/v1/", "/infill", "/tokenize", "/detokenize")
 
 
 class KeyRing:

@@ -291,6 +291,7 @@ class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`."""
 
     prompt: _Prompt
+    suffix: str = Field("", description="the text behind the gap that the answer fills")
     max_tokens: Annotated[Annotated[int, Field(ge=0, lt=2**31)] | None, BeforeValidator(_or_unbounded), _most(0)] = 16
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -299,6 +300,8 @@ class CompletionRequest(SamplingFields):
     def _writes_or_echoes(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens must be 1 or more without echo")
+        if self.suffix and self.echo:
+            raise ValueError("suffix cannot be combined with echo; leave one out")
         return self
 
     @property
