@@ -68,7 +68,7 @@ async def _prompt(service: Service, fields: InfillRequest) -> FilledPrompt:
 
 @dataclass(slots=True)
 class _Text:
-    """What is told of one text at its end."""
+    """Facts of one text, told at its end."""
 
     has_new_line: bool = False
     last_id: int | None = None
