@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -114,7 +115,12 @@ class Host:
         return ModelAnswers(self.tokenizer, self.settings.answer_format)
 
     def make_request(
-        self, prompt: Prompt, params: SamplingParams, request_id: int, view: AnswerView | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: int,
+        view: AnswerView | None = None,
+        prediction: Sequence[int] = (),
     ) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
@@ -131,12 +137,15 @@ class Host:
                 f"{named('logit_bias')} has token {unknown}, but the target has tokens 0 to "
                 f"{self.runner.vocab_size - 1}; use ids of its tokenizer"
             )
+        is_known = all(isinstance(one, int) and 0 <= one < self.runner.vocab_size for one in prediction)
+        require(is_known, "prediction", f"token ids from 0 to {self.runner.vocab_size - 1}", prediction)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         prompt_ids = self.encode(prompt)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
             images=prompt_ids.images if isinstance(prompt_ids, ImagePrompt) else None,
+            prediction_ids=tuple(prediction),
             params=self.resolved(params, len(prompt_ids)),
             is_bounded=self.bound_of(params) is not None,
             draft=self.draft_settings,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from card.errors import SettingsError
 from card.server.errors import ApiError
 
-_GUARDED = ("/v1/", "/api/", "/tokenize", "/detokenize")
+_GUARDED = ("/v1/", "/api/", "/infill", "/tokenize", "/detokenize")
 _OTHER_HEADER = b"x-api-key"  # Anthropic's clients send the key there
 
 

@@ -29,6 +29,8 @@ from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, as_api_error
+from card.server.infill import infill
+from card.server.infill_schemas import InfillRequest
 from card.server.info import (
     detokenize,
     embeddings,
@@ -59,6 +61,7 @@ _ROUTES = (
     Route("/v1/chat/completions", chat_completions, OF_WRITING, ChatRequest),
     Route("/v1/completions", completions, OF_WRITING, CompletionRequest),
     Route("/v1/responses", responses, OF_WRITING, ResponsesRequest),
+    Route("/infill", infill, OF_WRITING, InfillRequest),
     Route("/tokenize", tokenize, OF_BODIES, TokenizeRequest),
     Route("/detokenize", detokenize, OF_BODIES, DetokenizeRequest),
     Route("/v1/models", list_models, (401,)),

@@ -17,6 +17,7 @@ from card.config import SamplingParams
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
 from card.server.errors import too_long
+from card.server.filling import filled, with_ends
 from card.server.generation import Choice, Generation, generate
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
@@ -63,7 +64,10 @@ async def completions(request: Request) -> Response:
 
 
 async def _job(request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
-    prompt_ids = await service.encode(prompt)
+    if fields.suffix:
+        prompt_ids = (await filled(service, prompt, fields.suffix)).token_ids
+    else:
+        prompt_ids = await service.encode(prompt)
     if fields.max_tokens == 0:
         if len(prompt_ids) > service.llm.max_model_len:
             raise too_long(service.llm.max_model_len, len(prompt_ids), 0)
@@ -76,6 +80,8 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
+    if fields.suffix:
+        params = with_ends(service, params)
     await service.prepare(request, params.grammar, fields.guide)
     return prompt_ids, params
 

@@ -152,7 +152,7 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
     num_new_tokens = min(room, settings.max_request_tokens or room)
     names = {"enum": [*settings.served_model_names, ""]} if settings.strict_fields else {"type": "string"}
     fields["model"] = {**names, "default": ""}
-    most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), num_new_tokens)
+    most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"), num_new_tokens)
     for name, maximum in {"n": num_choices, **most}.items():
         field = fields.get(name, {})
         for kind in field.get("anyOf", [field]):

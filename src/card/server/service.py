@@ -29,6 +29,7 @@ from card.server.waiting import end_of, unless_gone
 from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
 from card.text.grammar_tokens import NoGrammarsError
+from card.text.infill import find_infill
 from card.text.token_bytes import token_bytes
 from card.text.tokenizer import Tokenizer
 
@@ -59,6 +60,7 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.answers)
+        self.infill = find_infill(llm.host.tokenizer)
         limits_s = settings.first_token_timeout_s, settings.request_timeout_s
         self.arrivals = Arrivals(*limits_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
@@ -140,13 +142,17 @@ class Service:
         most = self.llm.max_model_len
         is_long = sum(map(len, texts)) > _BEGINNING_CHARS * most
         if is_long or sum(map(self._token_bytes.least_tokens, texts)) > most:
-            text = prompt if isinstance(prompt, str) else self._rendered(prompt)
-            least = self._token_bytes.least_tokens(text)
-            if least <= most:
-                least = self._tokens_of_beginning(text)
-            if least > most:
-                raise too_long(most, least)
+            self.check_fits(prompt if isinstance(prompt, str) else self._rendered(prompt))
         return self.llm.host.encode(prompt)
+
+    def check_fits(self, text: str) -> None:
+        """Raise ApiError 400 for a text that surely cannot fit into the context; not for every one."""
+        most = self.llm.max_model_len
+        least = self._token_bytes.least_tokens(text)
+        if least <= most:
+            least = self._tokens_of_beginning(text)
+        if least > most:
+            raise too_long(most, least)
 
     def _tokens_of_beginning(self, text: str) -> int:
         """Return the number of tokens at a text's beginning if the whole cannot fit; else 0.
