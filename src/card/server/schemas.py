@@ -83,6 +83,7 @@ TemplateKwargs = Annotated[
     ),
 ]
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # names under which chat templates read whether to think
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 

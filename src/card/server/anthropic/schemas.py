@@ -10,7 +10,7 @@ import msgspec
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from card.server.bodies import fitted
-from card.server.schemas import MAX_MESSAGES, ChatRequest, StopStrings, TemplateKwargs
+from card.server.schemas import MAX_MESSAGES, THINKING_SWITCHES, ChatRequest, StopStrings, TemplateKwargs
 from card.server.strict import Ignored, Strict
 from card.server.tool_schemas import MAX_TOOLS, NAME_PATTERN
 
@@ -32,7 +32,7 @@ class TextBlock(Strict):
 
 
 class ImageSource(Strict):
-    """Where an image is."""
+    """The place of an image, or its bytes."""
 
     type: Literal["base64", "url"]
     media_type: str = ""
@@ -261,7 +261,7 @@ class OfferedTool(Strict):
 
 
 class ToolUse(Strict):
-    """Whether and what to call."""
+    """The choice among the tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
@@ -281,7 +281,7 @@ class ToolUse(Strict):
 
 
 class Thinking(Strict):
-    """Whether to think before an answer, and how much."""
+    """Thoughts before an answer, and their budget."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -296,14 +296,14 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
-    """How much to think, and the form of the text."""
+    """The effort of thinking, and the form of the text."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class User(Strict):
-    """Whom the answer is for."""
+    """The user of a client."""
 
     user_id: str = Field("", description="ignored")
 
@@ -363,11 +363,8 @@ class CountRequest(Strict):
         content["reasoning_effort"] = effort and _EFFORTS.get(effort, effort)
         if self.thinking is not None:
             switch = self.thinking.type != "disabled"
-            content["chat_template_kwargs"] = {
-                "enable_thinking": switch,
-                "thinking": switch,
-                **self.chat_template_kwargs,
-            }
+            switches = dict.fromkeys(THINKING_SWITCHES, switch)
+            content["chat_template_kwargs"] = {**switches, **self.chat_template_kwargs}
             content["thinking_budget"] = self.thinking.budget_tokens if switch else None
         if (form := self.output_config.format) is not None:
             schema = {"name": "answer", "schema": form.schema_, "strict": True}

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from card.server.bodies import fitted
-from card.server.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest, StopStrings
+from card.server.schemas import MAX_MESSAGES, THINKING_SWITCHES, ChatRequest, CompletionRequest, StopStrings
 from card.server.strict import Strict, takes
 from card.server.tool_schemas import MAX_TOOLS, Tool
 
@@ -117,9 +117,6 @@ def chat_messages(messages: Iterable[OllamaMessage]) -> list[dict[str, Any]]:
     return told
 
 
-_SWITCHES = ("enable_thinking", "thinking")  # names under which templates read whether to think
-
-
 class OllamaFields(Strict):
     """The fields that both kinds of request share."""
 
@@ -161,7 +158,7 @@ class OllamaFields(Strict):
         if isinstance(self.think, str):
             told["reasoning_effort"] = self.think
         elif self.think is not None:
-            told["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, self.think)
+            told["chat_template_kwargs"] = dict.fromkeys(THINKING_SWITCHES, self.think)
         return fitted(told, ChatRequest)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from card.config import Grammar
 from card.server.errors import bad_request
-from card.server.schemas import ChatRequest, Message
+from card.server.schemas import THINKING_SWITCHES, ChatRequest, Message
 from card.server.tool_schemas import FunctionDefinition, NamedTool
 from card.server.tools.grammar import Guide
 from card.text.parts.calls import JsonCalls
@@ -81,7 +81,6 @@ def plain_messages(
 
 
 _ROLES = {"developer": "system"}
-_SWITCHES = ("enable_thinking", "thinking")  # names under which templates read whether to think
 _MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
 
 
@@ -207,7 +206,7 @@ def template_variables(fields: ChatRequest) -> dict[str, Any]:
     effort = fields.reasoning_effort
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-        for name in _SWITCHES:
+        for name in THINKING_SWITCHES:
             variables.setdefault(name, effort != "none")
     if fields.thinking_budget is not None:
         variables.setdefault("thinking_budget", fields.thinking_budget)
