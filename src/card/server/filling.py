@@ -36,7 +36,7 @@ async def filled(
     if not isinstance(prefix, str) and len(prefix) > most:
         raise too_long(most, len(prefix))
     text = (prefix if isinstance(prefix, str) else "") + suffix
-    num_chars = len(text) + sum(len(one.text) for one in others)
+    num_chars = len(text) + sum(len(one.name) + len(one.text) for one in others)
 
     def made() -> FilledPrompt:
         service.check_fits(text)

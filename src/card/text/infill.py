@@ -123,7 +123,7 @@ class Infill:
         told: list[list[int]] = []
         room -= len(self._file(_FILE_NAME, ""))
         for one in reversed(others):
-            if len(one.text) > _MOST_CHARS * max(0, room):
+            if len(one.name) + len(one.text) > _MOST_CHARS * max(0, room):
                 break  # tokenizing it would take long
             ids = self._file(one.name, one.text)
             room -= len(ids)
