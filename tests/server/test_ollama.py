@@ -325,6 +325,22 @@ def test_keys_limits_and_strictness_are_those_of_the_other_paths(server: Running
         assert more.status_code == 400 and "options.num_predict" in more.json()["error"]
 
 
+def test_a_name_with_a_tag_is_served_under_it(server: Running) -> None:
+    with serving(server.llm, served_model_names=("small:latest", "large:7b"), strict_fields=True) as tagged:
+        names = [one["name"] for one in tagged.client.get("/api/tags").json()["models"]]
+        assert names == ["small:latest", "large:7b"]
+        for name, status in (*((name, 200) for name in names), ("small", 404), ("large:latest", 404)):
+            assert tagged.post("/api/show", {"model": name}).status_code == status
+            answer = tagged.post(CHAT, {"model": name, "messages": MESSAGES, "options": SHORT, "stream": False})
+            assert answer.status_code == status and answer.json().get("model", name) == name
+
+
+def test_a_client_that_leaves_ends_its_answer(server: Running) -> None:
+    with server.client.stream("POST", CHAT, json={"messages": MESSAGES}) as response:
+        assert json.loads(next(response.iter_lines()))["done"] is False
+    until(server.is_idle)
+
+
 def test_a_full_queue_is_told_with_the_time_to_come_back(server: Running) -> None:
     with serving(server.llm, max_num_queued_reqs=0) as small:
         most = server.llm.host.settings.max_num_seqs
