@@ -160,7 +160,7 @@ nonsense = st.one_of(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     said=st.lists(st.lists(nonsense, max_size=4), max_size=30),
     verify=st.sampled_from(["chain", "tree"]),
@@ -173,7 +173,7 @@ def test_valid_frames_of_nonsense_change_no_text_and_raise_nothing(said, verify,
     assert (token_ids, reason) == plain(TARGET, params=params)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(frame=st.binary(max_size=64))
 def test_bytes_that_are_no_message_raise_a_protocol_error(frame):
     with pytest.raises(ProtocolError):

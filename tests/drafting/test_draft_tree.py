@@ -580,7 +580,7 @@ class CacheAgainstModel(RuleBasedStateMachine):
 
 
 TestCacheAgainstModel = CacheAgainstModel.TestCase
-TestCacheAgainstModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestCacheAgainstModel.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 # ---- drafter and replica together -----------------------------------------------------------------------------------
@@ -674,7 +674,7 @@ class Pair:
 STEPS = {"draft": 4, "verify": 2, "hear": 2, "deliver": 5, "deliver_again": 1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=seeds_st)
 def test_replica_equals_the_drafter_once_all_messages_have_come(seed: int) -> None:
     pair = Pair(seed)
@@ -682,7 +682,7 @@ def test_replica_equals_the_drafter_once_all_messages_have_come(seed: int) -> No
     pair.assert_equal()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=seeds_st)
 def test_replica_that_lost_messages_equals_the_drafter_after_a_snapshot(seed: int) -> None:
     pair = Pair(seed)

@@ -156,7 +156,7 @@ def tokens_to_commit(beam: BeamSequence, which: int, length: int, others: list[i
     return path + others
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 99), spec=specs, turns=turns, overlap=st.integers(0, 3))
 def test_rows_and_tree_are_those_of_the_text_after_any_corrections(
     seed: int, spec: DraftSpec, turns: list[tuple[int, int, int, list[int]]], overlap: int
@@ -789,7 +789,7 @@ def test_a_token_that_the_model_lacks_is_the_end_of_its_request_alone(bad: int) 
 anything = st.one_of(messages, messages, st.builds(Open, st.integers(0, 9), id_lists, specs))
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(said=st.lists(anything, min_size=1, max_size=6))
 def test_whatever_a_target_says_of_other_requests_a_request_is_drafted_on(said: list[Any]) -> None:
     worker, alone = opened(toy(), beam_width=2), opened(toy(), beam_width=2)

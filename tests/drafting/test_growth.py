@@ -248,7 +248,7 @@ specs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**31), changes=specs)
 def test_tree_and_frontier_are_those_of_a_slow_model_after_any_passes_and_commits(
     seed: int, changes: dict[str, Any]
@@ -281,7 +281,7 @@ def test_tree_and_frontier_are_those_of_a_slow_model_after_any_passes_and_commit
         assert_scores_are_those_of_the_model(model, beam)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(seed=st.integers(0, 2**31), changes=specs, max_nodes=st.integers(1, 40), num_tree_rows=st.integers(0, 40))
 def test_bounds_hold_and_there_is_something_to_do_until_one_of_them_is_met(
     seed: int, changes: dict[str, Any], max_nodes: int, num_tree_rows: int

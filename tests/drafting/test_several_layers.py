@@ -80,7 +80,7 @@ class FailingWriter(LayersWriter):
 # ---- tree, numbers and limits ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 99), spec=specs, turns=turns)
 def test_the_tree_is_that_of_as_many_passes_of_one_layer_after_any_corrections(
     seed: int, spec: DraftSpec, turns: list[tuple[int, int, int, list[int]]]
@@ -145,7 +145,7 @@ def test_a_writer_that_fails_at_a_text_declines_it() -> None:
 # ---- text -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
 def test_text_is_that_of_plain_decoding_under_any_message_order(**drawn: Any) -> None:
     assert_plain_under_any_order(lambda draft: worker_of(LayersWriter(draft)), **drawn)

@@ -52,7 +52,7 @@ def best_chances(link: InlineLink, level: float = 1.0) -> Mapping[int, list[floa
     level=st.floats(0.5, 1.0),
     num_passes=st.integers(1, 12),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_no_pass_is_made_for_a_request_once_its_best_path_is_less_likely_than_the_floor(
     seed: int, num_requests: int, floor: float, level: float, num_passes: int
 ) -> None:

@@ -47,7 +47,7 @@ request_draws = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 99),
     drawn=st.lists(request_draws, min_size=1, max_size=16),

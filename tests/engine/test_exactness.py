@@ -62,14 +62,14 @@ faults = st.builds(
 agreements = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
 def test_text_is_that_of_plain_decoding_under_any_message_order(**drawn):
     stats = assert_plain_under_any_order(drafter_for, **drawn)
     assert 0 <= stats.hits + stats.late_hits <= stats.target_passes, "a verification has one next token"
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 99),
     agreement=agreements,
@@ -95,7 +95,7 @@ def test_text_is_that_of_plain_decoding_by_whatever_rule_the_tree_grows(growth, 
     assert stats.drafter_dropped_nodes > 0, "what the target did not choose"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 99),
     shape=shapes,

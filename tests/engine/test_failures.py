@@ -117,7 +117,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., int]]] = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     place=st.sampled_from(sorted(PLACES)),
     at=st.integers(0, 6),

@@ -52,7 +52,7 @@ faults = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     method=st.sampled_from(DRAFTING),
     seed=st.integers(0, 99),
@@ -73,7 +73,7 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(
     assert not link.status.reason, "no message of an honest drafter is rejected"
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(method=st.sampled_from(ALONE), seed=st.integers(0, 99), params=sampling, shape=shapes, writers=some_writers)
 def test_text_is_that_of_plain_decoding_without_a_drafter(method, seed, params, shape, writers):
     target = toy_target(seed)
@@ -82,7 +82,7 @@ def test_text_is_that_of_plain_decoding_without_a_drafter(method, seed, params, 
     check_request(stats, has_clock=False)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     method=st.sampled_from(ANY),
     seed=st.integers(0, 99),

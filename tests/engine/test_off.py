@@ -77,7 +77,7 @@ def assert_in_step(worker: TargetWorker, drafter: DrafterWorker, known_as: Calla
     temperature=st.sampled_from([0.0, 1.0]),
     chunk=st.sampled_from([2, 4, 64]),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_after_any_number_of_plain_rounds_drafter_and_replica_hold_the_text_again(
     seed: int, agreement: float, script: list[Schedule], num_requests: int, temperature: float, chunk: int
 ) -> None:

@@ -53,7 +53,7 @@ def tokens_of(updates: list[Update]) -> list[int]:
 # ---- the same text --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 99),
     agreement=agreements,

@@ -352,7 +352,7 @@ def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
 
 
 def test_every_round_equals_plain_decoding_whatever_is_offered() -> None:
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(
         offers=st.lists(
             st.lists(st.tuples(st.integers(0, 9), st.integers(0, 11)), max_size=10), min_size=1, max_size=5

@@ -341,7 +341,7 @@ def test_traces_in_one_file_have_processes_of_their_own_and_begin_together() -> 
     assert [(event["pid"], event["ts"]) for event in passes] == [(1, 0.0), (4, 0.0)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_whatever_happens_the_file_is_in_the_format(data: st.DataObject) -> None:
     trace, now = Trace(shares_clock=data.draw(st.booleans())), 0.0

@@ -96,7 +96,7 @@ def as_code(function: Callable[[int, int, int], int]) -> Callable[..., int]:
     return run
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(a=WHOLE, b=WHOLE, c=WHOLE)
 @example(a=-7, b=2, c=-3)
 @example(a=7, b=-2, c=3)

@@ -33,11 +33,11 @@ def prepare_condition(wake: int) -> None:
 
 
 def sleep_by_condition(wake: int, seen: int, heard: int) -> None:
-    store_int(heard, sleep_until_changed(wake, seen))
+    store_int(heard, sleep_until_changed(wake, seen, 0))
 
 
 def wake_by_condition(wake: int, word: int) -> None:
-    change_and_wake(wake, word)
+    change_and_wake(wake, word, 1)
 
 
 def runner_of_threads() -> Any:
@@ -86,14 +86,46 @@ def test_threads_sleep_between_passes() -> None:
     mine = [one.native_id for one in helpers() if one not in before]
     assert len(mine) == 2
 
-    def are_asleep() -> bool:
-        states = [Path(f"/proc/self/task/{one}/stat").read_text("ascii").rsplit(")", 1)[1].split()[0] for one in mine]
-        return states == ["S", "S"]
-
-    until(are_asleep)
+    until(lambda: are_asleep(mine))
     counts = [switches(one) for one in mine if one is not None]
     threading.Event().wait(0.05)
     assert [switches(one) for one in mine if one is not None] == counts, "nothing woke them meanwhile"
+
+
+def are_asleep(threads: list[int | None]) -> bool:
+    states = [Path(f"/proc/self/task/{one}/stat").read_text("ascii").rsplit(")", 1)[1].split()[0] for one in threads]
+    return set(states) <= {"S"}
+
+
+def test_a_pass_of_two_threads_leaves_the_others_asleep() -> None:
+    before = set(helpers())
+    runner = runner_of_threads()
+    logits(runner, 5)
+    mine = [one.native_id for one in helpers() if one not in before]
+    until(lambda: are_asleep(mine))
+    counts = [switches(one) for one in mine if one is not None]
+    for _ in range(5):
+        logits(runner, 2)
+    until(lambda: are_asleep(mine))
+    woken = [switches(one) > count for one, count in zip(mine, counts, strict=True) if one is not None]
+    assert sum(woken) == 1, "of four helpers"
+    assert np.array_equal(logits(runner, 5), logits(runner, 1)), "they wake for a pass that has them"
+
+
+def test_an_interrupt_while_a_thread_starts_costs_no_later_pass_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, start = runner_of_threads(), threading.Thread.start
+    expected = logits(runner_of_threads(), 1)
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        logits(runner, 3)
+    monkeypatch.undo()
+    for num_threads in (3, 4, 2, 4):
+        assert np.array_equal(logits(runner, num_threads), expected)
 
 
 def test_threads_end_with_their_decoder() -> None:

@@ -54,7 +54,7 @@ def test_greedy_logprobs_are_those_of_the_sharpened_softmax(row: list[int], coup
     torch.testing.assert_close(logprobs, (logits * CHOICE_SHARPNESS).log_softmax(-1).gather(-1, tokens))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(logits=batches(), rule=rules, first=st.integers(0, 10**6))
 def test_first_coupled_candidate_is_what_the_target_would_choose(logits: Any, rule: SamplingRule, first: int) -> None:
     logits = np.asarray(logits)

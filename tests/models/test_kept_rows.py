@@ -236,7 +236,7 @@ class Uses:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_rows_logits_are_those_of_its_text_whatever_was_kept_before(family: str, data: st.DataObject) -> None:
     room = data.draw(st.sampled_from(ROOMS))

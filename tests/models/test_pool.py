@@ -127,7 +127,7 @@ def texts(draw: st.DrawFn) -> list[int]:
 ACTIONS = st.sampled_from(["open", "open", "open", "close", "close", "grow", "forget"])
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(ACTIONS, texts(), st.integers(0, 60)), min_size=8, max_size=40),
     st.integers(2, 14),

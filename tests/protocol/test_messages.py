@@ -375,14 +375,14 @@ def test_a_frame_that_lies_about_its_shape_is_refused(broken: bytes) -> None:
         decode(broken)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.binary(max_size=80))
 def test_random_bytes_raise_nothing_but_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(message=messages, seed=st.integers(0, 2**31))
 def test_corrupted_frames_raise_nothing_but_a_protocol_error(message: Message, seed: int) -> None:
     rng = random.Random(seed)

@@ -41,7 +41,7 @@ SENT: list[tuple[str, str, dict[str, Any], list[str]]] = [  # client, door, fiel
     ("llama.cpp", CHAT, {"mirostat": 0, "typical_p": 1, "xtc_probability": 0, "dry_multiplier": 0.0}, ["mirostat"]),
     ("llama.cpp", COMPLETION, {"n_probs": 0, "timings_per_token": True}, ["n_probs", "timings_per_token"]),
     ("vLLM", COMPLETION, {"skip_special_tokens": True, "use_beam_search": False}, ["skip_special_tokens"]),
-    ("OpenAI", COMPLETION, {"suffix": "", "best_of": 1, "top_p": 0}, ["suffix"]),
+    ("OpenAI", COMPLETION, {"suffix": "", "best_of": 1, "top_p": 0}, []),
     ("LangChain", CHAT, {"n": 1, "logit_bias": {}, "frequency_penalty": 0, "functions": []}, ["functions"]),
 ]
 

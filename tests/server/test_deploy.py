@@ -145,7 +145,10 @@ def test_nginx_passes_names_and_pieces_on_and_waits_as_long_as_the_server(tmp_pa
     told = directives(source)
     assert told["proxy_pass"] == f"http://{settings.host}:{settings.port}"
     assert (told["proxy_set_header Host"], told["proxy_buffering"]) == ("$host", "off")
-    assert float(told["proxy_read_timeout"].removesuffix("s")) > settings.request_timeout_s
+    assert (
+        float(told["proxy_read_timeout"].removesuffix("s"))
+        > settings.first_token_timeout_s + settings.request_timeout_s
+    )
     assert int(told["client_max_body_size"].removesuffix("m")) << 20 == settings.max_request_bytes
     if shutil.which("nginx"):
         plain = re.sub(r" +ssl_certificate.*\n", "", source).replace("443 ssl", "127.0.0.1:8443")

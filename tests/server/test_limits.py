@@ -93,7 +93,7 @@ def test_however_many_addresses_somebody_has_a_full_queue_gives_as_many_places_a
 
 def test_the_oldest_that_holds_much_memory_ends_and_nobody_else() -> None:
     async def main() -> None:
-        arrivals, ended = Arrivals(60, 1000), []
+        arrivals, ended = Arrivals(60, 60, 1000), []
 
         async def answer(name: str) -> None:
             try:
@@ -126,7 +126,7 @@ def test_the_oldest_that_holds_much_memory_ends_and_nobody_else() -> None:
 
 def test_nobody_arrives_any_more_and_the_last_answer_empties_the_house() -> None:
     async def main() -> None:
-        arrivals = Arrivals(60, 1000)
+        arrivals = Arrivals(60, 60, 1000)
         await arrivals.until_empty()
         arrival = arrivals.begin("one")
         arrivals.is_open = False
@@ -147,27 +147,56 @@ def test_nobody_arrives_any_more_and_the_last_answer_empties_the_house() -> None
 def test_a_deadline_ends_what_runs_too_long_and_what_is_cut_short() -> None:
     async def main() -> None:
         with pytest.raises(ApiError) as late:
-            async with Deadline(0.01):
+            async with Deadline(0.01, 60):
                 await asyncio.sleep(60)
         assert (late.value.status, late.value.code) == (503, "request_timeout")
         assert late.value.headers()["x-should-retry"] == "false"
-        deadline = Deadline(60)
+        deadline = Deadline(60, 60)
         asyncio.get_running_loop().call_later(0.01, deadline.cut, shutting_down())
         with pytest.raises(ApiError, match="shutting down"):
             async with deadline:
                 await asyncio.sleep(60)
-        early = Deadline(60)
+        early = Deadline(60, 60)
         early.cut(shutting_down())
         with pytest.raises(ApiError, match="shutting down"):
             async with early:
                 await asyncio.sleep(60)
-        async with Deadline(60):
+        async with Deadline(60, 60):
             pass
         with pytest.raises(KeyError):
-            async with Deadline(60):
+            async with Deadline(60, 60):
                 raise KeyError
 
     run(main())
+
+
+def test_an_answers_time_begins_with_its_first_token() -> None:
+    async def main() -> None:
+        deadline = Deadline(0.01, 60)
+        async with deadline:
+            deadline.begin_answer()
+            await asyncio.sleep(0.05)
+        short = Deadline(60, 0.01)
+        with pytest.raises(ApiError, match=r"longer than the 0\.01 s"):
+            async with short:
+                short.begin_answer()
+                await asyncio.sleep(60)
+        cut = Deadline(60, 60)
+        cut.cut(shutting_down())
+        cut.begin_answer()
+        with pytest.raises(ApiError, match="shutting down"):
+            async with cut:
+                await asyncio.sleep(60)
+
+    run(main())
+
+
+def test_the_time_to_the_first_token_has_a_bound_of_its_own(server: Running) -> None:
+    asked = {"prompt": PROMPT * 40, "max_tokens": 2, "temperature": 0}
+    with serving(server.llm, first_token_timeout_s=1e-6) as hasty:
+        answer = hasty.post("/v1/completions", asked)
+        assert answer.status_code == 503 and "no token within" in answer.text
+        until(hasty.is_idle)
 
 
 def test_a_request_that_takes_too_long_is_ended_with_its_reason(server: Running) -> None:
@@ -191,15 +220,15 @@ def test_a_request_that_takes_too_long_is_ended_with_its_reason(server: Running)
        given_key=st.binary(max_size=12))  # fmt: skip
 def test_a_key_ring_opens_to_its_own_keys_only(keys: list[str], given_key: bytes) -> None:
     ring = KeyRing(keys)
-    header = b"Bearer " + given_key
+    headers = {b"authorization": b"Bearer " + given_key}
     if given_key.strip().decode("latin-1") in [key.strip() for key in keys] and given_key.strip():
         return  # a right one, perhaps with blanks around it
     with pytest.raises(ApiError) as refused:
-        ring.check("/v1/models", header)
+        ring.check("/v1/models", headers)
     assert refused.value.status == 401
     assert all(key not in str(refused.value) for key in keys if len(key) > 3)
-    ring.check("/health", header)
-    KeyRing([]).check("/v1/models", None)
+    ring.check("/health", headers)
+    KeyRing([]).check("/v1/models", {})
 
 
 def test_a_line_of_the_log_is_json_and_an_exception_keeps_its_words_to_itself() -> None:

@@ -281,6 +281,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": PROMPT, "template": "{{ .Prompt }}!"}, "template"),
     (GENERATE, {"prompt": PROMPT, "context": [1, 2]}, "context"),
     (GENERATE, {"prompt": PROMPT, "raw": True, "system": "x"}, "raw"),
+    (GENERATE, {"prompt": PROMPT, "suffix": " three"}, "no marks for a gap"),
+    (GENERATE, {"prompt": PROMPT, "suffix": " three", "system": "x"}, "suffix"),
 ]
 
 

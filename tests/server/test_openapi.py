@@ -86,7 +86,7 @@ def test_null_counts_as_left_out_and_is_described_so(server: Running, strict_ser
         for one in (server, strict_server)
     )
     assert (lenient["additionalProperties"], strict["additionalProperties"]) == (True, {"type": "null"})
-    assert lenient["properties"]["suffix"] == {"enum": ["", None]} and "suffix" not in strict["properties"]
+    assert lenient["properties"]["lora"] == {"enum": [[], None]} and "lora" not in strict["properties"]
     models = [one["properties"]["model"]["anyOf"][0] for one in (lenient, strict)]
     assert models[0] == {"type": "string"} and "demo-target" in models[1]["enum"]
     described = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]
@@ -136,7 +136,7 @@ def test_a_key_is_described_where_one_is_needed(server: Running) -> None:
         assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
         for path, methods in told["paths"].items():
             (operation,) = methods.values()
-            is_guarded = path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize")
+            is_guarded = path.startswith(("/v1/", "/api/")) or path in ("/infill", "/tokenize", "/detokenize")
             assert ("security" in operation) == is_guarded, path
 
 

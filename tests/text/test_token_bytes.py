@@ -73,7 +73,7 @@ TEXTS = st.lists(
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(text=TEXTS)
 def test_no_text_has_fewer_tokens_than_the_bound_says(name: str, text: str) -> None:
     tokenizer = BOUNDED[name]

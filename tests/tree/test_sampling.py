@@ -138,7 +138,7 @@ def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: Floa
     assert np.array_equal(filter_logits(rows, rule), filter_on_device(torch.from_numpy(rows), rule).numpy())
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     row=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True).map(lambda ns: [n / 50 for n in ns]),
     rule=rules,
@@ -181,7 +181,7 @@ def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
     assert kept == [False, True, False]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(logits=batches(), rule=rules, dtype=st.sampled_from([np.float32, np.float64]), seed=st.integers(0, 99))
 def test_filters_are_those_of_recorded_steps_bit_for_bit(
     logits: FloatArray, rule: SamplingRule, dtype: npt.DTypeLike, seed: int

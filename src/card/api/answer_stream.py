@@ -30,11 +30,16 @@ class AnswerStream:
         """Begin; arguments as of `TextStream`, and how the text is read."""
         self._detokenizer = Detokenizer(tokenizer, after=after)
         self._marks, self._reader = view.token_marks, view.reader()
-        self.end_ids = StopMarks(stop, tokenizer.skipped_tokens).end_ids
+        self._silent_stops = StopMarks(stop, tokenizer.skipped_tokens)
+        self.end_ids = self._silent_stops.end_ids
         self._stops, self._is_fed = StopStrings(stop), bool(stop)
         self._num_exempt = min_tokens
         self._pieces: list[Piece] = []
         self._thinks: list[bool] = []  # of the tokens that are not taken
+
+    def stop_met(self, last_ids: Sequence[int]) -> str:
+        """Return the stop string that ended the text with these tokens; empty if none did."""
+        return self._silent_stops.met(self._stops.found, last_ids)
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; return True if a stop string is complete now."""

@@ -85,6 +85,7 @@ class AsyncLLM(Hosted):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         view: AnswerView | None = None,
+        prediction: Sequence[int] = (),
     ) -> RequestStream:
         """Queue a request at once and return its stream.
 
@@ -93,6 +94,7 @@ class AsyncLLM(Hosted):
             request_id: a name for `abort`, not in use by another running request; None makes one up.
             tools, chat_template_kwargs: of a conversation, as in `LLM.chat`.
             view: how the answer is read in parts; None: as one text.
+            prediction: tokens that the answer may repeat, in this order or in parts; the writer suffix copies them.
         Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a request_id in use, or
             outside a running event loop; WorkerError if the engine is down.
         """
@@ -105,7 +107,7 @@ class AsyncLLM(Hosted):
         require(request_id is None or isinstance(request_id, str), "request_id", "a string or None", request_id)
         number, params = next(self._request_ids), SamplingParams() if sampling_params is None else sampling_params
         asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
-        prepared = self._host.make_request(asked, params, number, view)
+        prepared = self._host.make_request(asked, params, number, view, prediction)
         mailbox = Mailbox(loop)
         name = f"card-{number}" if request_id is None else request_id
         self._driver.add(name, prepared, mailbox)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -57,11 +58,13 @@ class PreparedRequest:
         """Return the text that an update made certain. If it cannot be decoded, only this request ends."""
         try:
             text = self.text.take(update.token_ids, is_end=update.finish_reason is not None)
+            stop = self.text.stop_met(update.token_ids) if update.finish_reason == "stop" else ""
         except Exception as error:
             logger.error("the text of a request cannot be written: %s", in_words(error), exc_info=error)
             failure = TargetError(f"the text of this request cannot be written: {in_words(error)}")
             return Written(AnswerText(), Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
-        return Written(AnswerText(text) if isinstance(text, str) else text, update)
+        told = AnswerText(text) if isinstance(text, str) else text
+        return Written(replace(told, stop=stop) if stop else told, update)
 
 
 class Host:
@@ -112,7 +115,12 @@ class Host:
         return ModelAnswers(self.tokenizer, self.settings.answer_format)
 
     def make_request(
-        self, prompt: Prompt, params: SamplingParams, request_id: int, view: AnswerView | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: int,
+        view: AnswerView | None = None,
+        prediction: Sequence[int] = (),
     ) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
@@ -129,12 +137,15 @@ class Host:
                 f"{named('logit_bias')} has token {unknown}, but the target has tokens 0 to "
                 f"{self.runner.vocab_size - 1}; use ids of its tokenizer"
             )
+        is_known = all(isinstance(one, int) and 0 <= one < self.runner.vocab_size for one in prediction)
+        require(is_known, "prediction", f"token ids from 0 to {self.runner.vocab_size - 1}", prediction)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         prompt_ids = self.encode(prompt)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
             images=prompt_ids.images if isinstance(prompt_ids, ImagePrompt) else None,
+            prediction_ids=tuple(prediction),
             params=self.resolved(params, len(prompt_ids)),
             is_bounded=self.bound_of(params) is not None,
             draft=self.draft_settings,

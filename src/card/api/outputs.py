@@ -61,9 +61,11 @@ class AnswerText:
     text: str = ""
     pieces: tuple[Piece, ...] = ()
     thinks: tuple[bool, ...] = ()  # of each token, whether it belongs to thoughts or to marks between the parts
+    stop: str = ""  # the stop string that ended the text, if one has
 
     def __add__(self, other: AnswerText) -> AnswerText:
-        return AnswerText(self.text + other.text, self.pieces + other.pieces, self.thinks + other.thinks)
+        pieces, thinks = self.pieces + other.pieces, self.thinks + other.thinks
+        return AnswerText(self.text + other.text, pieces, thinks, self.stop + other.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class StreamChunk:
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
     pieces: tuple[Piece, ...] = ()  # of an answer that is read in parts; the text is its content then
-    thinks: tuple[bool, ...] = ()  # as in `AnswerText`
+    thinks: tuple[bool, ...] = ()  # these two as in `AnswerText`
+    stop: str = ""
 
     @property
     def parts(self) -> tuple[Piece, ...]:
@@ -99,4 +102,5 @@ class StreamChunk:
             told.alternatives,
             text.pieces,
             text.thinks,
+            text.stop,
         )

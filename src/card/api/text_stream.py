@@ -44,6 +44,10 @@ class TextStream:
         """The special tokens that are stop strings by themselves."""
         return self._marks.end_ids
 
+    def stop_met(self, last_ids: Sequence[int]) -> str:
+        """Return the stop string that ended the text with these tokens; empty if none did."""
+        return self._marks.met(self._stops.found, last_ids)
+
     def feed(self, token_id: int) -> bool:
         """Take the next token; return True if a stop string is complete now."""
         may_end = self._num_exempt <= 0

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from card.assembly.plan import Latencies, Plan
 from card.config import Schedule
 from card.drafting.local import find_writer
-from card.drafting.local.protocol import LocalWriter
+from card.drafting.local.protocol import LocalWriter, WriterSequence
 from card.engine.engine import Engine
 from card.engine.policy.rounds import Policy, ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.engine.queue import Limits
+from card.engine.request import Request
 from card.engine.target import OpenWriter, TargetWorker
 from card.engine.watchers import Watchers
 from card.errors import SettingsError
@@ -173,4 +174,10 @@ def _cost(plan: Plan, schedule: Schedule, latencies: Latencies) -> ScheduleCost:
 
 
 def _opener(writer: LocalWriter) -> OpenWriter:
-    return lambda request: writer.open(request.drafted_prompt_ids)
+    def begin(request: Request) -> WriterSequence:
+        sequence = writer.open(request.drafted_prompt_ids)
+        if request.prediction_ids:
+            sequence.expect(request.prediction_ids)
+        return sequence
+
+    return begin

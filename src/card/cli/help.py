@@ -51,8 +51,8 @@ _SECTIONS = {
     "Server": (
         "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
         "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs "
-        "max_request_bytes max_request_tokens request_timeout_s ping_interval_s stall_timeout_s shutdown_timeout_s "
-        "generation_config strict_fields spec_metrics log_level",
+        "max_request_bytes max_request_tokens first_token_timeout_s request_timeout_s ping_interval_s "
+        "stall_timeout_s shutdown_timeout_s generation_config strict_fields spec_metrics log_level",
     ),
 }
 _OWN_RULES = {name: declared(kind)[name].rule for name, kind in own_settings().items()}

@@ -104,6 +104,7 @@ class Request:
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
     grammar: GrammarState | None = None  # grammar of the parameters, in its initial state
     images: PlacedImages | None = None  # of the prompt
+    prediction_ids: Sequence[int] = ()  # a text that the answer may repeat; it changes how fast, not what is written
 
     @property
     def hidden(self) -> PlacedImages | None:

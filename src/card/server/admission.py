@@ -11,12 +11,13 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from card.errors import SettingsError
 from card.server.errors import ApiError
 
-_GUARDED = ("/v1/", "/api/", "/tokenize", "/detokenize")
+_GUARDED = ("/v1/", "/api/", "/infill", "/tokenize", "/detokenize")
+_OTHER_HEADER = b"x-api-key"  # Anthropic's clients send the key there
 
 
 class KeyRing:
@@ -25,19 +26,27 @@ class KeyRing:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def check(self, path: str, authorization: bytes | None) -> None:
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Admit a request. Raises: ApiError 401 if its path is guarded and its key is missing or wrong.
 
         Digests of equal length are compared with every key, so the time does not reveal how much of a key is right.
         """
         if not self._digests or not is_guarded(path):
             return
-        scheme, _, given = (authorization or b"").partition(b" ")
-        digest = _digest(given.strip())
+        digest = _digest(given_key(headers))
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
-            what = "no API key was given" if authorization is None else "the API key is not one of this server's"
-            raise ApiError(401, f"{what}; send the header Authorization: Bearer KEY", code="invalid_api_key")
+        if not any(matches):
+            is_missing = b"authorization" not in headers and _OTHER_HEADER not in headers
+            what = "no API key was given" if is_missing else "the API key is not one of this server's"
+            raise ApiError(
+                401, f"{what}; send the header Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+            )
+
+
+def given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the key that a request has in one of two headers; empty if it has none."""
+    scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else headers.get(_OTHER_HEADER, b"").strip()
 
 
 def is_guarded(path: str) -> bool:

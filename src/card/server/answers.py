@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from card.server.anthropic.errors import message_error
 from card.server.errors import ApiError
 
 _encode = msgspec.json.Encoder().encode
@@ -32,7 +33,7 @@ def error_content(error: ApiError) -> dict[str, Any]:
 
 # What begins the paths of APIs whose errors have another shape, and their content there.
 _OTHER_SHAPES: Mapping[str, Callable[[ApiError], dict[str, Any]]] = MappingProxyType(
-    {"/api/": lambda error: {"error": str(error)}}  # Ollama's
+    {"/v1/messages": message_error, "/api/": lambda error: {"error": str(error)}}  # Anthropic's, Ollama's
 )
 
 
@@ -41,8 +42,8 @@ class ErrorResponse(Response):
 
     def __init__(self, error: ApiError, headers: Mapping[str, str]) -> None:
         """Report ``error``, with these headers and its own."""
-        self._error, self._told_beside = error, error.headers() | dict(headers)
-        super().__init__(_encode(error_content(error)), error.status, self._told_beside, "application/json")
+        self._error, self._told = error, error.headers() | dict(headers)
+        super().__init__(_encode(error_content(error)), error.status, self._told, "application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -50,7 +51,7 @@ class ErrorResponse(Response):
         if content is None:
             await super().__call__(scope, receive, send)
             return
-        other = json_response(content(self._error), self._error.status, self._told_beside)
+        other = json_response(content(self._error), self._error.status, self._told)
         await other(scope, receive, send)
 
 

@@ -23,11 +23,14 @@ from card.api.async_llm import AsyncLLM
 from card.errors import CardError
 from card.server.admission import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.answers import error_response
+from card.server.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from card.server.arrivals import Arrival
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, as_api_error
+from card.server.infill import infill
+from card.server.infill_schemas import InfillRequest
 from card.server.info import (
     detokenize,
     embeddings,
@@ -58,6 +61,7 @@ _ROUTES = (
     Route("/v1/chat/completions", chat_completions, OF_WRITING, ChatRequest),
     Route("/v1/completions", completions, OF_WRITING, CompletionRequest),
     Route("/v1/responses", responses, OF_WRITING, ResponsesRequest),
+    Route("/infill", infill, OF_WRITING, InfillRequest),
     Route("/tokenize", tokenize, OF_BODIES, TokenizeRequest),
     Route("/detokenize", detokenize, OF_BODIES, DetokenizeRequest),
     Route("/v1/models", list_models, (401,)),
@@ -72,6 +76,7 @@ _ROUTES = (
     Route("/metrics", metrics),
     Route("/version", version),
     Route("/load", load, (503,)),
+    *ANTHROPIC_ROUTES,
     *OLLAMA_ROUTES,
 )
 
@@ -189,7 +194,7 @@ class Guard:
             await send(message)
 
         try:
-            self._keys.check(scope["path"], dict(scope["headers"]).get(b"authorization"))
+            self._keys.check(scope["path"], dict(scope["headers"]))
             await self._counted(scope, receive, send_noted)
         except ApiError as error:
             await error_response(error)(scope, receive, send)

@@ -26,10 +26,11 @@ class Arrival:
 class Arrivals:
     """The requests that have arrived and are not answered yet; what arrives while the server shuts down is refused."""
 
-    def __init__(self, limit_s: float, most_bytes: int) -> None:
-        """Begin with none; each may take ``limit_s``, and all together hold ``most_bytes``."""
+    def __init__(self, first_token_s: float, answer_s: float, most_bytes: int) -> None:
+        """Begin with none; each may take so long as `Deadline` says, and all together hold ``most_bytes``."""
         self.is_open = True  # until the server shuts down
-        self._limit_s, self._most_bytes, self._num_bytes = limit_s, most_bytes, 0
+        self._limits_s = first_token_s, answer_s
+        self._most_bytes, self._num_bytes = most_bytes, 0
         self._inside: dict[Arrival, None] = {}  # the oldest first
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -42,7 +43,7 @@ class Arrivals:
         """Count a request as arrived. Raises: ApiError 503 while shutting down."""
         if not self.is_open:
             raise shutting_down()
-        arrival = Arrival(client, Deadline(self._limit_s))
+        arrival = Arrival(client, Deadline(*self._limits_s))
         self._inside[arrival] = None
         self._is_empty.clear()
         return arrival

@@ -14,6 +14,7 @@ from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
 from card.server.generation import Choice, Generation, generate
 from card.server.params import sampling_params
+from card.server.prediction import predicted
 from card.server.schemas import ChatRequest
 from card.server.service import Service
 from card.server.streaming import EventStream
@@ -51,7 +52,14 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         vocab_size=service.vocab_size,
     ).replace(grammar=grammar)
     await service.prepare(request, grammar, plan.grammar_param)
-    generation = generate(service, request.state.arrival, fields, [(prompt_ids, params)], plan.view(prompt_ids))
+    generation = generate(
+        service,
+        request.state.arrival,
+        fields,
+        [(prompt_ids, params)],
+        plan.view(prompt_ids),
+        None if fields.prediction is None else await predicted(service, fields.prediction.content),
+    )
     request.state.generation = generation
     return generation
 

@@ -17,6 +17,7 @@ from card.config import SamplingParams
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
 from card.server.errors import too_long
+from card.server.filling import filled, with_ends
 from card.server.generation import Choice, Generation, generate
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
@@ -45,7 +46,7 @@ async def completions(request: Request) -> Response:
     fields = await read_body(request, CompletionRequest)
     service.check_model(fields.model)
     prompts = fields.prompts
-    jobs = [await _job(request, service, fields, prompt) for prompt in prompts]
+    jobs = [await completion_job(request, service, fields, prompt) for prompt in prompts]
     generation = generate(service, request.state.arrival, fields, jobs)
     request.state.generation = generation
     try:
@@ -62,8 +63,19 @@ async def completions(request: Request) -> Response:
     return await run_apart(request, _answer, service, fields, generation, echoes)
 
 
-async def _job(request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
-    prompt_ids = await service.encode(prompt)
+async def completion_job(
+    request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int], *, guide: str = ""
+) -> Job:
+    """Return one prompt of a request with its parameters; None for a prompt that is only echoed.
+
+    Args:
+        guide: the field that fixes the form of the answer, if the request has another name for it.
+    Raises: ApiError, PromptError, SettingsError.
+    """
+    if fields.suffix:
+        prompt_ids = (await filled(service, prompt, fields.suffix)).token_ids
+    else:
+        prompt_ids = await service.encode(prompt)
     if fields.max_tokens == 0:
         if len(prompt_ids) > service.llm.max_model_len:
             raise too_long(service.llm.max_model_len, len(prompt_ids), 0)
@@ -76,7 +88,9 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
-    await service.prepare(request, params.grammar, fields.guide)
+    if fields.suffix:
+        params = with_ends(service, params)
+    await service.prepare(request, params.grammar, guide or fields.guide)
     return prompt_ids, params
 
 

@@ -54,12 +54,11 @@ class ServerSettings:
     body_timeout_s: float = setting(
         60.0, "Seconds for a body to arrive, or an answer to be read.", above=0, unit="seconds"
     )
-    request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
-    ping_interval_s: float = setting(
-        5.0, "Seconds of silence after which a stream sends a comment; 0: never.", least=0, unit="seconds"
-    )
+    first_token_timeout_s: float = setting(1800.0, "Most seconds before an answer.", above=0, unit="seconds")
+    request_timeout_s: float = setting(600.0, "Most seconds of an answer.", above=0, unit="seconds")
+    ping_interval_s: float = setting(5.0, "Seconds of silence before a comment; 0: none.", least=0, unit="seconds")
     stall_timeout_s: float = setting(30.0, "Seconds without progress until not ready.", above=0, unit="seconds")
-    shutdown_timeout_s: float = setting(30.0, "Seconds for running requests at shutdown.", least=0, unit="seconds")
+    shutdown_timeout_s: float = setting(30.0, "Seconds for requests at shutdown.", least=0, unit="seconds")
     strict_fields: bool = setting(False, "Refuse unknown fields and model names.")
     spec_metrics: SpecMetrics = setting("none", "Report speculation in answers.")
     log_level: LogLevel = setting("info", "How much to log.")

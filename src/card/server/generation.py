@@ -22,6 +22,7 @@ from card.server.answers import event
 from card.server.arrivals import Arrival
 from card.server.errors import shutting_down
 from card.server.metrics import TextRecord, request_metrics
+from card.server.prediction import Repeated
 from card.server.schemas import SamplingFields
 from card.server.service import Service
 from card.text.parts.view import AnswerView
@@ -39,6 +40,7 @@ class Choice:
     record: TextRecord
     chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
     num_thoughts: int = 0  # tokens so far
+    repeated: Repeated | None = None  # of the request's prediction, if there is one
 
     @property
     def text(self) -> str:
@@ -95,11 +97,15 @@ class Generation:
         }
 
     def _details(self) -> dict[str, Any]:
-        """Return how many tokens were thoughts, of answers that are read in parts: {} or {"completion_..."."""
-        if self._view is None:
-            return {}
-        num_thoughts = sum(choice.num_thoughts for choice in self.choices)
-        return {"completion_tokens_details": {"reasoning_tokens": num_thoughts}}
+        """Return how many tokens were thoughts or predicted, where that is known: {} or {"completion_..."."""
+        told: dict[str, int] = {}
+        if self._view is not None:
+            told["reasoning_tokens"] = sum(choice.num_thoughts for choice in self.choices)
+        counts = [choice.repeated for choice in self.choices if choice.repeated is not None]
+        if counts:
+            told["accepted_prediction_tokens"] = sum(one.num_repeated for one in counts)
+            told["rejected_prediction_tokens"] = sum(one.num_others for one in counts)
+        return {"completion_tokens_details": told} if told else {}
 
     def metrics(self) -> dict[str, Any]:
         """Return the `metrics` of the answer, if requested: {} or {"metrics": ...}."""
@@ -138,7 +144,10 @@ class Generation:
         source = _read(written[0]) if len(written) == 1 else _merged(written)
         async with contextlib.aclosing(source):
             async for choice, chunk in source:
+                self.arrival.deadline.begin_answer()
                 choice.num_thoughts += sum(chunk.thinks)
+                if choice.repeated is not None:
+                    choice.repeated.push(chunk.token_ids)
                 yield choice, chunk
 
     async def collect(self) -> None:
@@ -165,11 +174,13 @@ def generate(
     fields: SamplingFields,
     jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]],
     view: AnswerView | None = None,
+    prediction: Sequence[int] | None = None,
 ) -> Generation:
     """Queue the texts of a request: `n` of each job, in this order; a job without parameters writes no text.
 
     Args:
         view: how the texts are read in parts; None: each is one text.
+        prediction: tokens that they may repeat; None: the request predicts nothing.
     Raises: ApiError 429 if they are not admitted; PromptError, SettingsError, WorkerError.
     """
     ticket = service.gate.enter(len(jobs) * fields.n, arrival.client)
@@ -181,13 +192,14 @@ def generate(
                 if params is not None:
                     assert params.seed is not None
                     own = params.replace(seed=derived_seed(params.seed, choice_idx))
-                    stream = service.llm.generate(prompt_ids, own, view=view)
+                    stream = service.llm.generate(prompt_ids, own, view=view, prediction=prediction or ())
                     stream.tell_unread(functools.partial(service.arrivals.hold, arrival))
                 speculates = fields.speculation == "on"
                 record = service.ledger.begin(len(prompt_ids), speculates=speculates, is_first=choice_idx == 0)
                 if stream is None:
                     record.finish_reason = "length"
-                choices.append(Choice(len(choices), prompt_ids, stream, record))
+                repeated = None if prediction is None else Repeated(prediction)
+                choices.append(Choice(len(choices), prompt_ids, stream, record, repeated=repeated))
     except BaseException:
         for choice in choices:
             service.ledger.forget(choice.record)

@@ -64,23 +64,31 @@ class Gate:
 
 
 class Deadline:
-    """Ends the block under it with an ApiError: when its time is over, or at once by `cut`."""
+    """Ends the block under it with an ApiError: when its time is over, or at once by `cut`.
 
-    def __init__(self, seconds: float) -> None:
-        self._at = asyncio.get_running_loop().time() + seconds
-        self._reason = ApiError(
-            503,
-            f"the request took longer than the {seconds:g} s that this server allows; ask for less",
-            code="request_timeout",
-            retry_after_s=1,
-            is_worth_retrying=False,
-        )
+    A long prompt takes long to read, and the client waits for it; so the answer's time begins with its first token.
+    """
+
+    def __init__(self, first_token_s: float, answer_s: float) -> None:
+        """Allow so many seconds until the first token, and from there on."""
+        self._answer_s = answer_s
+        self._has_begun = False  # the answer, or the end
         self._timeout: asyncio.Timeout | None = None
+        self._set(first_token_s, _too_long(f"had no token within the {first_token_s:g} s"))
+
+    def begin_answer(self) -> None:
+        """Count from now on: the first token is there. Later calls change nothing."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._set(self._answer_s, _too_long(f"took longer than the {self._answer_s:g} s"))
 
     def cut(self, reason: ApiError) -> None:
         """End it now."""
-        loop = asyncio.get_running_loop()
-        self._reason, self._at = reason, loop.time()
+        self._has_begun = True
+        self._set(0.0, reason)
+
+    def _set(self, seconds: float, reason: ApiError) -> None:
+        self._reason, self._at = reason, asyncio.get_running_loop().time() + seconds
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(self._at)
 
@@ -96,3 +104,13 @@ class Deadline:
             await timeout.__aexit__(*failure)
         except TimeoutError:
             raise self._reason from None
+
+
+def _too_long(what: str) -> ApiError:
+    return ApiError(
+        503,
+        f"the request {what} that this server allows; ask for less",
+        code="request_timeout",
+        retry_after_s=1,
+        is_worth_retrying=False,
+    )

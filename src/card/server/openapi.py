@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,6 @@ _ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_DETAIL), "properties": _DETAIL}},
 }
-_PLAIN_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}  # Ollama's
 _OTHER_TOOL = {
     "type": "object",
     "properties": {"type": {"type": "string", "not": {"const": "function"}}},
@@ -61,7 +60,7 @@ class Route:
     body: type[BaseModel] | None = None  # None: a GET, and a HEAD that the schema leaves out
     unavailable: str = _ERRORS[503]  # what status 503 means here
     stream: str = "text/event-stream"  # type of the answer if it is streamed
-    is_plain: bool = False  # an error is a text
+    error: Mapping[str, Any] | None = None  # schema of one; None: OpenAI's
 
 
 def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
@@ -93,10 +92,12 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     if route.errors == OF_WRITING:
         kinds[route.stream] = _OBJECT  # of each event
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
-    error = _PLAIN_ERROR if route.is_plain else _ERROR
     for status in route.errors:
         description = route.unavailable if status == 503 else _ERRORS[status]
-        found[status] = {"description": description, "content": _content({"application/json": error})}
+        found[status] = {
+            "description": description,
+            "content": _content({"application/json": dict(route.error or _ERROR)}),
+        }
         if status in (429, 503):
             found[status]["headers"] = _RETRY_AFTER
     return found
@@ -152,7 +153,7 @@ def _limit(fields: dict[str, Any], service: Service) -> None:
     num_new_tokens = min(room, settings.max_request_tokens or room)
     names = {"enum": [*settings.served_model_names, ""]} if settings.strict_fields else {"type": "string"}
     fields["model"] = {**names, "default": ""}
-    most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), num_new_tokens)
+    most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"), num_new_tokens)
     for name, maximum in {"n": num_choices, **most}.items():
         field = fields.get(name, {})
         for kind in field.get("anyOf", [field]):

@@ -83,6 +83,7 @@ TemplateKwargs = Annotated[
     ),
 ]
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # names under which chat templates read whether to think
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -232,6 +233,25 @@ class Message(AnsweredFields):
         return self
 
 
+class Prediction(Strict):
+    """A text that the answer may repeat."""
+
+    type: Literal["content"]
+    content: Annotated[
+        str, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PART_SCHEMAS}}]})
+    ]
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _take_parts(cls, value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        parts = [_part(part) for part in value]
+        if any(part["type"] != "text" for part in parts):
+            raise ValueError("a prediction has parts of type text only")
+        return "".join(part["text"] for part in parts)
+
+
 Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
@@ -251,6 +271,7 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     reasoning_effort: Effort | None = Field(None, description="passed to the chat template; none: no thoughts")
     thinking_budget: int | None = Field(None, ge=0, lt=2**31, description="most tokens of thoughts")
+    prediction: Prediction | None = Field(None, description="a text that the answer may repeat: it comes faster then")
     modalities: list[Literal["text"]] = Field(default_factory=list, max_length=8, fail_fast=True)
 
     @field_validator("chat_template_kwargs")
@@ -291,6 +312,7 @@ class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`."""
 
     prompt: _Prompt
+    suffix: str = Field("", description="the text behind the gap that the answer fills")
     max_tokens: Annotated[Annotated[int, Field(ge=0, lt=2**31)] | None, BeforeValidator(_or_unbounded), _most(0)] = 16
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -299,6 +321,8 @@ class CompletionRequest(SamplingFields):
     def _writes_or_echoes(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens must be 1 or more without echo")
+        if self.suffix and self.echo:
+            raise ValueError("suffix cannot be combined with echo; leave one out")
         return self
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -17,6 +16,7 @@ from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
 from card.config import Grammar
 from card.errors import PromptError, SettingsError, named
+from card.server.admission import given_key
 from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, too_long
@@ -29,6 +29,7 @@ from card.server.waiting import end_of, unless_gone
 from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
 from card.text.grammar_tokens import NoGrammarsError
+from card.text.infill import find_infill
 from card.text.token_bytes import token_bytes
 from card.text.tokenizer import Tokenizer
 
@@ -59,7 +60,9 @@ class Service:
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
         self.tools = ToolSupport(llm.host.answers)
-        self.arrivals = Arrivals(settings.request_timeout_s, _MOST_BODIES * settings.max_request_bytes)
+        self.infill = find_infill(llm.host.tokenizer)
+        limits_s = settings.first_token_timeout_s, settings.request_timeout_s
+        self.arrivals = Arrivals(*limits_s, _MOST_BODIES * settings.max_request_bytes)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         self._ignored = set[str]()  # fields that were logged
@@ -139,13 +142,17 @@ class Service:
         most = self.llm.max_model_len
         is_long = sum(map(len, texts)) > _BEGINNING_CHARS * most
         if is_long or sum(map(self._token_bytes.least_tokens, texts)) > most:
-            text = prompt if isinstance(prompt, str) else self._rendered(prompt)
-            least = self._token_bytes.least_tokens(text)
-            if least <= most:
-                least = self._tokens_of_beginning(text)
-            if least > most:
-                raise too_long(most, least)
+            self.check_fits(prompt if isinstance(prompt, str) else self._rendered(prompt))
         return self.llm.host.encode(prompt)
+
+    def check_fits(self, text: str) -> None:
+        """Raise ApiError 400 for a text that surely cannot fit into the context; not for every one."""
+        most = self.llm.max_model_len
+        least = self._token_bytes.least_tokens(text)
+        if least <= most:
+            least = self._tokens_of_beginning(text)
+        if least > most:
+            raise too_long(most, least)
 
     def _tokens_of_beginning(self, text: str) -> int:
         """Return the number of tokens at a text's beginning if the whole cannot fit; else 0.
@@ -212,7 +219,7 @@ class Service:
     def client_of(self, scope: Scope) -> str:
         """Return whose a request is: the key if keys are required, else the address."""
         if self.settings.api_keys:
-            return str(Headers(scope=scope).get("authorization", ""))
+            return given_key(dict(scope["headers"])).decode("latin-1")
         return scope["client"][0] if scope.get("client") else ""
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None, *, is_asked: bool = True) -> int | None:

@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema, field_validator
 from card.server.shape import shape_of
 from card.server.strict import Strict, takes
 
-NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"
+NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,128}$"
 MAX_TOOLS = 1024
 
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}

@@ -38,6 +38,7 @@ class SlowTokenizer(Tokenizer):
         facts = _facts(given)
         self.special_tokens_map = dict(facts["special_tokens"])
         self.extra_special_tokens = tuple(facts["extra_special_tokens"])
+        self.fill_marks = {}
         self.chat_template = facts["chat_template"]
 
     @property

@@ -42,7 +42,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
     Raises: PromptError if the prompt is empty, not a string or not valid text.
     """
-    _check_text(prompt, "the prompt")
+    check_text(prompt, "the prompt")
     if not prompt:
         raise PromptError("the prompt is empty; give at least one character")
     return _checked_ids(tokenizer.encode(prompt))
@@ -58,11 +58,11 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages) -> list[int]:
     """
     _check_messages(messages)
     for idx, message in enumerate(messages):
-        _check_text(message["role"], f"the role of message {idx}")
+        check_text(message["role"], f"the role of message {idx}")
         content = _content(message)
         has_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
         for part in content if has_parts else [{"text": content}]:
-            _check_text(part.get("text", ""), f"the content of message {idx}")
+            check_text(part.get("text", ""), f"the content of message {idx}")
     if not tokenizer.chat_template:
         raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
     tools: list[Mapping[str, Any]] | None = None
@@ -113,7 +113,7 @@ def _part(part: object, sources: list[object], what: str) -> dict[str, Any]:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise PromptError(f"the parts of {what} must be of type text, image_url or image, got {str(kind)[:40]!r}")
     if part["type"] == "text":
-        _check_text(part.get("text"), f"the text of a part of {what}")
+        check_text(part.get("text"), f"the text of a part of {what}")
         return {"type": "text", "text": part["text"]}
     source = part.get(part["type"])
     if part["type"] == "image_url" and isinstance(source, Mapping):
@@ -158,7 +158,8 @@ def _content(message: Mapping[str, Any]) -> Any:
     return "" if content is None and message.get("tool_calls") else content
 
 
-def _check_text(text: object, what: str) -> None:
+def check_text(text: object, what: str) -> None:
+    """Raise PromptError unless this is text that UTF-8 can hold; ``what`` names it."""
     if not isinstance(text, str):
         raise PromptError(f"{what} must be a string, got {type(text).__name__}")
     surrogate = re.search(r"[\ud800-\udfff]", text)

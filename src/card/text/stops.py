@@ -19,16 +19,33 @@ class StopMarks:
         all_stops = "\0".join(stops)
         found = {i: text for i, text in silent_tokens.items() if text and text in all_stops}
         self.of_token = {token_id: chr(_FIRST_MARK + idx) for idx, token_id in enumerate(found)}
-        self.end_ids = frozenset(token_id for token_id, text in found.items() if text in stops)
+        self.ends = {token_id: text for token_id, text in found.items() if text in stops}
         by_text = {text: self.of_token[token_id] for token_id, text in found.items()}
         texts = re.compile("|".join(map(re.escape, sorted(by_text, key=len, reverse=True))))
         marked = [texts.sub(lambda match: by_text[match[0]], stop) for stop in stops] if found else []
         self.stops = tuple(dict.fromkeys([*stops, *marked]))
         self._nothing = dict.fromkeys(map(ord, self.of_token.values()))
+        self._texts = {ord(mark): found[token_id] for token_id, mark in self.of_token.items()}
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The special tokens that are stop strings by themselves."""
+        return frozenset(self.ends)
 
     def removed(self, text: str) -> str:
         """Return a text without the marks."""
         return text.translate(self._nothing) if self._nothing else text
+
+    def met(self, found: str | None, last_ids: Sequence[int]) -> str:
+        """Return the stop string that ended a text, as it was asked for; empty if none did.
+
+        Args:
+            found: in the text, with its marks.
+            last_ids: the text's last tokens.
+        """
+        if found is not None:
+            return found.translate(self._texts)
+        return self.ends.get(last_ids[-1], "") if last_ids else ""
 
 
 class StopStrings:

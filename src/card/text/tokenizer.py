@@ -27,6 +27,7 @@ class Tokenizer:
     Attributes:
         special_tokens_map: the tokens with a part of their own, by its name, such as "eos_token".
         extra_special_tokens: further special tokens.
+        fill_marks: the marks of a text that is filled in, by part, where the model's file names them.
         chat_template: a Jinja template, several by name, or None.
     """
 
@@ -36,6 +37,7 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         extra_special_tokens: Sequence[str] = (),
+        fill_marks: Mapping[str, str] | None = None,
         chat_template: str | Mapping[str, str] | None = None,
         cleans_up_spaces: bool = False,
     ) -> None:
@@ -43,6 +45,7 @@ class Tokenizer:
 
         Args:
             special_tokens: by part; all of them are tokens of the backend.
+            fill_marks: see `card.text.infill`.
             cleans_up_spaces: `decode` takes away blanks before punctuation, unless it is told something else.
         """
         backend.no_truncation()
@@ -51,6 +54,7 @@ class Tokenizer:
         self._cleans_up_spaces = cleans_up_spaces
         self.special_tokens_map = dict(special_tokens or {})
         self.extra_special_tokens = tuple(extra_special_tokens)
+        self.fill_marks = dict(fill_marks or {})
         self.chat_template = chat_template
 
     # ---- text and ids -----------------------------------------------------------------------------------------------

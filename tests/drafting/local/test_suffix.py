@@ -152,3 +152,39 @@ def test_the_best_first_tree_takes_the_likeliest_and_leaves_what_is_hopeless(num
     )
     taken = [round(-path_logprob / math.log(2)) for path_logprob in proposal.path_logprobs]
     assert taken == costs[:budget]
+
+
+def chain(proposal: Nodes) -> list[int]:
+    """Return the tokens of a proposal that must be one chain."""
+    assert list(proposal.parents) == list(range(-1, len(proposal) - 1))
+    return list(proposal.tokens)
+
+
+def test_an_expected_text_is_proposed_after_the_prompt_and_wherever_it_is_met_again() -> None:
+    sequence = SuffixWriter(EngineSettings(), 100).open([1, 2, 3])
+    sequence.expect([10, 11, 12, 13, 14])
+    assert chain(sequence.propose((), 3)) == [10, 11, 12]
+    assert chain(sequence.propose((), 9)) == [10, 11, 12, 13, 14]
+    for token in (10, 50, 12):  # which differs in its second token
+        sequence.observe(Observation((token,), (), (), (), ()))
+    assert chain(sequence.propose((), 9))[:2] == [13, 14]
+    for token in (13, 14):
+        sequence.observe(Observation((token,), (), (), (), ()))
+    assert -1 not in sequence.propose((), 9).tokens, "nothing follows the end of the text"
+
+
+@given(
+    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    expected=st.lists(st.integers(0, 4), max_size=40),
+    later=st.lists(st.integers(0, 4), max_size=20),
+)
+def test_every_proposal_with_an_expected_text_is_well_formed(
+    prompt: list[int], expected: list[int], later: list[int]
+) -> None:
+    sequence = SuffixWriter(EngineSettings(), 5).open(prompt)
+    sequence.expect(expected)
+    for token in later:
+        proposal = sequence.propose((), 12)
+        assert_well_formed(proposal, 12)
+        assert all(0 <= one < 5 for one in proposal.tokens)
+        sequence.observe(Observation((token,), (), (), (), ()))

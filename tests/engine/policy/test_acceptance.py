@@ -47,7 +47,7 @@ def verified(
 
 
 @given(depth=depths, prob=probs)
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_without_observations_the_path_probability_itself_is_returned(depth: int, prob: float) -> None:
     assert Chances().probability(depth, math.log(prob)) == pytest.approx(prob)
 
@@ -110,7 +110,7 @@ def test_greedy_and_sampled_text_are_learnt_apart() -> None:
     seen=st.lists(st.tuples(st.sampled_from((2, 4)), probs, st.booleans()), max_size=40),
     rows=st.data(),
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> None:
     acceptance = Acceptance()
     for writer, prob, was_accepted in seen:

@@ -54,7 +54,7 @@ def by_trying_all(
     prefill=st.integers(0, 8),
     per_request=st.integers(0, 5),
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_no_other_leading_candidates_are_worth_more(
     offers: Offers, seconds: Seconds, rate: float, prefill: int, per_request: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_no_other_leading_candidates_are_worth_more(
 
 
 @given(offers=offers_of_some, seconds=step_costs())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_choosing_at_the_rate_of_the_last_choice_ends_at_the_best_rate_of_all(offers: Offers, seconds: Seconds) -> None:
     rates = {counts: expected / pass_s for counts, expected, pass_s in by_trying_all(offers, seconds)}
     rate = 0.0

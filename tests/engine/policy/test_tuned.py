@@ -532,7 +532,7 @@ def test_what_was_set_is_obeyed():
 seconds = st.floats(1e-5, 1e-1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 99),
     agreement=st.sampled_from([0.0, 0.8, 1.0]),

@@ -154,7 +154,7 @@ def rejected_phrases(seen: Observation, length: int) -> set[tuple[int, ...]]:
     return {(seen.tokens[stretch[0]], *(seen.choices[idx + 1] for idx in stretch)) for stretch in stretches}
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(prompt=texts, seed=st.integers(0, 9999), ngram=st.integers(2, 4), num_nodes=st.integers(0, 30))
 def test_passes_teach_the_text_and_every_rejected_branch_that_the_target_goes_along_with(
     prompt: list[int], seed: int, ngram: int, num_nodes: int

@@ -129,7 +129,7 @@ def best_scores(sequence: RecyclingSequence, last: int, costs: Sequence[float], 
     return sorted((score for score, _ in found), reverse=True)[:budget]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(prompt=st.lists(st.integers(0, 4), min_size=1, max_size=30), seed=st.integers(0, 999), budget=st.integers(1, 20))
 def test_the_tree_holds_the_likeliest_paths_by_the_measured_chance_of_each_rank(
     prompt: list[int], seed: int, budget: int

@@ -56,7 +56,7 @@ def slots(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return probs[:, :-1], probs[:, -1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(slots=slots(), most=st.integers(1, 200))
 def test_a_candidates_chance_is_the_sum_over_all_paths_whose_text_begins_with_it(slots, most) -> None:
     probs, blank = slots
@@ -72,7 +72,7 @@ def test_a_candidates_chance_is_the_sum_over_all_paths_whose_text_begins_with_it
         assert all(chance <= least + 1e-9 for path, chance in expected.items() if path not in set(paths))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(slots=slots(), most=st.integers(1, 30))
 def test_a_tree_has_parents_before_children_that_are_no_likelier_and_never_a_blank(slots, most) -> None:
     for tree in (ctc_tree(*slots, most), slot_tree(slots[0], most)):

@@ -75,7 +75,7 @@ def trained(
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(document=documents, drop=drops, seed=st.integers(0, 99))
 def test_masks_between_an_origin_and_a_kept_mask_are_kept(document: Document, drop: Drop, seed: int) -> None:
     kept = kept_origins(document, drop, seeded(seed))

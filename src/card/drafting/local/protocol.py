@@ -63,6 +63,12 @@ class Observation:
 class WriterSequence:
     """A writer's state of one request. If it raises, it is not called again for this request."""
 
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """Take a text that the answer may repeat, which is no part of the request's text; most writers read none.
+
+        Called at most once, before anything else.
+        """
+
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return up to ``budget`` candidates for the next pass. Not called if other writers have filled the budget.
 

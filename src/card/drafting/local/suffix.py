@@ -20,6 +20,9 @@ from card.tree.nodes import NO_NODES, Nodes
 _MIN_PATH_CHANCE = 0.02  # less likely paths are not worth a row of any target
 _MAX_COUNTED_LINKS = 32  # suffixes of the text, longest first, whose counts a new token raises
 _MAX_EDGES = 64  # followers of one state that are considered
+_BETWEEN = -1  # stands between texts of one automaton; no token, so that no match reaches beyond it
+_ENDS = frozenset({_BETWEEN})
+_NUM_BEFORE = 16  # tokens at the prompt's end after which an expected text begins
 
 Place = TypeVar("Place")
 
@@ -124,11 +127,11 @@ class SuffixAutomaton:
     def followers(self, match: tuple[int, int], min_chance: float) -> list[tuple[int, float, tuple[int, int]]]:
         """Return the followers of a match, latest first, for `best_first`.
 
-        A match at the end of the text has no followers; its longest suffix with followers takes its place. So guesses
+        A match at the end of a text has no followers; its longest suffix with followers takes its place. So guesses
         for a text that repeats itself at a short distance reach beyond that distance.
         """
         state, length = match
-        if not self._edges[state]:
+        if self._edges[state].keys() <= _ENDS:
             state = self._links[state]
             length = self._lengths[max(0, state)]
         if length == 0:
@@ -140,7 +143,7 @@ class SuffixAutomaton:
         return [
             (token, count * chance, (child, length + 1))
             for (token, child), count in zip(children, counts, strict=True)
-            if count >= min_count
+            if count >= min_count and token != _BETWEEN
         ]
 
 
@@ -151,6 +154,14 @@ class SuffixSequence(WriterSequence):
         self._automaton = SuffixAutomaton()
         self._proposed: tuple[int, Nodes] = 0, NO_NODES  # budget and proposal for the present text
         self._extend(prompt_ids)
+        self._last_ids = tuple(prompt_ids[-_NUM_BEFORE:])
+
+    def expect(self, token_ids: Sequence[int]) -> None:
+        """Add a text as if it had followed the end of the prompt once before.
+
+        What stood before the prompt's last tokens is out of reach for matches from here on.
+        """
+        self._extend((_BETWEEN, *self._last_ids, *token_ids, _BETWEEN, *self._last_ids))
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the tree of tokens that followed the longest repeated suffix of the text, likeliest first."""

@@ -1,15 +1,18 @@
 """The threads of one decoder: they sleep between passes, in machine code, and one call wakes them for the next one.
 
-An order is one number: a count that grows with each pass, and the threads that the pass has. So a thread that wakes
-late and is not among them looks at nothing else. The pass ends when all who are among them have said that they are
+An order is one number: a count that grows with each pass, and the threads that the pass has. The first 31 helpers are
+woken only for passes that have them, those behind them together. A thread that wakes and is not among those of the
+order looks at nothing else. The pass ends when all who are among them have said that they are
 done. Only then do its tables and the words of the team change.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from card.kernels.jit import tables as t
@@ -17,7 +20,7 @@ from card.kernels.jit.passes import run
 from card.kernels.jit.sharing import PATIENCE
 from card.kernels.jit.tables import entry
 from card.kernels.jit.vectors import arrive, entered, let_others_run, load_int, look, pause, store_int
-from card.kernels.jit.waking import NUM_CALLS, WAKE_SIZE, change_and_wake, prepare_wake, sleep_until_changed
+from card.kernels.jit.waking import NUM_CALLS, NUM_GROUPS, WAKE_SIZE, change_and_wake, prepare_wake, sleep_until_changed
 
 _BARRIER_SIZE = 8  # integers that a counter has to itself, a line of the caches
 # Places in the words of a team: the wake, whose word is the order; then the pass.
@@ -47,7 +50,7 @@ def lead(code: int, team: int, table: int) -> None:
         store_int(team + 8 * _TABLE, table)
         store_int(team + 8 * _CODE, code)
         number = look(team) // _MOST_THREADS + 1
-        change_and_wake(team, _MOST_THREADS * number + threads)
+        change_and_wake(team, _MOST_THREADS * number + threads, min(threads - 1, NUM_GROUPS))
     run(code, table, 0)
     looks = 0
     while look(team + 8 * _DONE) < threads - 1:
@@ -63,7 +66,7 @@ def serve(team: int, thread: int) -> None:
     """Do a thread's part of each pass until the team ends."""
     seen = 0
     while seen % _MOST_THREADS != _END:
-        seen = sleep_until_changed(team, seen)
+        seen = sleep_until_changed(team, seen, min(thread, NUM_GROUPS) - 1)
         if thread < seen % _MOST_THREADS and seen % _MOST_THREADS != _END:
             run(load_int(team + 8 * _CODE), load_int(team + 8 * _TABLE), thread)
             arrive(team + 8 * _DONE)
@@ -72,7 +75,7 @@ def serve(team: int, thread: int) -> None:
 @entered
 def end_team(team: int) -> None:
     """Let the threads of a team end."""
-    change_and_wake(team, _MOST_THREADS * (look(team) // _MOST_THREADS + 1) + _END)
+    change_and_wake(team, _MOST_THREADS * (look(team) // _MOST_THREADS + 1) + _END, NUM_GROUPS)
 
 
 class ThreadTeam:
@@ -82,7 +85,8 @@ class ThreadTeam:
         """Begin without threads."""
         self._words = (ctypes.c_int64 * _TEAM_SIZE)()
         self._address = ctypes.addressof(self._words)
-        self._num_helpers = 0
+        self._num_helpers = 0  # that are known to run; an interrupt can leave one more
+        self._indices = itertools.count(1)
         prepare_team(self._address)
         weakref.finalize(self, _end, self._words).atexit = False  # the process ends them, too
 
@@ -94,16 +98,15 @@ class ThreadTeam:
     def run(self, table: Any) -> None:
         """Do the pass that a table describes, an array of `ctypes.c_int64` whose addresses stay valid meanwhile."""
         while self._num_helpers < table[t.THREADS] - 1:
-            thread = threading.Thread(target=_serve, args=(self._words, self._num_helpers + 1), daemon=True)
-            thread.start()
+            threading.Thread(target=_serve, args=(self._words, self._indices), daemon=True).start()
             self._num_helpers += 1  # only once the thread runs: otherwise a pass would wait for it
         table[t.BARRIER] = self._address + 8 * _BARRIER
         lead(_PASS_CODE, self._address, ctypes.addressof(table))
 
 
-def _serve(words: Any, thread: int) -> None:
-    """Hold the words of a team while a thread serves it."""
-    serve(ctypes.addressof(words), thread)
+def _serve(words: Any, indices: Iterator[int]) -> None:
+    """Hold the words of a team while a thread serves it, by an index of its own, however its start ended."""
+    serve(ctypes.addressof(words), next(indices))
 
 
 def _end(words: Any) -> None:

@@ -13,6 +13,7 @@ from card.labs.ray.desk import LeaseDesk
 from card.labs.ray.drafter import DrafterReplica
 from card.labs.ray.settings import AppSettings, PoolSettings
 from card.labs.ray.target import DESK, TargetReplica
+from card.server.config import ServerSettings
 
 TARGET, POOL = "Target", "DraftPool"
 _SERVED_BESIDE_LIMIT = 16  # more requests reach a full target, which answers when to try again
@@ -49,6 +50,7 @@ def _desk() -> Any:
 
 def _target(settings: AppSettings) -> Any:
     own, wanted = settings.pool, EngineSettings().max_num_seqs
+    served = ServerSettings(**settings.server)
     at_once = int(settings.engine.get("max_num_seqs", wanted)) + _SERVED_BESIDE_LIMIT
     replicas = _replicas(own, own.min_targets, own.max_targets, target_ongoing_requests=own.requests_per_target)
     return serve.deployment(
@@ -56,7 +58,7 @@ def _target(settings: AppSettings) -> Any:
         name=TARGET,
         max_ongoing_requests=at_once,
         ray_actor_options=_options(own.target_resources),
-        graceful_shutdown_timeout_s=settings.server.get("request_timeout_s", 600.0),
+        graceful_shutdown_timeout_s=served.first_token_timeout_s + served.request_timeout_s,
         **replicas,
         **_HEALTH,
     )

@@ -9,7 +9,8 @@ from card.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest,
 from card.server.ollama.writing import chat, generate_text
 from card.server.openapi import OF_BODIES, OF_WRITING, Route
 
-_route = partial(Route, stream="application/x-ndjson", is_plain=True)
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_route = partial(Route, stream="application/x-ndjson", error=_ERROR)
 
 ROUTES = (
     _route("/api/chat", chat, OF_WRITING, OllamaChatRequest),

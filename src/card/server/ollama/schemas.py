@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from card.server.bodies import fitted
-from card.server.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest, StopStrings
+from card.server.schemas import MAX_MESSAGES, THINKING_SWITCHES, ChatRequest, CompletionRequest, StopStrings
 from card.server.strict import Strict, takes
 from card.server.tool_schemas import MAX_TOOLS, Tool
 
@@ -117,9 +117,6 @@ def chat_messages(messages: Iterable[OllamaMessage]) -> list[dict[str, Any]]:
     return told
 
 
-_SWITCHES = ("enable_thinking", "thinking")  # names under which templates read whether to think
-
-
 class OllamaFields(Strict):
     """The fields that both kinds of request share."""
 
@@ -161,7 +158,7 @@ class OllamaFields(Strict):
         if isinstance(self.think, str):
             told["reasoning_effort"] = self.think
         elif self.think is not None:
-            told["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, self.think)
+            told["chat_template_kwargs"] = dict.fromkeys(THINKING_SWITCHES, self.think)
         return fitted(told, ChatRequest)
 
 
@@ -181,19 +178,20 @@ class OllamaChatRequest(OllamaFields):
 class OllamaGenerateRequest(OllamaFields):
     """Body of `POST /api/generate`. Without a prompt it asks whether the model is there."""
 
-    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "suffix": ("",), "template": ("",)}
+    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "template": ("",)}
     spelling: ClassVar[Mapping[str, str]] = {**OllamaFields.spelling, "messages": "prompt"}
 
     prompt: str = ""
     system: str = ""
     images: _Images = Field(default_factory=list)
     raw: bool = Field(False, description="the prompt is the whole text, without a template")
+    suffix: str = Field("", description="the text behind the gap that the answer fills")
 
-    @field_validator("raw")
+    @field_validator("raw", "suffix")
     @classmethod
-    def _a_raw_prompt_stands_alone(cls, value: bool, info: ValidationInfo) -> bool:
+    def _without_a_template_a_prompt_stands_alone(cls, value: bool | str, info: ValidationInfo) -> bool | str:
         if value and (info.data.get("system") or info.data.get("images")):
-            raise ValueError("a raw prompt takes neither system nor images; write them into the prompt")
+            raise ValueError("takes neither system nor images beside it; write them into the prompt")
         return value
 
     def as_chat(self) -> ChatRequest:
@@ -203,8 +201,8 @@ class OllamaGenerateRequest(OllamaFields):
         return self._conversation([fitted(turn, OllamaMessage) for turn in turns])
 
     def as_completion(self) -> CompletionRequest:
-        """Return the equivalent completion of a raw prompt. Raises: ApiError 400."""
-        told = {**self._shared(), "prompt": self.prompt}
+        """Return the equivalent completion of a prompt without a template. Raises: ApiError 400."""
+        told = {**self._shared(), "prompt": self.prompt, "suffix": self.suffix}
         return fitted({**told, "logprobs": self.top_logprobs} if self.logprobs else told, CompletionRequest)
 
 

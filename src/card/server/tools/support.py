@@ -12,11 +12,12 @@ from typing import Any
 
 from card.config import Grammar
 from card.server.errors import bad_request
-from card.server.schemas import ChatRequest, Message
+from card.server.schemas import THINKING_SWITCHES, ChatRequest, Message
 from card.server.tool_schemas import FunctionDefinition, NamedTool
 from card.server.tools.grammar import Guide
 from card.text.parts.calls import JsonCalls
 from card.text.parts.formats import FORMATS, AnswerFormat
+from card.text.parts.leads import Lead
 from card.text.parts.view import AnswerView, ModelAnswers
 from card.text.prompts import Conversation
 
@@ -80,7 +81,6 @@ def plain_messages(
 
 
 _ROLES = {"developer": "system"}
-_SWITCHES = ("enable_thinking", "thinking")  # names under which templates read whether to think
 _MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
 
 
@@ -131,6 +131,12 @@ class ToolSupport:
     def form(self) -> AnswerFormat:
         """The model's format."""
         return self._answers.form
+
+    @property
+    def limits_thoughts(self) -> bool:
+        """True if thoughts can have a budget, or there are none."""
+        lead = Lead(self.form, self._answers.mark_ids, None)
+        return lead.is_empty or lead.can_be_limited
 
     def plan(self, fields: ChatRequest) -> ToolPlan:
         """Return the plan of a request.
@@ -200,7 +206,7 @@ def template_variables(fields: ChatRequest) -> dict[str, Any]:
     effort = fields.reasoning_effort
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-        for name in _SWITCHES:
+        for name in THINKING_SWITCHES:
             variables.setdefault(name, effort != "none")
     if fields.thinking_budget is not None:
         variables.setdefault("thinking_budget", fields.thinking_budget)

@@ -30,6 +30,15 @@ _BLANK = "▁"  # how SentencePiece writes one
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens; unused ones pad the vocabulary
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # of files that do not say
+# The marks of a text that is filled in, by part, with the keys that name them; older files have the second ones.
+_FILL_KEYS = {
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "repo": ("fim_rep",),
+    "file": ("fim_sep",),
+}
 _ENDS = ("eos", "eot", "eom")  # of a text, a turn, and a message that asks for a tool
 # Tokens that end a text or a turn in every model that has them.
 _END_NAMES = frozenset(
@@ -141,7 +150,7 @@ def _framed(parts: Parts) -> Tokenizer:
     special = {role: frame[role] for role in _ROLES if role in frame}
     known = {token.content for token in core.get_added_tokens_decoder().values()}
     core.add_tokens([AddedToken(token, special=True) for token in special.values() if token not in known])
-    return Tokenizer(core, special_tokens=special, chat_template=frame["chat_template"])
+    return Tokenizer(core, special_tokens=special, fill_marks=frame["fill_marks"], chat_template=frame["chat_template"])
 
 
 def _parts(header: Header) -> Parts:
@@ -179,7 +188,19 @@ def _parts(header: Header) -> Parts:
     before = [special.get("bos_token")] if begins else []
     after = [special.get("eos_token")] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
     _set_frame(core, [one for one in before if one], [one for one in after if one])
-    return Parts(core, pairs, {"chat_template": _chat_templates(metadata), **special})
+    fill_marks = _fill_marks(metadata, tokens)
+    return Parts(core, pairs, {"chat_template": _chat_templates(metadata), "fill_marks": fill_marks, **special})
+
+
+def _fill_marks(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    """Return the marks of a text that is filled in, by part, as far as the file names them."""
+    found = {}
+    for part, keys in _FILL_KEYS.items():
+        ids = (special_id(metadata, key) for key in keys)
+        mark = next((tokens[one] for one in ids if one is not None and one < len(tokens)), None)
+        if mark is not None:
+            found[part] = mark
+    return found
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:

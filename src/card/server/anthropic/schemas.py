@@ -1,0 +1,398 @@
+"""Bodies of Anthropic's API, and their conversion to chat completions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+
+from card.server.bodies import fitted
+from card.server.schemas import MAX_MESSAGES, THINKING_SWITCHES, ChatRequest, StopStrings, TemplateKwargs
+from card.server.strict import Ignored, Strict
+from card.server.tool_schemas import MAX_TOOLS, NAME_PATTERN
+
+# A line that Claude Code writes first into the system prompt. It differs in each request, so that no later word of the
+# prompt would be read again from the cache.
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
+_EFFORTS = {"max": "xhigh"}  # efforts that OpenAI's API names otherwise
+
+Cached = Annotated[Any, Field(None, description="ignored: the cache keeps what it has room for")]
+
+
+class TextBlock(Strict):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] = Field(default_factory=list, description="ignored")
+    cache_control: Cached
+
+
+class ImageSource(Strict):
+    """The place of an image, or its bytes."""
+
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+    @model_validator(mode="after")
+    def _has_its_content(self) -> ImageSource:
+        if not (self.data if self.type == "base64" else self.url):
+            raise ValueError("a source of type base64 must have data and media_type, one of type url must have url")
+        return self
+
+    @property
+    def as_url(self) -> str:
+        """The image as chat completions have it."""
+        return self.url if self.type == "url" else f"data:{self.media_type};base64,{self.data}"
+
+
+class ImageBlock(Strict):
+    """An image in a message of the user."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: Cached
+
+
+class TextSource(Strict):
+    """The text of a document."""
+
+    type: Literal["text", "content"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str = ""
+    content: str | list[TextBlock] = Field("", union_mode="left_to_right")
+
+
+class DocumentBlock(Strict):
+    """A document, whose text the model reads."""
+
+    type: Literal["document"]
+    source: TextSource
+    title: str = ""
+    context: str = ""
+    citations: Any = Field(None, description="ignored")
+    cache_control: Cached
+
+    @property
+    def text(self) -> str:
+        """Its title, what is said of it, and its text."""
+        source = self.source
+        return "\n".join(filter(None, (self.title, self.context, source.data or _texts(source.content))))
+
+
+class ThinkingBlock(Strict):
+    """Thoughts of the model before its answer; the chat template decides whether it reads them."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field("", description="ignored")
+
+
+class RedactedBlock(Strict):
+    """Thoughts that only their maker can read; they are left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str = ""
+
+
+class ToolUseBlock(Strict):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
+    caller: Any = Field(None, description="ignored")
+    cache_control: Cached
+
+
+class ToolResultBlock(Strict):
+    """Result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[ResultBlock] = Field(default="", union_mode="left_to_right")
+    is_error: bool = False
+    cache_control: Cached
+
+    @property
+    def text(self) -> str:
+        """The result as the model reads it."""
+        told = _texts(self.content)
+        return f"Error: {told}" if self.is_error and not told.lower().startswith("error") else told
+
+    @property
+    def images(self) -> list[ImageBlock]:
+        """The images of the result."""
+        return [] if isinstance(self.content, str) else [one for one in self.content if isinstance(one, ImageBlock)]
+
+
+def _kind(block: object) -> str:
+    return str(block.get("type", "") if isinstance(block, dict) else getattr(block, "type", ""))
+
+
+_WRONG_KIND = (
+    "blocks must be of type text, image, document, thinking, redacted_thinking, tool_use or tool_result: this server "
+    "runs no tools of its own"
+)
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("text")] | Annotated[ImageBlock, Tag("image")] | Annotated[DocumentBlock, Tag("document")],
+    Discriminator(
+        _kind,
+        custom_error_type="block_type",
+        custom_error_message="blocks of a result must be of type text, image or document",
+    ),
+]
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedBlock, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")],
+    Discriminator(_kind, custom_error_type="block_type", custom_error_message=_WRONG_KIND),
+]
+_BLOCKS: Mapping[str, tuple[type, ...]] = {
+    "assistant": (TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock),
+    "system": (TextBlock,),
+    "user": (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock),
+}
+
+
+def _texts(blocks: str | Iterable[Any]) -> str:
+    """Return the text of blocks, a line between two of them."""
+    if isinstance(blocks, str):
+        return blocks
+    return "\n".join(one.text for one in blocks if isinstance(one, TextBlock | DocumentBlock))
+
+
+def _as_blocks(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    """Let a field's schema accept a string."""
+    listed = {name: schema.pop(name) for name in ("type", "items") if name in schema}
+    schema["anyOf"] = [{"type": "string"}, listed]
+
+
+class Turn(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: list[Block] = Field(fail_fast=True, json_schema_extra=_or_text)
+
+    _take_text = field_validator("content", mode="before")(_as_blocks)
+
+    @model_validator(mode="after")
+    def _blocks_belong_to_the_role(self) -> Turn:
+        for block in self.content:
+            if not isinstance(block, _BLOCKS[self.role]):
+                raise ValueError(f"blocks of type {block.type} do not belong to messages of the role {self.role}")
+        return self
+
+    def as_chat(self) -> list[dict[str, Any]]:
+        """Return the turn as messages of a chat completion: a result of a call is one of its own."""
+        if self.role == "assistant":
+            return [self._as_answer()]
+        results = [block for block in self.content if isinstance(block, ToolResultBlock)]
+        told: list[dict[str, Any]] = [
+            {"role": "tool", "tool_call_id": one.tool_use_id, "content": one.text} for one in results
+        ]
+        rest = [*(image for one in results for image in one.images)]
+        rest += [block for block in self.content if not isinstance(block, ToolResultBlock)]  # type: ignore[misc]
+        if rest or not told:
+            told.append({"role": self.role, "content": _content(rest)})
+        return told
+
+    def _as_answer(self) -> dict[str, Any]:
+        one: dict[str, Any] = {"role": "assistant", "content": _texts(self.content)}
+        if thoughts := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
+            one["reasoning_content"] = thoughts
+        calls = [block for block in self.content if isinstance(block, ToolUseBlock)]
+        if calls:
+            one["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": msgspec.json.encode(call.input).decode()},
+                }
+                for call in calls
+            ]
+        return one
+
+
+def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
+    """Return blocks of the user in the shape of a chat completion."""
+    if not any(isinstance(block, ImageBlock) for block in blocks):
+        return _texts(blocks)
+    return [
+        {"type": "image_url", "image_url": {"url": block.source.as_url}}
+        if isinstance(block, ImageBlock)
+        else {"type": "text", "text": block.text}
+        for block in blocks
+    ]
+
+
+class OfferedTool(Strict):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    type: Literal["custom"] = "custom"
+    description: str = ""
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+    input_examples: list[Any] = Field(default_factory=list, description="ignored, like the fields below")
+    allowed_callers: list[Any] = Field(default_factory=list)
+    defer_loading: bool = False
+    eager_input_streaming: bool = False
+    cache_control: Cached
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the tool as chat completions have it."""
+        function = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
+
+
+class ToolUse(Strict):
+    """The choice among the tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _names_its_tool(self) -> ToolUse:
+        if (self.type == "tool") != bool(self.name):
+            raise ValueError("name belongs to the type tool, and that type needs it")
+        return self
+
+    def as_chat(self) -> str | dict[str, Any]:
+        """Return the choice as chat completions have it."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class Thinking(Strict):
+    """Thoughts before an answer, and their budget."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1, lt=2**31)
+    display: Literal["summarized", "omitted", "full"] = Field("full", description="ignored")
+
+
+class OutputFormat(Strict):
+    """Form that the text of an answer must have."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """The effort of thinking, and the form of the text."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class User(Strict):
+    """The user of a client."""
+
+    user_id: str = Field("", description="ignored")
+
+
+class CountRequest(Strict):
+    """Body of `POST /v1/messages/count_tokens`."""
+
+    spelling: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "stop": "stop_sequences",
+        "max_completion_tokens": "max_tokens",
+        **dict.fromkeys(("grammar", "response_format"), "output_config.format"),
+        "reasoning_effort": "output_config.effort",
+        "thinking_budget": "thinking.budget_tokens",
+    }
+
+    model: str = ""
+    messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    system: list[TextBlock] = Field(default_factory=list, fail_fast=True, json_schema_extra=_or_text)
+    tools: list[OfferedTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolUse = Field(default_factory=lambda: ToolUse(type="auto"))
+    thinking: Thinking | None = None
+    output_config: OutputConfig = Field(default_factory=OutputConfig)
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    _take_text = field_validator("system", mode="before")(_as_blocks)
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _own_tools_alone(cls, value: object, info: ValidationInfo) -> object:
+        """Leave out tools that run on their maker's server, or whose form only the maker's models know."""
+        if not (isinstance(value, list) and isinstance(info.context, Ignored)):
+            return value
+        others = [one for one in value if isinstance(one, dict) and "input_schema" not in one and "type" in one]
+        for one in others:
+            info.context.note(f"tools.{one['type']}")
+        return [one for one in value if one not in others]
+
+    @field_validator("messages")
+    @classmethod
+    def _ends_with_the_user(cls, value: list[Turn]) -> list[Turn]:
+        if value and value[-1].role == "assistant":
+            raise ValueError("the last message must be the user's: an answer cannot be begun for the model")
+        return value
+
+    def as_chat(self) -> ChatRequest:
+        """Return the equivalent chat completion. Raises: ApiError 400."""
+        return fitted(self._content(), ChatRequest)
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"model": self.model, "chat_template_kwargs": self.chat_template_kwargs}
+        content["messages"] = [*self._instructions(), *(one for turn in self.messages for one in turn.as_chat())]
+        content["tools"] = [tool.as_chat() for tool in self.tools]
+        content["tool_choice"] = self.tool_choice.as_chat()
+        content["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        effort = self.output_config.effort
+        content["reasoning_effort"] = effort and _EFFORTS.get(effort, effort)
+        if self.thinking is not None:
+            switch = self.thinking.type != "disabled"
+            switches = dict.fromkeys(THINKING_SWITCHES, switch)
+            content["chat_template_kwargs"] = {**switches, **self.chat_template_kwargs}
+            content["thinking_budget"] = self.thinking.budget_tokens if switch else None
+        if (form := self.output_config.format) is not None:
+            schema = {"name": "answer", "schema": form.schema_, "strict": True}
+            content["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return content
+
+    def _instructions(self) -> list[dict[str, Any]]:
+        """Return the system prompt as a message, without the line that differs in each request."""
+        told = "\n".join(filter(None, (_BILLING.sub("", block.text) for block in self.system)))
+        return [{"role": "system", "content": told}] if told else []
+
+
+class MessagesRequest(CountRequest):
+    """Body of `POST /v1/messages`. None: the model's generation config decides."""
+
+    max_tokens: int = Field(ge=1, lt=2**31)
+    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0.0, lt=1.0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop_sequences: StopStrings = Field(default_factory=list)
+    stream: bool = False
+    speculation: Literal["on", "off"] = "on"
+    metadata: User | None = None
+    service_tier: Literal["auto", "standard_only"] = Field("auto", description="ignored")
+
+    def _content(self) -> dict[str, Any]:
+        same = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "speculation")
+        given = self.model_dump(include=set(same))
+        return {**super()._content(), **given, "stop": self.stop_sequences}
