@@ -105,6 +105,14 @@ def test_a_gap_is_the_prompt_with_its_marks(own: Running, marks: list[int]) -> N
     assert [one["text"] for one in several] == [wanted, plain(own, gap(own, marks, "one two"))]
 
 
+def test_ollamas_api_fills_a_gap_too(own: Running, marks: list[int]) -> None:
+    asked = {"prompt": PREFIX, "suffix": SUFFIX, "options": {"num_predict": 12, "temperature": 0}, "stream": False}
+    answer = own.post("/api/generate", asked).json()
+    assert answer["response"] == plain(own, gap(own, marks))
+    assert answer["prompt_eval_count"] == len(gap(own, marks))
+    assert "insert" in own.post("/api/show", {}).json()["capabilities"]
+
+
 def test_a_gap_is_that_of_plain_decoding(own: Running, marks: list[int], kind: str, models: dict[str, str]) -> None:
     with LLM(models[kind], dtype="float32", method="vanilla", max_model_len=256) as llm:
         sampling = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)

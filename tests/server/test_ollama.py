@@ -281,6 +281,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": PROMPT, "template": "{{ .Prompt }}!"}, "template"),
     (GENERATE, {"prompt": PROMPT, "context": [1, 2]}, "context"),
     (GENERATE, {"prompt": PROMPT, "raw": True, "system": "x"}, "raw"),
+    (GENERATE, {"prompt": PROMPT, "suffix": " three"}, "no marks for a gap"),
+    (GENERATE, {"prompt": PROMPT, "suffix": " three", "system": "x"}, "suffix"),
 ]
 
 
@@ -323,6 +325,22 @@ def test_keys_limits_and_strictness_are_those_of_the_other_paths(server: Running
         assert guarded.post(CHAT, {**asked, "truncate": True}, headers=key).status_code == 400
         more = guarded.post(CHAT, {**asked, "options": {"num_predict": 5}}, headers=key)
         assert more.status_code == 400 and "options.num_predict" in more.json()["error"]
+
+
+def test_a_name_with_a_tag_is_served_under_it(server: Running) -> None:
+    with serving(server.llm, served_model_names=("small:latest", "large:7b"), strict_fields=True) as tagged:
+        names = [one["name"] for one in tagged.client.get("/api/tags").json()["models"]]
+        assert names == ["small:latest", "large:7b"]
+        for name, status in (*((name, 200) for name in names), ("small", 404), ("large:latest", 404)):
+            assert tagged.post("/api/show", {"model": name}).status_code == status
+            answer = tagged.post(CHAT, {"model": name, "messages": MESSAGES, "options": SHORT, "stream": False})
+            assert answer.status_code == status and answer.json().get("model", name) == name
+
+
+def test_a_client_that_leaves_ends_its_answer(server: Running) -> None:
+    with server.client.stream("POST", CHAT, json={"messages": MESSAGES}) as response:
+        assert json.loads(next(response.iter_lines()))["done"] is False
+    until(server.is_idle)
 
 
 def test_a_full_queue_is_told_with_the_time_to_come_back(server: Running) -> None:

@@ -46,7 +46,7 @@ async def completions(request: Request) -> Response:
     fields = await read_body(request, CompletionRequest)
     service.check_model(fields.model)
     prompts = fields.prompts
-    jobs = [await _job(request, service, fields, prompt) for prompt in prompts]
+    jobs = [await completion_job(request, service, fields, prompt) for prompt in prompts]
     generation = generate(service, request.state.arrival, fields, jobs)
     request.state.generation = generation
     try:
@@ -63,7 +63,15 @@ async def completions(request: Request) -> Response:
     return await run_apart(request, _answer, service, fields, generation, echoes)
 
 
-async def _job(request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
+async def completion_job(
+    request: Request, service: Service, fields: CompletionRequest, prompt: str | list[int], *, guide: str = ""
+) -> Job:
+    """Return one prompt of a request with its parameters; None for a prompt that is only echoed.
+
+    Args:
+        guide: the field that fixes the form of the answer, if the request has another name for it.
+    Raises: ApiError, PromptError, SettingsError.
+    """
     if fields.suffix:
         prompt_ids = (await filled(service, prompt, fields.suffix)).token_ids
     else:
@@ -82,7 +90,7 @@ async def _job(request: Request, service: Service, fields: CompletionRequest, pr
     )
     if fields.suffix:
         params = with_ends(service, params)
-    await service.prepare(request, params.grammar, fields.guide)
+    await service.prepare(request, params.grammar, guide or fields.guide)
     return prompt_ids, params
 
 

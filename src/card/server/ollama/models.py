@@ -54,6 +54,7 @@ async def show(request: Request) -> Response:
         "completion": True,
         "tools": host.answers.writes_calls,
         "thinking": host.answers.form.thoughts is not None,
+        "insert": service.infill is not None,
         "vision": host.settings.max_images > 0,
     }
     return json_response(

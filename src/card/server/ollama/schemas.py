@@ -178,19 +178,20 @@ class OllamaChatRequest(OllamaFields):
 class OllamaGenerateRequest(OllamaFields):
     """Body of `POST /api/generate`. Without a prompt it asks whether the model is there."""
 
-    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "suffix": ("",), "template": ("",)}
+    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "template": ("",)}
     spelling: ClassVar[Mapping[str, str]] = {**OllamaFields.spelling, "messages": "prompt"}
 
     prompt: str = ""
     system: str = ""
     images: _Images = Field(default_factory=list)
     raw: bool = Field(False, description="the prompt is the whole text, without a template")
+    suffix: str = Field("", description="the text behind the gap that the answer fills")
 
-    @field_validator("raw")
+    @field_validator("raw", "suffix")
     @classmethod
-    def _a_raw_prompt_stands_alone(cls, value: bool, info: ValidationInfo) -> bool:
+    def _without_a_template_a_prompt_stands_alone(cls, value: bool | str, info: ValidationInfo) -> bool | str:
         if value and (info.data.get("system") or info.data.get("images")):
-            raise ValueError("a raw prompt takes neither system nor images; write them into the prompt")
+            raise ValueError("takes neither system nor images beside it; write them into the prompt")
         return value
 
     def as_chat(self) -> ChatRequest:
@@ -200,8 +201,8 @@ class OllamaGenerateRequest(OllamaFields):
         return self._conversation([fitted(turn, OllamaMessage) for turn in turns])
 
     def as_completion(self) -> CompletionRequest:
-        """Return the equivalent completion of a raw prompt. Raises: ApiError 400."""
-        told = {**self._shared(), "prompt": self.prompt}
+        """Return the equivalent completion of a prompt without a template. Raises: ApiError 400."""
+        told = {**self._shared(), "prompt": self.prompt, "suffix": self.suffix}
         return fitted({**told, "logprobs": self.top_logprobs} if self.logprobs else told, CompletionRequest)
 
 

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from card.server.answers import json_response
 from card.server.bodies import read_body, run_apart
 from card.server.chat import start_chat
+from card.server.completions import completion_job
 from card.server.generation import Generation, generate
 from card.server.ollama.answers import Answer, LineStream, now
 from card.server.ollama.schemas import OllamaChatRequest, OllamaFields, OllamaGenerateRequest
-from card.server.params import sampling_params
 from card.server.schemas import ChatRequest, CompletionRequest
 from card.server.service import Service
 from card.server.tools.support import ToolPlan
@@ -34,14 +34,14 @@ async def chat(request: Request) -> Response:
 
 
 async def generate_text(request: Request) -> Response:
-    """Answer a prompt, which the chat template surrounds unless it is raw or the model has none."""
+    """Answer a prompt, which the chat template surrounds unless it is raw, begins a gap, or the model has none."""
     service: Service = request.app.state.service
     fields = await read_body(request, OllamaGenerateRequest)
     model = service.check_model(fields.model)
-    if not fields.prompt and not fields.images:
+    if not (fields.prompt or fields.suffix or fields.images):
         return _nothing_asked(model, "generate", fields)
     is_bare = not (service.llm.host.answers.template or fields.system or fields.images)
-    if not (fields.raw or is_bare):
+    if not (fields.raw or fields.suffix or is_bare):
         return await _converse(request, fields, await run_apart(request, fields.as_chat), "generate", model)
     generation = await _start_completion(request, service, fields.as_completion())
     answer = Answer(service, generation, kind="generate", model=model, has_logprobs=fields.logprobs)
@@ -69,15 +69,8 @@ async def _converse(request: Request, fields: OllamaFields, asked: ChatRequest, 
 
 
 async def _start_completion(request: Request, service: Service, asked: CompletionRequest) -> Generation:
-    prompt_ids = await service.encode(asked.prompts[0])
-    params = sampling_params(
-        asked,
-        max_tokens=service.num_new_tokens(len(prompt_ids), asked.max_tokens),
-        logprobs=asked.logprobs,
-        vocab_size=service.vocab_size,
-    )
-    await service.prepare(request, params.grammar, "format")
-    generation = generate(service, request.state.arrival, asked, [(prompt_ids, params)])
+    job = await completion_job(request, service, asked, asked.prompts[0], guide="format")
+    generation = generate(service, request.state.arrival, asked, [job])
     request.state.generation = generation
     return generation
 
