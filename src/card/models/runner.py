@@ -24,7 +24,7 @@ from card.models.own.layers import embedded
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.rows.extension_rows import (
-    added_rows,
+    given_rows,
     logits_rows_of,
     require_selectable,
     require_well_formed,
@@ -77,7 +77,7 @@ class RowRunner(ABC):
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
         self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
-        self.features = Features(self.original.num_layers, self.original.hidden_size)
+        self.features = Features(self.original.num_layers, self.original.hidden_size, has_raw=self.is_exact)
         self.attention_scores = AttentionScores()
         self._shown: ShownImages | None = None  # None: it sees no images
         records = self._record_layout(max_tree_rows)
@@ -243,8 +243,8 @@ class RowRunner(ABC):
             slots = [extension.slot for extension in extensions]
             turned = self._shown.positions(slots, positions)
             images = self._shown.rows(slots, positions)
-        elif any(extension.added is not None for extension in extensions):
-            images = added_rows(extensions, self.embeddings)
+        elif any(extension.inputs is not None for extension in extensions):
+            images = given_rows(extensions)
         logits = self._decoder.forward(token_ids, turned, steps, logits_rows, states, images)
         self.features.leave(states, extensions)
         scored = zip(extensions, steps, strict=True)

@@ -25,7 +25,7 @@ from card.kernels.packed_linear import GROUP, LANES, PANEL, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures.architecture import ACTIVATIONS
 from card.models.draft_vocab import head_of, spread
-from card.models.features import FINAL, PassStates
+from card.models.features import FINAL, RAW, PassStates
 from card.models.images import ImageRows
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.exact_layers import (
@@ -233,7 +233,7 @@ class ExactDecoder:
 
     def _run_and_take(self, states: PassStates, hidden: Floats) -> None:
         """Run the pass and let it copy the wanted states, which the next layer overwrites."""
-        copies = {layer: empty(hidden.shape) for layer in states.layers - {0, FINAL}}
+        copies = {layer: empty(hidden.shape) for layer in states.layers - {0, FINAL, RAW}}
         if 0 in states.layers:
             states.take(0, hidden.copy())
         for layer, copy in copies.items():
