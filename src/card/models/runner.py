@@ -18,6 +18,7 @@ from card.models.long_texts import CHANGES_WITH_LENGTH, switch_len
 from card.models.names import model_name
 from card.models.own.decoder import Decoder
 from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.draft_block import BlockInputs, DraftBlock, Lent
 from card.models.own.exact_decoder import ExactDecoder
 from card.models.own.expert_tables import ExpertFacts
 from card.models.own.layers import embedded
@@ -53,6 +54,7 @@ class RowRunner(ABC):
     device: Any  # of the computation
     dtype: Any
     experts: ExpertFacts | None = None  # None: it has none, or their passes do not count them
+    block_inputs: BlockInputs | None = None  # what makes inputs of tokens and states; None: it reads tokens alone
 
     def __init__(self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int) -> None:
         """Take over a model.
@@ -291,6 +293,7 @@ class ExactRunner(RowRunner):
         if (reason := why_not_int8()) is not None:
             raise ModelError(f"{model_name(model)} cannot run in our own pass: {reason}")
         self._table = model.embeddings
+        self.block_inputs = model.inputs if isinstance(model, DraftBlock) else None
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
         self.dtype = self._decoder.layout.dtype
@@ -303,6 +306,11 @@ class ExactRunner(RowRunner):
 
     def _make_decoder(self, model: DecoderModel, max_model_len: int) -> ExactDecoder:
         return ExactDecoder(model, max_model_len)
+
+    @property
+    def lent(self) -> Lent:
+        """The ends of the model, for a block that drafts for it."""
+        return Lent(self._table, self._decoder.head)
 
     @property
     def num_embeddings(self) -> int:
