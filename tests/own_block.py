@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -21,6 +23,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from tests.gguf_files import write_gguf
 from tests.pair import make_tokenizer
 from tests.tiny import CLEAR, NO_ENDS, SIZES
 
@@ -48,6 +51,28 @@ KINDS: Mapping[str, tuple[Any, Any, Mapping[str, Any]]] = {
     "qwen3_5, tied": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, {"tie_word_embeddings": True}),
     "qwen3_5_moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, _EXPERTS),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, _EXPERTS),
+}
+_GGUF_NAMES: Mapping[str, str] = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "fc": "nextn.eh_proj",
+    "pre_fc_norm_embedding": "nextn.enorm",
+    "pre_fc_norm_hidden": "nextn.hnorm",
+    "norm": "nextn.shared_head_norm",
 }
 
 
@@ -110,6 +135,24 @@ class Checkpoint:
             "pre_fc_norm_hidden.weight": self.state_norm,
         }
         return {f"mtp.{name}": weight.clone() for name, weight in inner.items()}
+
+    def save_gguf(self, folder: Path, file: Path, *, kind: Kind = Kind.F32, without: Sequence[str] = ()) -> str:
+        """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name."""
+        more: dict[str, np.ndarray[Any, Any]] = {}
+        begin = f"blk.{self.target.config.num_hidden_layers}"
+        for name, weight in self.tensors.items():
+            stem = name.removeprefix("mtp.").removeprefix("layers.0.").removesuffix(".weight")
+            values = weight.numpy() + np.float32(weight.ndim == 1)
+            if stem.endswith(("gate_up_proj", "down_proj")) and values.ndim == 3:
+                parts = {"ffn_down_exps": values}
+                if stem.endswith("gate_up_proj"):
+                    parts = dict(zip(("ffn_gate_exps", "ffn_up_exps"), np.split(values, 2, axis=1), strict=True))
+            else:
+                parts = {_GGUF_NAMES[stem]: values[0] if "shared_expert_gate" in stem else values}
+            more |= {f"{begin}.{own}.weight": np.ascontiguousarray(part) for own, part in parts.items()}
+        more = {name: values for name, values in more.items() if not name.endswith(tuple(without))}
+        counts = {"block_count": self.target.config.num_hidden_layers + 1, "nextn_predict_layers": 1}
+        return str(write_gguf(folder, file, kind=kind, metadata=counts, more=more))
 
     def save(self, folder: Path, *, without: Sequence[str] = (), changes: Mapping[str, Tensor] | None = None) -> str:
         """Write a folder with target, block and tokenizer; return its name.

@@ -72,8 +72,7 @@ def load_target(
         check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
-    has_file = needs_draft and isinstance(draft, str) and draft != OWN_BLOCK
-    _tell_products(compiler, target, draft if has_file else None, plan)
+    _tell_products(compiler, target, draft if needs_draft and isinstance(draft, str) else None, plan)
     if isinstance(target, str):
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = _load(target, settings) if isinstance(target, str) else _given(target)
@@ -87,7 +86,7 @@ def _tell_products(compiler: CompilerProcess, target: str | LoadedModel, draft: 
     settings, cache_dir = plan.settings, plan.settings.weights_dir
     if isinstance(target, str):
         compiler.compile(products_in_file(target, dtype=settings.dtype, device=settings.device, cache_dir=cache_dir))
-    if draft is not None:
+    if draft is not None and draft != OWN_BLOCK:
         device = settings.draft_device or settings.device
         compiler.compile(products_in_file(draft, dtype=settings.dtype_of_draft, device=device, cache_dir=cache_dir))
 

@@ -10,7 +10,7 @@ from card.models.dtypes import parse_dtype
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.names import OWN_BLOCK
 from card.models.own.decoder_model import LoadedModel
-from card.models.own.draft_block import DraftBlock, has_folder_block, read_folder_block
+from card.models.own.draft_block import DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.runner import ExactRunner, RowRunner
 
 _INSTEAD = f"name a draft model, or leave {named('draft')} out"
@@ -26,10 +26,12 @@ def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
     with quiet():
         source = find_source(target, cache_dir)
         with explained(source, "the weights of {} cannot be read"):
-            has_it = source.is_folder and has_folder_block(Path(source.path))
+            is_here = source.is_folder and has_folder_block(Path(source.path))
+            has_it = is_here if source.gguf is None else source.gguf.block is not None
         if not has_it:
             raise ModelError(
-                f"{target} holds no block that drafts (no tensor mtp.fc.weight), or none that is read here: {_INSTEAD}"
+                f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
+                f"here: {_INSTEAD}"
             )
 
 
@@ -55,4 +57,6 @@ def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: st
 
 
 def _read(source: Source, target: ExactRunner, dtype: str) -> DraftBlock:
+    if source.gguf is not None:
+        return read_gguf_block(source.gguf, target.lent, dtype=dtype)
     return read_folder_block(Path(source.path), target.lent, dtype=dtype)

@@ -21,7 +21,7 @@ from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.draft_block import BlockInputs, DraftBlock, Lent
 from card.models.own.exact_decoder import ExactDecoder
 from card.models.own.expert_tables import ExpertFacts
-from card.models.own.layers import embedded
+from card.models.own.layers import BlockWeight, embedded
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.rows.extension_rows import (
@@ -294,6 +294,8 @@ class ExactRunner(RowRunner):
             raise ModelError(f"{model_name(model)} cannot run in our own pass: {reason}")
         self._table = model.embeddings
         self.block_inputs = model.inputs if isinstance(model, DraftBlock) else None
+        head = model.lm_head.weight
+        self._head_blocks = head if isinstance(head, BlockWeight) else None
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
         self.dtype = self._decoder.layout.dtype
@@ -310,7 +312,7 @@ class ExactRunner(RowRunner):
     @property
     def lent(self) -> Lent:
         """The ends of the model, for a block that drafts for it."""
-        return Lent(self._table, self._decoder.head)
+        return Lent(self._table, self._decoder.head, self._head_blocks)
 
     @property
     def num_embeddings(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from card import LLM, SamplingParams
 from card.errors import CardError, ModelError, SettingsError
@@ -91,8 +92,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
 def test_logits_and_states_are_those_of_transformers_modules(folder: Any, kind: str, num_accepted: int) -> None:
+    assert_rounds_are_right(folder(kind), random_of(kind), num_accepted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_of_a_gguf_file_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
     checkpoint = random_of(kind)
-    drafting = Drafting(folder(kind), checkpoint)
+    file = checkpoint.save_gguf(Path(folder(kind)), tmp_path / "target.gguf")
+    assert_rounds_are_right(file, checkpoint, 2)
+
+
+def assert_rounds_are_right(model: str, checkpoint: Checkpoint, num_accepted: int) -> None:
+    """Draft for three rounds, in each of which so many candidates are accepted, and compare all numbers."""
+    drafting = Drafting(model, checkpoint)
     sequence, text = drafting.open(TEXT), list(TEXT)
     drafting.show(sequence, text)
     assert sequence.frontier() == [], "the states of a prompt come with its first commit"
@@ -229,6 +241,31 @@ def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
 
 
+@pytest.mark.parametrize("draft_vocab", [None, 100])
+def test_texts_are_the_same_with_the_block_of_a_gguf_file_that_runs_by_its_own_blocks(
+    folder: Any, tmp_path: Path, draft_vocab: int | None
+) -> None:
+    file = random_of("qwen3_5").save_gguf(Path(folder("qwen3_5")), tmp_path / "target.gguf", kind=Kind.Q8_0)
+    settings: dict[str, Any] = {"target": file, "max_model_len": 200, "cache_dir": str(tmp_path)}
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(**settings, draft="mtp", method="sps", placement="inline", draft_vocab=draft_vocab) as llm:
+        outputs = llm.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert sum(output.stats.verified_tokens for output in outputs)
+
+
+def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(tmp_path: Path) -> None:
+    checkpoint = right_checkpoint("state")
+    checkpoint.save(tmp_path / "folder")
+    file = checkpoint.save_gguf(tmp_path / "folder", tmp_path / "target.gguf", kind=Kind.Q8_0)
+    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
+    settings: dict[str, Any] = {"num_speculative_tokens": 4, "max_model_len": 200, "cache_dir": str(tmp_path)}
+    with LLM(file, "mtp", method="sps", placement="inline", **settings) as llm:
+        assert llm.generate(PROMPTS[0], params)[0].stats.mean_acceptance_length == pytest.approx(5.0)
+
+
 @pytest.mark.parametrize("dies", [True, False])
 def test_texts_are_those_of_plain_decoding_when_a_block_dies_or_falls_silent(
     folder: Any, monkeypatch: pytest.MonkeyPatch, dies: bool
@@ -283,6 +320,20 @@ def test_a_checkpoint_without_a_block_that_can_draft_is_refused_in_a_line(tmp_pa
         LLM(target, "mtp", dtype="float32", max_model_len=64)
     assert "\n" not in str(caught.value)
     assert "name a draft model" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [("eh_proj.weight", "holds no block that drafts"), ("attn_k.weight", "k_proj.weight is missing")],
+)
+def test_a_gguf_file_without_a_whole_block_is_refused_in_a_line(
+    folder: Any, tmp_path: Path, without: str, words: str
+) -> None:
+    checkpoint, file = random_of("qwen3_5"), tmp_path / "target.gguf"
+    checkpoint.save_gguf(Path(folder("qwen3_5")), file, without=[f"blk.4.{without}", f"nextn.{without}"])
+    with pytest.raises(ModelError, match=words) as caught:
+        LLM(str(file), "mtp", dtype="float32", max_model_len=64, cache_dir=str(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_block_of_another_width_than_its_target_is_refused(folder: Any) -> None:

@@ -20,6 +20,7 @@ from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
 from card.models.files.generation_config import GenerationConfig
+from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled
 from card.models.files.weight_files import tensor_shapes, weight_files
@@ -27,7 +28,7 @@ from card.models.inner_text import inner_name
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_layers import as_stored, check_numbers, norm_weight, packed, rms_norm
 from card.models.own.expert_weights import split_experts
-from card.models.own.layers import Linear, Weight
+from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.own.plain_config import read_config
 
 _PREFIX = "mtp."
@@ -66,6 +67,7 @@ class Lent:
 
     embeddings: Weight  # [V, D]
     head: PackedLinear
+    head_blocks: BlockWeight | None = None  # the same head, to choose some of its tokens; None: it is no blocks
 
 
 class DraftBlock(DecoderModel):
@@ -140,6 +142,19 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
     return made
 
 
+def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str) -> DraftBlock:
+    """Return the block of a GGUF file that has one, with its weights as floats; others as `read_folder_block`.
+
+    Raises: GgufError too.
+    """
+    config, weights = gguf.block_config(dtype), gguf.block_weights(dtype)
+    architecture = find_architecture(config.model_type)
+    assert architecture is not None
+    head = weights.pop(_HEAD, None)
+    block = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
+    return block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+
+
 def block_of(
     architecture: Architecture,
     config: Any,
@@ -166,8 +181,12 @@ def block_of(
     own = copy.copy(config)
     own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
     weights[_TABLE] = lent.embeddings
-    if not own.tie_word_embeddings:
-        weights[_HEAD] = lent.embeddings if head is None else head
+    if lent.head_blocks is not None:
+        weights[_HEAD] = lent.head_blocks
+    elif not own.tie_word_embeddings:
+        if head is None:
+            raise BlockError("its head is missing")
+        weights[_HEAD] = head
     try:
         return DraftBlock(architecture, own, weights, joining, lent)
     except KeyError as error:
