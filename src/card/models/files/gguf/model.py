@@ -92,7 +92,7 @@ class GgufModel:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the header of a model says, before its weights are named."""
+    """The header of a model, before its weights are named."""
 
     header: Header  # of all parts, without the layers that draft
     drafting: Sequence[TensorPlace]  # the tensors of these layers
