@@ -602,6 +602,7 @@ def write_gguf(
     small_first: bool = False,
     other_cuts: bool = False,
     named: str | None = None,
+    more: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file, or in several parts, of which the first is returned.
 
@@ -620,6 +621,7 @@ def write_gguf(
         small_first: the first part has no tensors.
         other_cuts: queries, keys and values of Phi-3 are apart, and inputs of Qwen3-Next one, as in some files.
         named: another architecture.
+        more: tensors beside the model's own.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
@@ -656,6 +658,7 @@ def write_gguf(
             of = Kind.F32 if is_float else kind
             of, stored = (blocks or {}).get(own) or (of, quantize(values, of))
             writer.add_tensor(own, stored, raw_dtype=of)
+    _add_more(writer, more or {}, kind)
     for own, factors in _rotation_tensors(config):
         if own not in without:
             writer.add_tensor(own, factors)
@@ -665,6 +668,12 @@ def write_gguf(
     written = writer.format_shard_names(file)
     writer.close()
     return Path(written[0])
+
+
+def _add_more(writer: gguf.GGUFWriter, more: Mapping[str, np.ndarray], kind: Kind) -> None:
+    for own, values in more.items():
+        of = Kind.F32 if values.ndim == 1 or "ffn_gate_inp" in own else kind
+        writer.add_tensor(own, quantize(values, of), raw_dtype=of)
 
 
 def _own_name(name: str, names: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
-from card.models.features import FeatureWish, PassStates
+from card.models.features import RAW, FeatureWish, PassStates, Rows
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
@@ -77,6 +77,28 @@ def test_features_are_the_hidden_states_of_transformers(kind: str, wish: Feature
         runner.forward([chain(slot, CHAIN[start:end], start)])
         assert runner.features.of(0, wish).shape == (end - start, len(wish.layers) * HIDDEN)
         assert_delivered(kind, runner.features.of(0, wish), expected[start:end])
+
+
+@pytest.mark.parametrize("rows", ["all", "logits"])
+def test_the_last_state_is_given_without_its_norm_too_and_outlives_the_next_pass(rows: Rows) -> None:
+    runner, both = make_runner("own pass"), FeatureWish((RAW, -1), rows)
+    runner.features.wish([both])
+    slot, model = runner.open(), make_model()
+    runner.forward([chain(slot, CHAIN, first=3)])
+    found = torch.from_numpy(runner.features.of(0, both))
+    runner.forward([chain(slot, CHAIN[:2], start=len(CHAIN))])
+    with torch.no_grad():
+        raw, final = found.clone().split(HIDDEN, -1)
+        assert_same(model.model.norm(raw), final)
+        assert not torch.allclose(raw, final, atol=1e-2)
+        assert_same(final, own_states(CHAIN, (-1,), model)[0 if rows == "all" else 3 :])
+
+
+@pytest.mark.parametrize("kind", ["generic", "bucketed"])
+def test_a_model_without_our_own_pass_refuses_a_wish_for_the_state_before_its_last_norm(kind: str) -> None:
+    runner = make_runner(kind)
+    with pytest.raises(ModelError, match="no state before its final norm; run it on a CPU in our own pass"):
+        runner.features.wish([FeatureWish((RAW,), "all")])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, INT8])

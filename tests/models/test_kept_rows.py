@@ -326,7 +326,7 @@ def test_a_pass_that_gives_nan_leaves_nothing_to_the_next_one(family: str) -> No
     runner = runner_of(family, 12)
     spoilt, held = opened(runner), Held(family, runner, opened(runner), [])
     width = runner.embeddings([0]).shape[1]
-    nan = Extension(spoilt, [1, 2], [-1, 0], added=np.full((1, width), np.nan, np.float32))
+    nan = Extension(spoilt, [1, 2], [-1, 0], inputs=np.full((1, width), np.nan, np.float32))
     (logits,) = runner.forward([nan])
     assert np.isnan(logits).all()
     runner.close(spoilt)

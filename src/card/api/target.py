@@ -10,6 +10,7 @@ from card.config import EngineSettings, parse_size
 from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
+from card.models.block_loading import require_block
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
@@ -21,6 +22,7 @@ from card.models.loading import (
     require_parallel_draft,
     state_bytes_of,
 )
+from card.models.names import OWN_BLOCK
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.text.given_tokenizer import as_tokenizer
@@ -63,7 +65,9 @@ def load_target(
     tokenizer = with_templates(tokenizer, settings.chat_template, settings.tool_template)
     check_draft_vocab(settings.draft_vocab, tokenizer)
     needs_draft = method.needs_draft and bool(plan.placements)
-    if needs_draft and draft is not None:
+    if needs_draft and draft == OWN_BLOCK and not method.needs_parallel_draft:
+        require_block(target, cache_dir=settings.weights_dir)
+    elif needs_draft and draft is not None:
         has_images = settings.max_images > 0
         check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
@@ -82,7 +86,7 @@ def _tell_products(compiler: CompilerProcess, target: str | LoadedModel, draft: 
     settings, cache_dir = plan.settings, plan.settings.weights_dir
     if isinstance(target, str):
         compiler.compile(products_in_file(target, dtype=settings.dtype, device=settings.device, cache_dir=cache_dir))
-    if draft is not None:
+    if draft is not None and draft != OWN_BLOCK:
         device = settings.draft_device or settings.device
         compiler.compile(products_in_file(draft, dtype=settings.dtype_of_draft, device=device, cache_dir=cache_dir))
 

@@ -275,7 +275,7 @@ def _refuse_contradictions(
     if facts.wants_states and settings.placement == "process":
         raise SettingsError(
             "this draft model reads the target's hidden states, which do not leave the process: give "
-            f"{named('placement')} inline or thread, or adapt one without --target-features"
+            f"{named('placement')} inline or thread, or name one that reads none"
         )
     if settings.schedule != "auto":
         placement = settings.placement or ("remote" if settings.draft_address or facts.has_pool else None)

@@ -162,7 +162,7 @@ pair_options = with_options(
     option_of(
         EngineSettings,
         "draft",
-        help=f"Draft model, named like MODEL, or {NO_DRAFT}.  "
+        help=f"Draft model, named like MODEL, mtp or {NO_DRAFT}.  "
         f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
     ),
 )

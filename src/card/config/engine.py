@@ -33,7 +33,9 @@ class EngineSettings(Replaceable):
 
     target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
     draft: str | None = setting(
-        None, "Draft model, named like the target; demo-draft for demo-target.", read_by=DRAFTING_HERE
+        None,
+        "Draft model, named like the target; demo-draft for demo-target; mtp for the target's own block.",
+        read_by=DRAFTING_HERE,
     )
     method: str = setting("card", "Decoding method: how tokens are drafted.")
     placement: PlacementSetting | None = setting(

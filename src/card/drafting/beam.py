@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -194,15 +195,19 @@ class BeamWriter(DraftWriter):
         """Start the beam of a request after its text. Raises: CapacityError if there is no room."""
         return BeamSequence(self, token_ids, spec, epoch=epoch)
 
-    def step(self, work: Sequence[tuple[BeamSequence, int]]) -> list[NewNodes | CardError]:
+    def grow(self, place: int, beam: BeamSequence, frontier: Sequence[int], logits: Logits) -> NewNodes:
+        """Add what the last pass has left of a beam, whose extension had this place among all; see its `grow`."""
+        return beam.grow(frontier, logits)
+
+    def step(self, work: Sequence[tuple[Any, int]]) -> list[NewNodes | CardError]:
         """Expand each beam's frontier, in one pass; arguments and result as in `DraftWriter.step`."""
         frontiers = [beam.frontier() for beam, _ in work]
         extensions = [beam.extension(frontier, share) for (beam, share), frontier in zip(work, frontiers, strict=True)]
         all_logits = self.model.forward(extensions)
         grown: list[NewNodes | CardError] = []
-        for (beam, _), frontier, logits in zip(work, frontiers, all_logits, strict=True):
+        for place, ((beam, _), frontier, logits) in enumerate(zip(work, frontiers, all_logits, strict=True)):
             try:
-                grown.append(beam.grow(frontier, logits))
+                grown.append(self.grow(place, beam, frontier, logits))
             except CardError as error:
                 grown.append(error)
             except Exception as error:  # in torch or a growth rule: other beams have grown already

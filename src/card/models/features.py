@@ -20,6 +20,7 @@ from card.models.rows.row_tree import IntArray
 Rows = Literal["all", "logits", "last"]
 
 FINAL = -1  # the state after the final norm, in transformers' ``hidden_states``
+RAW = 1 << 16  # the same state before that norm, which they lack; of models in our own pass only
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class FeatureWish:
     """The hidden states that a consumer wants.
 
     ``layers`` count as transformers' ``hidden_states`` do: 0 is the embedding, 1 follows the first layer, and the last
-    one (-1) is taken after the final norm. Those of an inflated model are its original's.
+    one (-1) is taken after the final norm, `RAW` before it. Those of an inflated model are its original's.
     """
 
     layers: tuple[int, ...]
@@ -63,7 +64,7 @@ class PassStates:
     """States that one pass keeps for all wishes together."""
 
     def __init__(self, layers: Set[int], rows: IntArray | slice) -> None:
-        self.layers = layers  # that are wanted: 0, 1, ... or `FINAL`
+        self.layers = layers  # that are wanted: 0, 1, ..., `FINAL` or `RAW`
         self.rows = rows  # of the pass that are wanted
         self.kept: dict[int, Floats] = {}  # [rows, D or more], by layer
 
@@ -73,19 +74,25 @@ class PassStates:
             self.kept[layer] = hidden[self.rows]
 
     def take_final(self, hidden: Floats, norm: Callable[[Floats], Floats]) -> None:
-        """Apply the final norm to what is wanted of the states after the last layer, and keep it."""
+        """Keep what is wanted of the states after the last layer, with the final norm or without it."""
         if FINAL in self.layers:
             chosen = hidden[self.rows]
             self.kept[FINAL] = norm(chosen) if len(chosen) else chosen
+        if RAW in self.layers:
+            self.kept[RAW] = np.array(hidden[self.rows])  # the next pass overwrites them
 
 
 class Features:
     """The wishes told to one model, joined, and what its last pass has kept for them."""
 
-    def __init__(self, num_layers: int, width: int) -> None:
-        """Begin without wishes; the sizes are those of the original of an inflated model."""
+    def __init__(self, num_layers: int, width: int, *, has_raw: bool = False) -> None:
+        """Begin without wishes; the sizes are those of the original of an inflated model.
+
+        Args:
+            has_raw: its passes keep the `RAW` state too.
+        """
         self.layers: Set[int] = frozenset()  # that passes are to keep, as `PassStates` has them
-        self._num_layers, self._width = num_layers, width
+        self._num_layers, self._width, self._has_raw = num_layers, width, has_raw
         self._wishes: dict[FeatureWish, tuple[int, ...]] = {}  # with their layers in the same form
         self._keeps_all_rows = False
         self._states: PassStates | None = None
@@ -104,6 +111,10 @@ class Features:
 
     def _resolved(self, layer: int) -> int:
         most = self._num_layers
+        if layer == RAW and not self._has_raw:
+            raise ModelError("this model gives no state before its final norm; run it on a CPU in our own pass")
+        if layer == RAW:
+            return RAW
         if not -most - 1 <= layer <= most:
             raise ModelError(
                 f"the hidden states of this model are 0 to {most}, or -1 to {-most - 1} from the last one, got {layer};"

@@ -105,7 +105,7 @@ class Seeing(LanguageModel, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageRows:
-    """The rows of one pass without a plain embedding: in places of images, and those that `Extension.added` changes."""
+    """The rows of one pass without a plain embedding: in places of images, and those of `Extension.inputs`."""
 
     rows: IntArray  # [n] of the pass
     features: Floats  # [n, D]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from card.errors import ModelError
 from card.machine.folders import expanded, replaced
 from card.models.files.weight_files import raw_config
+from card.models.names import OWN_BLOCK
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -154,6 +155,8 @@ def wants_states(draft: str | LoadedModel) -> bool:
 
     Raises: ModelError if what its folder says is damaged.
     """
+    if draft == OWN_BLOCK:
+        return True
     if not isinstance(draft, str):
         facts = parallel_draft_of(draft)
     else:

@@ -13,7 +13,7 @@ from card.models.rows.records import BLOCK_ROWS, RecordLayout, Records
 from card.models.rows.row_tree import IntArray
 from card.models.runner import ExactRunner
 
-_NO_TOKEN = -1  # of a row whose embedding was changed
+_NO_TOKEN = -1  # of a row with another input than its embedding
 
 
 def exact_runner(model: DecoderModel, *, max_model_len: int, max_tree_rows: int = 512) -> ExactRunner:
@@ -117,8 +117,8 @@ class RecordingRunner(ExactRunner):
         token_ids = super()._append(extensions)
         for extension in extensions:
             num_new = len(extension.token_ids)
-            num_added = 0 if extension.added is None else len(extension.added)
-            noted = [*[_NO_TOKEN] * num_added, *extension.token_ids[num_added:]]
+            num_given = 0 if extension.inputs is None else len(extension.inputs)
+            noted = [*[_NO_TOKEN] * num_given, *extension.token_ids[num_given:]]
             self._records(extension.slot).note(self.num_rows(extension.slot) - num_new, noted)
         return token_ids
 

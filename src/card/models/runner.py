@@ -18,13 +18,14 @@ from card.models.long_texts import CHANGES_WITH_LENGTH, switch_len
 from card.models.names import model_name
 from card.models.own.decoder import Decoder
 from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.draft_block import BlockInputs, DraftBlock, Lent
 from card.models.own.exact_decoder import ExactDecoder
 from card.models.own.expert_tables import ExpertFacts
-from card.models.own.layers import embedded
+from card.models.own.layers import BlockWeight, embedded
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.rows.extension_rows import (
-    added_rows,
+    given_rows,
     logits_rows_of,
     require_selectable,
     require_well_formed,
@@ -53,6 +54,7 @@ class RowRunner(ABC):
     device: Any  # of the computation
     dtype: Any
     experts: ExpertFacts | None = None  # None: it has none, or their passes do not count them
+    block_inputs: BlockInputs | None = None  # what makes inputs of tokens and states; None: it reads tokens alone
 
     def __init__(self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int) -> None:
         """Take over a model.
@@ -77,7 +79,7 @@ class RowRunner(ABC):
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
         self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
-        self.features = Features(self.original.num_layers, self.original.hidden_size)
+        self.features = Features(self.original.num_layers, self.original.hidden_size, has_raw=self.is_exact)
         self.attention_scores = AttentionScores()
         self._shown: ShownImages | None = None  # None: it sees no images
         records = self._record_layout(max_tree_rows)
@@ -243,8 +245,8 @@ class RowRunner(ABC):
             slots = [extension.slot for extension in extensions]
             turned = self._shown.positions(slots, positions)
             images = self._shown.rows(slots, positions)
-        elif any(extension.added is not None for extension in extensions):
-            images = added_rows(extensions, self.embeddings)
+        elif any(extension.inputs is not None for extension in extensions):
+            images = given_rows(extensions)
         logits = self._decoder.forward(token_ids, turned, steps, logits_rows, states, images)
         self.features.leave(states, extensions)
         scored = zip(extensions, steps, strict=True)
@@ -291,6 +293,9 @@ class ExactRunner(RowRunner):
         if (reason := why_not_int8()) is not None:
             raise ModelError(f"{model_name(model)} cannot run in our own pass: {reason}")
         self._table = model.embeddings
+        self.block_inputs = model.inputs if isinstance(model, DraftBlock) else None
+        head = model.lm_head.weight
+        self._head_blocks = head if isinstance(head, BlockWeight) else None
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
         self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
         self.dtype = self._decoder.layout.dtype
@@ -303,6 +308,11 @@ class ExactRunner(RowRunner):
 
     def _make_decoder(self, model: DecoderModel, max_model_len: int) -> ExactDecoder:
         return ExactDecoder(model, max_model_len)
+
+    @property
+    def lent(self) -> Lent:
+        """The ends of the model, for a block that drafts for it."""
+        return Lent(self._table, self._decoder.head, self._head_blocks)
 
     @property
     def num_embeddings(self) -> int:

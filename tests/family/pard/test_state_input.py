@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,15 @@ def test_a_file_that_is_cut_off_is_refused_by_name(tmp_path: Path, cut: int) -> 
 
 
 def passed_together(runner: RowRunner, first: list[int], second: list[int], added: torch.Tensor) -> list[torch.Tensor]:
-    """Run two texts in one pass; the second one's first tokens have something added."""
+    """Run two texts in one pass; the second one's first tokens have something added to their embeddings."""
     extensions = [Extension.of_text(runner.open(), ids, first_logits=0) for ids in (first, second)]
-    extensions[1] = Extension(
-        *(getattr(extensions[1], n) for n in ("slot", "token_ids", "parents")), added=as_array(added)
-    )
+    inputs = runner.embeddings(second[: len(added)]) + as_array(added)
+    extensions[1] = replace(extensions[1], inputs=inputs)
     return [as_tensor(logits) for logits in runner.forward(extensions)]
 
 
 @pytest.mark.parametrize("own_pass", [True, False])
-def test_a_pass_adds_to_embeddings_what_it_is_given_and_to_no_other_text(own_pass: bool) -> None:
+def test_a_pass_takes_the_inputs_that_it_is_given_and_no_other_text_does(own_pass: bool) -> None:
     model, texts = tiny_llama(VOCAB), ([3, 1, 4, 1], [5, 9, 2, 6, 5])
     added = torch.randn(3, 32)
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_a_pass_adds_to_embeddings_what_it_is_given_and_to_no_other_text(own_pas
 
 
 @pytest.mark.slow  # integer kernels of these sizes are compiled
-def test_integer_passes_add_it_too(pair: Pair) -> None:
+def test_integer_passes_take_them_too(pair: Pair) -> None:
     if why_not_int8() is not None:
         pytest.skip(str(why_not_int8()))
     texts, added = ([3, 1, 4, 1], [5, 9, 2, 6, 5]), torch.randn(3, 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,10 @@ class Guessing(TableModel):
         )
         self.mask_id = model.vocab_size
         self._model = model
+
+    def embeddings(self, token_ids: Sequence[int]) -> Floats:
+        """Return rows that tell tokens apart."""
+        return np.outer(np.float32(token_ids), np.ones(32, np.float32))
 
     def _make_logits(self, context: tuple[int, ...]) -> Floats:
         ids = [token for token in context if token != self.mask_id]
@@ -406,17 +410,17 @@ def reading(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Read:
-    """Notes the tokens that draft models read, and what was added to the first of them, by request and place."""
+    """Notes the tokens that draft models read, and the inputs of the first of them, by text."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.added: dict[tuple[int, ...], Floats | None] = {}  # by the text up to the token
+        self.inputs: dict[tuple[int, ...], Floats | None] = {}  # by the text up to the token
         extension = ParallelSequence.extension
 
         def noted(sequence: ParallelSequence, frontier: list[int], max_tokens: int) -> Extension:
             first, made = sequence.num_committed_rows, extension(sequence, frontier, max_tokens)
             for i in range(min(len(made.token_ids), len(sequence.token_ids) - first)):
                 text = tuple(sequence.token_ids[: first + i + 1])
-                self.added[text] = None if made.added is None else made.added[i]
+                self.inputs[text] = None if made.inputs is None else made.inputs[i]
             return made
 
         monkeypatch.setattr(ParallelSequence, "extension", noted)
@@ -436,17 +440,19 @@ def test_a_drafter_in_turns_reads_each_token_with_the_states_that_it_came_of(
         texts = [(*output.prompt_token_ids, *output.outputs[0].token_ids) for output in outputs]
     layer = StateInput.load(Path(reading) / STATES_FILE)
     target = LlamaForCausalLM.from_pretrained(pair.target).train(False)
+    embedded = LlamaForCausalLM.from_pretrained(reading).get_input_embeddings()
     for text in texts:
         with torch.no_grad():
             states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
         added = layer(torch.cat([states[number][0] for number in layer.layers], -1))
+        embeddings = embedded(torch.tensor(text))
         for place in range(len(text)):
-            if text[: place + 1] not in read.added:
+            if text[: place + 1] not in read.inputs:
                 assert place > len(text) - K - 2, "the last round's tokens alone are not read"
                 continue
-            found = read.added[text[: place + 1]]
+            found = read.inputs[text[: place + 1]]
             assert found is not None, "none came late"
-            expected = added[place - 1] if place else torch.zeros(32)
+            expected = embeddings[place] + (added[place - 1] if place else 0.0)
             torch.testing.assert_close(as_tensor(found), expected, atol=1e-4, rtol=1e-3)
 
 
@@ -490,10 +496,11 @@ def test_states_that_come_late_again_or_early_are_added_to_the_text_alone_and_ch
     def noted(extensions: list[Extension]) -> list[Floats]:
         (one,) = extensions
         num_text = min(len(one.token_ids), len(sequence.token_ids) - sequence.num_committed_rows)
-        assert one.added is None or one.added.shape == (num_text, 32)
-        for i, row in enumerate([] if one.added is None else one.added):
+        assert one.inputs is None or one.inputs.shape == (num_text, 32)
+        for i, row in enumerate([] if one.inputs is None else one.inputs):
             place = sequence.num_committed_rows + i
-            np.testing.assert_allclose(row, added.get(place, np.zeros(32)), rtol=1e-5, atol=1e-6)
+            expected = one.token_ids[i] + added.get(place, np.zeros(32))
+            np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-6)
         return forward(extensions)
 
     writer.model.forward = noted  # type: ignore[method-assign]

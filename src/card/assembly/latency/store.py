@@ -25,6 +25,7 @@ from card.machine.threads import CoreSet
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.files.gguf.parts import part_files
 from card.models.files.places import is_gguf
+from card.models.names import OWN_BLOCK
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,10 @@ def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet, more: st
     assert settings.draft is not None
     device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
     more += "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
-    return LatencyKey.of(what, settings.draft, dtype=dtype, device=device, core_set=core_set, more=more)
+    draft = settings.draft
+    if draft == OWN_BLOCK:
+        draft, more = settings.target, f"{more} of its block"
+    return LatencyKey.of(what, draft, dtype=dtype, device=device, core_set=core_set, more=more)
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:

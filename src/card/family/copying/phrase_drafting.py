@@ -169,5 +169,7 @@ def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked
     Args:
         asked: as of `card.drafting.draft_writers.make_writer`.
     """
-    is_ordinary = asked["parallel"] is None and not (isinstance(model, RowRunner) and model.has_recorded_passes)
+    is_ordinary = asked["parallel"] is None
+    if isinstance(model, RowRunner):
+        is_ordinary = is_ordinary and not model.has_recorded_passes and model.block_inputs is None
     return PhraseDraftWriter(model, kv_cache_bytes, find_grammar=asked["find_grammar"]) if is_ordinary else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class ParallelSequence(BeamSequence):
             text, run, nodes = text[:most], run[: max(0, most - len(text))], []
         made = _Pass(len(text), tuple(run), tuple(nodes), tuple(self._masks_of(nodes, most)))
         self._pass = made
-        return replace(self._extension_of(made, text), added=self._added_to(len(text)))
+        return replace(self._extension_of(made, text), inputs=self._inputs_of(text))
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Process the logits of a pass, keep its rows except masks, and make a layer of each guess.
@@ -168,12 +168,14 @@ class ParallelSequence(BeamSequence):
         first = made.num_text - 1 if cache.root_id in made.expanded else made.num_text
         return Extension(self.slot, token_ids, parents, first if made.expanded else len(token_ids))
 
-    def _added_to(self, num_text: int) -> Floats | None:
-        """Return the addition to the embeddings of the text's next tokens, [num_text, D]; None if there is none."""
-        places = range(self.num_committed_rows, self.num_committed_rows + num_text)
-        known = [self._added.get(place) for place in places]
+    def _inputs_of(self, text: Sequence[int]) -> Floats | None:
+        """Return the embeddings of the text's next tokens with their additions; None if nothing is added to any."""
+        known = [self._added.get(place) for place, _ in enumerate(text, self.num_committed_rows)]
         none = next((np.zeros_like(row) for row in known if row is not None), None)
-        return None if none is None else np.stack([none if row is None else row for row in known])
+        if none is None:
+            return None
+        embeddings = cast(RowRunner, self._model).embeddings(text)
+        return embeddings + np.stack([none if row is None else row for row in known])
 
     def _layers(self, made: _Pass, logits: Logits) -> NewNodes:
         """Make children of the expanded nodes, then their children, one layer for each mask."""

@@ -17,6 +17,7 @@ from card.models.files.gguf.parts import first_part, part_names
 from card.models.files.gguf.source import GgufSource
 from card.models.files.places import GGUF_SUFFIX, hub_file, local_model
 from card.models.files.weight_files import check_counts, raw_config
+from card.models.names import OWN_BLOCK
 
 _HUB_TIMEOUT_S = 10.0
 _MOST_NAMED = 8  # files of a repository in an error
@@ -55,6 +56,11 @@ def find_source(name: str, cache_dir: str | None) -> Source:
         with explained(source, "the config of {} cannot be used"):
             check_counts(raw_config(place))
         return source
+    if name == OWN_BLOCK:
+        raise ModelError(
+            f"{name} is no model of its own: it names the block that drafts in a target's checkpoint, which drafts in "
+            "the target's process alone; name a draft model"
+        )
     there = _ask_hub(name)
     if in_repository := there.gguf_files:
         raise ModelError(

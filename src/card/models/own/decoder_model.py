@@ -14,6 +14,7 @@ import numpy as np
 
 from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.packed_linear import PackedLinear
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import SPLITS, ExpertPlace, Part, sizes_of
 from card.models.files.generation_config import GenerationConfig, read_generation_config
@@ -94,6 +95,7 @@ class DecoderModel:
         self.angles = angles
         self.pages: tuple[MappedWeights, ...] = ()  # the memory that they are mapped to
         self.computes_int8 = False  # its weights stay as they are, and passes make integers of them
+        self.packed_head: PackedLinear | None = None  # a head that another model has packed; None: its own
         source = _FileWeights(weights)
         self.embeddings = source.take(_TABLE, config.vocab_size, config.hidden_size)
         self.layers = [source.layer(idx, architecture, config) for idx in range(config.num_hidden_layers)]

@@ -25,7 +25,7 @@ from card.kernels.packed_linear import GROUP, LANES, PANEL, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures.architecture import ACTIVATIONS
 from card.models.draft_vocab import head_of, spread
-from card.models.features import FINAL, PassStates
+from card.models.features import FINAL, RAW, PassStates
 from card.models.images import ImageRows
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.exact_layers import (
@@ -96,8 +96,9 @@ class ExactDecoder:
         check_numbers(model, (*model.ending, *(() if its is None else its.packed_weights)))
         head, self._head_ids = head_of(model)
         pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
-        self._output = packed(pack, head, factor=1 / architecture.scale("logits", config))
-        self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
+        lent = model.packed_head if self._head_ids is None else None
+        self.head = lent or packed(pack, head, factor=1 / architecture.scale("logits", config))
+        self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self.head.panels)
         self._inputs = None if its is None else LayerInputTables(model, its, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
@@ -233,7 +234,7 @@ class ExactDecoder:
 
     def _run_and_take(self, states: PassStates, hidden: Floats) -> None:
         """Run the pass and let it copy the wanted states, which the next layer overwrites."""
-        copies = {layer: empty(hidden.shape) for layer in states.layers - {0, FINAL}}
+        copies = {layer: empty(hidden.shape) for layer in states.layers - {0, FINAL, RAW}}
         if 0 in states.layers:
             states.take(0, hidden.copy())
         for layer, copy in copies.items():
@@ -308,7 +309,7 @@ class ExactDecoder:
         table = (ctypes.c_int64 * code.TABLE_SIZE)()
         for place, part in parts.items():
             table[place] = part.ctypes.data
-        table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self._output.entry
+        table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self.head.entry
         table[code.LAYER_TABLE], table[code.OWN_BYTES] = layers.tables.ctypes.data, own_bytes
         numbers = {
             code.EXPERTS_AT: experts_at,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -71,13 +71,12 @@ def logits_rows_of(extensions: Sequence[Extension]) -> IntArray | slice:
     return np.concatenate(rows)
 
 
-def added_rows(extensions: Sequence[Extension], embeddings: Callable[[Sequence[int]], Floats]) -> ImageRows:
-    """Return the rows of a pass to whose embeddings something is added, with the sums."""
-    rows, sums, offset = list[IntArray](), list[Floats](), 0
+def given_rows(extensions: Sequence[Extension]) -> ImageRows:
+    """Return the rows of a pass whose inputs are given, with these inputs."""
+    rows, inputs, offset = list[IntArray](), list[Floats](), 0
     for extension in extensions:
-        if extension.added is not None:
-            num_rows = len(extension.added)
-            rows.append(np.arange(offset, offset + num_rows))
-            sums.append(embeddings(extension.token_ids[:num_rows]) + extension.added)
+        if extension.inputs is not None:
+            rows.append(np.arange(offset, offset + len(extension.inputs)))
+            inputs.append(extension.inputs)
         offset += len(extension.token_ids)
-    return ImageRows(np.concatenate(rows), np.concatenate(sums), None)
+    return ImageRows(np.concatenate(rows), np.concatenate(inputs), None)

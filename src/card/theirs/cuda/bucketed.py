@@ -108,7 +108,7 @@ class BucketedRunner(TorchRunner):
     def _forward(self, extensions: Sequence[Extension]) -> list[Any]:
         if self.static is None or len(extensions) > 1 or len(extensions[0].token_ids) > MAX_STATIC_TOKENS:
             return super()._forward(extensions)
-        if any(one is not None for one in (extensions[0].reads, extensions[0].scores, extensions[0].added)):
+        if any(one is not None for one in (extensions[0].reads, extensions[0].scores, extensions[0].inputs)):
             return super()._forward(extensions)
         self.attention_scores.leave({})
         token_ids = self._append(extensions)

@@ -5,6 +5,7 @@ Architectures whose entry has llama.cpp's name are read; files that ask for more
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,13 @@ from card.models.own.plain_config import config_of
 from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+_JOIN = ".nextn.eh_proj.weight"
+_NEXTN = {  # of a block that drafts, beside its layer
+    "nextn.eh_proj.weight": "fc.weight",
+    "nextn.enorm.weight": "pre_fc_norm_embedding.weight",
+    "nextn.hnorm.weight": "pre_fc_norm_hidden.weight",
+    "nextn.shared_head_norm.weight": "norm.weight",
+}
 _LAYER_INPUTS = {  # of tokens' numbers for each layer
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -82,15 +90,23 @@ class GgufModel:
         return read_raw(weight, first, count)
 
 
-def open_gguf(path: Path) -> GgufModel:
-    """Read the header of a file, or of all parts of a model by the first one, and check that the model can be run.
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The header of a model, before its weights are named."""
 
-    Raises: GgufError if it cannot; OSError if a file cannot be read.
-    """
+    header: Header  # of all parts, without the layers that draft
+    drafting: Sequence[TensorPlace]  # the tensors of these layers
+    architecture: Architecture  # as the file stores it
+    config: dict[str, Any]
+    plain: DecoderConfig
+
+
+def _read(path: Path) -> _Read:
     first = read_header(path)
     check_is_first(path, first)
     known, headers = _architecture(first), read_parts(path, first)
     facts = GgufFacts(first.metadata, first.architecture)
+    drafting = [place for one in headers.values() for name, place in one.tensors.items() if facts.is_behind(name)]
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     for file, one in headers.items():
         with named(file, path):
@@ -101,6 +117,49 @@ def open_gguf(path: Path) -> GgufModel:
     plain = config_of(config)
     if plain is None:
         raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
+    return _Read(header, drafting, architecture, config, plain)
+
+
+def open_block(path: Path) -> GgufModel | None:
+    """Read the header of a file as `open_gguf` does, for the block that drafts; its weights have a folder's names.
+
+    Returns: None if it holds none. Raises: GgufError if there are several, or it has a head or embeddings of its own.
+    """
+    read = _read(path)
+    if not any(place.name.endswith(_JOIN) for place in read.drafting):
+        return None
+    begins = {place.name.partition(".nextn.")[0] for place in read.drafting if place.name.endswith(_JOIN)}
+    if len(begins) > 1:
+        raise GgufError(f"holds {len(begins)} blocks that draft, and one is run here; name a draft model")
+    check_tensors(replace(read.header, tensors={place.name: place for place in read.drafting}))
+    plain, config = copy.copy(read.plain), read.config
+    plain.num_hidden_layers, plain.layer_types = 1, ["full_attention"]
+    (begin,) = begins
+    weights: list[Weight] = []
+    for place in read.drafting:
+        name = place.name.removeprefix(f"{begin}.")
+        if name in _NEXTN:
+            offset = read.architecture.norm_offset if len(place.shape) == 1 else 0.0
+            weights.append(Weight(f"mtp.{_NEXTN[name]}", place, None, offset))
+            continue
+        if name.startswith("nextn."):
+            raise GgufError(f"holds a block with a tensor {place.name}, which is not known here; name a draft model")
+        one = replace(place, name=f"blk.0.{name}")
+        found = expert_weights(one, read.architecture, config) or [_weight(one, read.architecture, plain)]
+        weights += [replace(weight, name=weight.name.replace("model.", "mtp.", 1)) for weight in found]
+    if all(weight.name != "mtp.norm.weight" for weight in weights):  # the model's own norm stands for it
+        norm = read.header.tensors[f"{read.architecture.last_norm[1]}.weight"]
+        weights.append(Weight("mtp.norm.weight", norm, None, read.architecture.norm_offset))
+    return GgufModel(read.header, config, weights)
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Read the header of a file, or of all parts of a model by the first one, and check that the model can be run.
+
+    Raises: GgufError if it cannot; OSError if a file cannot be read.
+    """
+    read = _read(path)
+    header, architecture, config, plain = read.header, read.architecture, read.config, read.plain
     places = [place for place in header.tensors.values() if place.name not in ROTATION_TENSORS]
     places = cut_fused(places, architecture, plain)
     weights = [

@@ -8,8 +8,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, empty
@@ -22,7 +25,7 @@ from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
-from card.models.files.gguf.model import GgufModel, open_gguf
+from card.models.files.gguf.model import GgufModel, open_block, open_gguf
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
@@ -213,6 +216,34 @@ class GgufSource:
             weights[name] = array
         self._check_unchanged()
         return weights
+
+    @functools.cached_property
+    def block(self) -> GgufModel | None:
+        """The block that drafts, with its weights under the names of folders; None if there is none."""
+        return open_block(self._path)
+
+    def block_weights(self, dtype: str) -> dict[str, Array]:
+        """Return the weights of the block that drafts, and the head if it stands apart, read into memory.
+
+        `block` must not be None. The head's blocks are left out: passes multiply by them as they are.
+        """
+        assert self.block is not None
+        stored = self.stored_dtype(dtype)
+        heads = [one for one in self._model.weights if one.name == "lm_head.weight"]
+        places = [*self.block.weights, *(one for one in heads if one.place.type_id in PLAIN_DTYPES)]
+        found = {
+            name: np.concatenate([piece.reshape(-1) for piece in pieces]).reshape(shape)
+            for name, _, shape, pieces in _joined(replace(self.block, weights=places), stored)
+        }
+        self._check_unchanged()
+        return found
+
+    def block_config(self, dtype: str) -> Any:
+        """Return the config of the whole model for its block."""
+        config = config_of(self.config)
+        assert config is not None
+        config.dtype = self.stored_dtype(dtype).name
+        return config
 
     def stored_dtype(self, dtype: str) -> Dtype:
         """Return what the weights are kept in for a dtype that is asked for; "auto" is the file's own."""

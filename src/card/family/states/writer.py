@@ -1,0 +1,181 @@
+"""Draft with a block whose rows stand for a token and a state: row j has token j and the state behind token j - 1.
+
+States of the text come from the target's passes. Those of candidates are the block's own: it hands on the state of each
+row. So rows of candidates are guesses, and every commit drops them; true ones are run with the next pass.
+
+Rows that the target has copied from another text are not shown. The block then begins behind them, which it can, as its
+rows turn by their distance alone. If only a few are missing behind others, it runs these with states of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.draft_shaping import FindGrammar
+from card.drafting.protocol import DraftSequence, DraftWriter
+from card.errors import ModelError
+from card.kernels.number_types import Floats
+from card.models.features import FINAL, FeatureWish
+from card.models.own.draft_block import BlockInputs
+from card.models.protocol import Extension, LanguageModel
+from card.models.runner import RowRunner
+from card.protocol.messages import DraftSpec
+from card.tree.logits import FloatArray, Logits
+from card.tree.nodes import NewNodes
+
+_MOST_BLANK = 64  # rows without a state behind others: a request ends some tokens before its drafter has read them
+OWN_STATES = FeatureWish((FINAL,), "logits")  # the block's own states, which it hands on
+
+
+class StateSequence(BeamSequence):
+    """The tree of one request. All of its text is read, from the first known state on."""
+
+    reads_whole_texts = True
+
+    def __init__(self, writer: StateWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+        """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
+        super().__init__(writer, token_ids, spec, epoch=epoch)
+        self._runner, self._inputs = writer.runner, writer.inputs
+        self._zeros: Floats = np.zeros(writer.inputs.width, np.float32)
+        self._state_at: dict[int, Floats] = {0: self._zeros}  # by place in the text: the state behind the token before
+        self._state_of: dict[int, Floats] = {}  # the block's own behind a node that was run
+        self._waits = True  # the states of a prompt come with the first commit
+
+    @property
+    def _read_ids(self) -> Sequence[int]:
+        """The part of the text that is read."""
+        return self.token_ids[self._num_skipped :] if self._num_skipped else self.token_ids
+
+    @property
+    def _next_place(self) -> int:
+        """Place in the text of the next row."""
+        return self._num_skipped + self.num_committed_rows
+
+    def read(self, first: int, states: FloatArray) -> None:
+        """Read the target's states of rows that became text, each with the token that followed."""
+        if self.spec.num_hidden:  # places differ if images are left out
+            return
+        next_place = self._next_place
+        self._state_at.update((place, row) for place, row in enumerate(states, first + 1) if place >= next_place)
+
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """Commit tokens. The tree begins anew: its rows have states that were guessed."""
+        self._waits = False
+        if DraftSequence.commit(self, token_ids) is not None:
+            self.num_dropped += self.cache.num_nodes
+            self.cache.restart(self.cache.epoch + 1)
+        self._model.keep(self.slot, self.num_committed_rows)
+        self.row_of.clear()
+        self._state_of.clear()
+        return None
+
+    def frontier(self) -> list[int]:
+        """Return the nodes that the next pass would expand; empty also while a state of the text is missing."""
+        if self._waits or (self._frontier is None and not self._has_states()):
+            return []
+        return super().frontier()
+
+    def _has_states(self) -> bool:
+        """Return whether the unread text has states, once it begins where they do."""
+        first, end, known = self._next_place, len(self.token_ids), self._state_at
+        begin = next((place + 1 for place in reversed(range(first, end)) if place not in known), first)
+        if begin >= end > first:
+            return False  # not even the newest token has one
+        if begin == first:
+            return True
+        if self.num_committed_rows and begin - first <= _MOST_BLANK:
+            known.update((place, self._zeros) for place in range(first, begin) if place not in known)
+        else:
+            self._begin_at(begin)
+        return True
+
+    def _begin_at(self, place: int) -> None:
+        """Let the token at this place be the first one that is read. No other text can use such rows."""
+        self._pool.note(self.slot, ())
+        self._is_shared = True
+        self._model.keep(self.slot, 0)
+        self.num_committed_rows, self._num_skipped = 0, place
+
+    def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
+        """Return tokens to run as `BeamSequence.extension` does, each with its state."""
+        plain = super().extension(frontier, max_tokens)
+        if self.cache.root_id in frontier:
+            first = self._next_place
+            states = [self._state_at[first + i] for i in range(len(plain.token_ids))]
+        else:
+            states = [self._state_of[self.cache.parent(node)] for node in frontier[:max_tokens]]
+        embeddings = self._runner.embeddings(plain.token_ids)
+        return replace(plain, inputs=self._inputs.rows(embeddings, np.stack(states)))
+
+    def hand_on(self, frontier: Sequence[int], states: Floats) -> None:
+        """Take the block's own states behind the rows of a pass that had logits, before `grow`."""
+        nodes = [self.cache.root_id] if self.cache.root_id in frontier else frontier[: len(states)]
+        self._state_of.update(zip(nodes, np.array(states), strict=True))
+
+    def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
+        """Add the rows of a pass as `BeamSequence.grow` does, and forget the states that they were made of."""
+        first = self._next_place
+        made = super().grow(frontier, logits)
+        for place in range(first, self._next_place):
+            self._state_at.pop(place, None)
+        return made
+
+    def close(self) -> None:
+        """Free the sequence; its rows stay in the pool if they are those of a text from its beginning."""
+        if self._num_skipped:
+            self.discard()
+        else:
+            super().close()
+
+
+class StateWriter(BeamWriter):
+    """Drafts for several requests with the block of their target."""
+
+    wanted_states = FeatureWish((FINAL,), "all")
+
+    def __init__(
+        self,
+        runner: RowRunner,
+        inputs: BlockInputs,
+        kv_cache_bytes: int | None = None,
+        *,
+        find_grammar: FindGrammar | None = None,
+    ) -> None:
+        """Make a writer of a block and the layers that make its inputs; other arguments as of `BeamWriter`."""
+        super().__init__(runner, kv_cache_bytes, find_grammar=find_grammar)
+        self.runner, self.inputs = runner, inputs
+        runner.features.wish([OWN_STATES])
+
+    def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> StateSequence:
+        """Start the tree of a request after its text. Raises: CapacityError if there is no room."""
+        return StateSequence(self, token_ids, spec, epoch=epoch)
+
+    def grow(self, place: int, beam: BeamSequence, frontier: Sequence[int], logits: Logits) -> NewNodes:
+        """Add what the last pass has left of a beam: its own states first."""
+        cast(StateSequence, beam).hand_on(frontier, self.runner.features.of(place, OWN_STATES))
+        return super().grow(place, beam, frontier, logits)
+
+
+def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked: Any) -> DraftWriter | None:
+    """Return the writer of a block that drafts; None for any other model.
+
+    Args:
+        asked: as of `card.drafting.draft_writers.make_writer`.
+    Raises: ModelError if the target is of another width, or no target gives its states.
+    """
+    inputs = model.block_inputs if isinstance(model, RowRunner) else None
+    if inputs is None:
+        return None
+    target: RowRunner | None = asked["target"]
+    width = None if target is None else target.original.hidden_size
+    if width != inputs.width:
+        raise ModelError(
+            f"this block reads states of {inputs.width} numbers, and its target gives "
+            f"{'none' if width is None else width}; let it draft in the process of its own target"
+        )
+    return StateWriter(cast(RowRunner, model), inputs, kv_cache_bytes, find_grammar=asked["find_grammar"])

@@ -1,0 +1,62 @@
+"""Load the block that drafts inside a target's checkpoint. Errors are one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from card.config import INT8
+from card.errors import ModelError, named
+from card.models.dtypes import parse_dtype
+from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.names import OWN_BLOCK
+from card.models.own.decoder_model import LoadedModel
+from card.models.own.draft_block import DraftBlock, has_folder_block, read_folder_block, read_gguf_block
+from card.models.runner import ExactRunner, RowRunner
+
+_INSTEAD = f"name a draft model, or leave {named('draft')} out"
+
+
+def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
+    """Check that a target's checkpoint holds a block that drafts, without reading its weights.
+
+    Raises: ModelError that says what to do instead.
+    """
+    if not isinstance(target, str):
+        raise ModelError(f"{named('draft')} {OWN_BLOCK} is read from the target's files: give the target by name")
+    with quiet():
+        source = find_source(target, cache_dir)
+        with explained(source, "the weights of {} cannot be read"):
+            is_here = source.is_folder and has_folder_block(Path(source.path))
+            has_it = is_here if source.gguf is None else source.gguf.block is not None
+        if not has_it:
+            raise ModelError(
+                f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
+                f"here: {_INSTEAD}"
+            )
+
+
+def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> DraftBlock:
+    """Load the block of a checkpoint for the target that was loaded from it.
+
+    Args:
+        name: of the target, for which `require_block` found one.
+        dtype: of the draft model, as of `card.models.loading.load_decoder`.
+    Raises: ModelError, one line, if it cannot be run.
+    """
+    if not isinstance(target, ExactRunner):
+        raise ModelError(
+            f"{named('draft')} {OWN_BLOCK} needs a target that runs in our own pass on a CPU, and {name} does not: "
+            f"{_INSTEAD}"
+        )
+    with quiet():
+        source = find_source(name, cache_dir)
+        with explained(source, f"the block of {{}} cannot draft ({_INSTEAD})"):
+            block = _read(source, target, parse_dtype(dtype))
+    block.computes_int8 = dtype == INT8
+    return block
+
+
+def _read(source: Source, target: ExactRunner, dtype: str) -> DraftBlock:
+    if source.gguf is not None:
+        return read_gguf_block(source.gguf, target.lent, dtype=dtype)
+    return read_folder_block(Path(source.path), target.lent, dtype=dtype)

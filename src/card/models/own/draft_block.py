@@ -1,0 +1,205 @@
+"""The block in a checkpoint that drafts: one decoder layer behind the others, which reads the target's last state.
+
+A row of it stands for a token of the text and for the target's state from which that token was chosen. Both are normed
+and joined by a linear layer; the layer follows, then a norm, then the target's head. The normed state stands in for the
+target's in the next row of a draft. Source: DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction); the
+names and the state after the final norm are those of Qwen3.5's and Qwen3-Next's files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
+from card.models.architectures import Architecture, find_architecture
+from card.models.files.generation_config import GenerationConfig
+from card.models.files.gguf.source import GgufSource
+from card.models.files.mapped_weights import MappedWeights
+from card.models.files.scaled_weights import find_scaled
+from card.models.files.weight_files import tensor_shapes, weight_files
+from card.models.inner_text import inner_name
+from card.models.own.decoder_model import DecoderModel
+from card.models.own.exact_layers import as_stored, check_numbers, norm_weight, packed, rms_norm
+from card.models.own.expert_weights import split_experts
+from card.models.own.layers import BlockWeight, Linear, Weight
+from card.models.own.plain_config import read_config
+
+_PREFIX = "mtp."
+_JOIN, _TOKEN_NORM, _STATE_NORM = "fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class BlockError(ValueError):
+    """A reason why the block of a model cannot draft, in words that follow its name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockInputs:
+    """The layers that make a row's input of a token's embedding and a state."""
+
+    token_norm: Floats  # [D]
+    state_norm: Floats  # [D]
+    eps: float
+    join: PackedLinear  # [D, 2 D]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a state, D."""
+        return len(self.state_norm)
+
+    def rows(self, embeddings: Floats, states: Floats) -> Floats:
+        """Return the inputs of rows, [n, D], from embeddings and states, [n, D] each."""
+        tokens = rms_norm(embeddings, self.token_norm, self.eps)
+        both = np.concatenate([tokens, rms_norm(states, self.state_norm, self.eps)], -1)
+        return multiply_rows(both, self.join)[:, : self.width]
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The ends of a target, which its block uses too; they are in memory once."""
+
+    embeddings: Weight  # [V, D]
+    head: PackedLinear
+    head_blocks: BlockWeight | None = None  # the same head, to choose some of its tokens; None: it is no blocks
+
+
+class DraftBlock(DecoderModel):
+    """A block as a decoder of one layer, with the target's embeddings and head."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Any,
+        weights: Mapping[str, Weight],
+        joining: Mapping[str, Weight],
+        lent: Lent,
+    ) -> None:
+        """Take over the weights of the layer, by the names of a decoder's first, and those that make inputs.
+
+        Args:
+            weights: with the target's embeddings and head, as a decoder has them.
+            joining: what makes inputs, by the names of `mtp.`.
+        Raises: KeyError, ValueError as `DecoderModel` does; BlockError for weights of another width.
+        """
+        super().__init__(architecture, config, GenerationConfig(), weights)
+        self.packed_head = lent.head
+        width = int(config.hidden_size)
+        for name, shape in ((_JOIN, (width, 2 * width)), (_TOKEN_NORM, (width,)), (_STATE_NORM, (width,))):
+            if tuple(joining[name].shape) != shape:
+                raise BlockError(f"{_PREFIX}{name} has shape {list(joining[name].shape)}, the model asks for {shape}")
+        check_numbers(self, ((_PREFIX + name, weight) for name, weight in joining.items()))
+        token_norm, state_norm = (
+            norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (_TOKEN_NORM, _STATE_NORM)
+        )
+        self.inputs = BlockInputs(
+            token_norm,
+            state_norm,
+            float(getattr(config, architecture.norm_eps)),
+            packed(as_stored, Linear(joining[_JOIN]), out_multiple=PANEL),  # a coarser one costs acceptance
+        )
+
+    @property
+    def ending(self) -> Iterator[tuple[str, Weight]]:
+        """The last norm by name: the head has been looked at with the target."""
+        yield self._norm_name, self.norm
+
+
+def has_folder_block(folder: Path) -> bool:
+    """Return whether the files of a folder hold a block that drafts. Raises: OSError, ValueError."""
+    return f"{_PREFIX}{_JOIN}" in (tensor_shapes(folder) or {})
+
+
+def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
+    """Return the block of a folder that `has_folder_block`.
+
+    Args:
+        dtype: "auto" takes what the config names.
+    Raises: BlockError if it cannot be run; OSError, ValueError if it cannot be read.
+    """
+    if find_scaled(folder) is not None:
+        raise BlockError("its weights are 8-bit floats with scales, of which no block is read yet")
+    config = read_config(folder)
+    architecture = None if config is None else find_architecture(config.model_type)
+    if config is None or architecture is None:
+        raise BlockError("the model does not run in our own pass")
+    wanted = STORED_DTYPES[str(config.dtype) if dtype == "auto" else dtype]
+    files = tuple(MappedWeights(file) for file in weight_files(folder))
+    stored = {name: array for file in files for name, array in file.arrays.items()}
+    block = {name.removeprefix(_PREFIX): array for name, array in stored.items() if name.startswith(_PREFIX)}
+    ends = {inner_name(name): array for name, array in stored.items() if not name.startswith(_PREFIX)}
+    try:
+        made = block_of(architecture, config, block, ends.get(_HEAD), lent, wanted)
+    finally:
+        del stored, ends
+    made.pages = files
+    return made
+
+
+def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str) -> DraftBlock:
+    """Return the block of a GGUF file that has one, with its weights as floats; others as `read_folder_block`.
+
+    Raises: GgufError too.
+    """
+    config, weights = gguf.block_config(dtype), gguf.block_weights(dtype)
+    architecture = find_architecture(config.model_type)
+    assert architecture is not None
+    head = weights.pop(_HEAD, None)
+    block = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
+    return block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+
+
+def block_of(
+    architecture: Architecture,
+    config: Any,
+    block: Mapping[str, Array],
+    head: Array | None,
+    lent: Lent,
+    dtype: Dtype,
+) -> DraftBlock:
+    """Return a block of arrays.
+
+    Args:
+        config: of the whole model.
+        block: its weights by the names that follow `mtp.` in a folder.
+        head: of the model, for a block that proposes some tokens only; None: it is tied to the embeddings.
+        dtype: of the weights of the layer.
+    Raises: BlockError that names a weight.
+    """
+    if more := sorted(name for name in block if name.startswith("layers.") and not name.startswith("layers.0.")):
+        raise BlockError(f"it has several blocks ({_PREFIX}{more[0]}), and one is run here")
+    joining = {name: block[name] for name in (_JOIN, _TOKEN_NORM, _STATE_NORM) if name in block}
+    layer = {f"model.{name}": array for name, array in block.items() if name not in joining}
+    weights: dict[str, Weight] = {name: array.astype(dtype, copy=False) for name, array in layer.items()}
+    weights = split_experts(weights, architecture)
+    own = copy.copy(config)
+    own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
+    weights[_TABLE] = lent.embeddings
+    if lent.head_blocks is not None:
+        weights[_HEAD] = lent.head_blocks
+    elif not own.tie_word_embeddings:
+        if head is None:
+            raise BlockError("its head is missing")
+        weights[_HEAD] = head
+    try:
+        return DraftBlock(architecture, own, weights, joining, lent)
+    except KeyError as error:
+        raise BlockError(f"its tensor {_in_file(error.args[0])} is missing") from None
+    except BlockError:
+        raise
+    except ValueError as error:
+        raise BlockError(_in_file(str(error))) from None
+
+
+def _in_file(words: str) -> str:
+    """Return words about a weight with the name that the file has for it."""
+    for name in (_JOIN, _TOKEN_NORM, _STATE_NORM):
+        if words == name:
+            return _PREFIX + name
+    return words.replace("model.layers.", f"{_PREFIX}layers.").replace("model.norm", f"{_PREFIX}norm")

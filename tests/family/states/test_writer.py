@@ -1,0 +1,360 @@
+"""A block in the target's checkpoint drafts with the numbers of transformers' modules, and changes no text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from card import LLM, SamplingParams
+from card.errors import CardError, ModelError, SettingsError
+from card.family.states.writer import OWN_STATES, StateSequence, StateWriter, make_writer
+from card.models.block_loading import load_block
+from card.models.loading import load_decoder
+from card.models.runners import plain_runner
+from card.tree.nodes import NewNodes
+from tests.drafts import draft_spec
+from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
+from tests.pair import make_tokenizer
+
+TEXT = [17, 30, 211, 5, 5, 90, 133, 64, 200]
+PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
+
+
+def assert_close(found: np.ndarray[Any, Any], expected: torch.Tensor) -> None:
+    """Compare numbers to a hundred-thousandth of the largest."""
+    assert np.abs(found - expected.numpy()).max() <= 1e-5 * expected.abs().max()
+
+
+class Drafting:
+    """A writer over the block of a checkpoint, with what each of its passes gave."""
+
+    def __init__(self, folder: str, checkpoint: Checkpoint, **spec: Any) -> None:
+        self.checkpoint = checkpoint
+        target = plain_runner(load_decoder(folder, dtype="float32"), max_model_len=256)
+        runner = plain_runner(load_block(folder, target, dtype="float32", cache_dir=""), max_model_len=256)
+        writer = make_writer(runner, target=target, find_grammar=None)
+        assert isinstance(writer, StateWriter)
+        self.writer, self._forward = writer, runner.forward
+        self.spec = draft_spec(vocab_size=0, beam_width=1, branch=1, lead=8, **spec)
+        self.passes: list[list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]] = []
+        runner.forward = self._noted  # type: ignore[method-assign]
+
+    def _noted(self, extensions: Sequence[Any]) -> list[Any]:
+        logits = self._forward(extensions)
+        states = [self.writer.runner.features.of(i, OWN_STATES) for i in range(len(extensions))]
+        self.passes.append([(one.copy(), own.copy()) for one, own in zip(logits, states, strict=True)])
+        return logits
+
+    def open(self, text: Sequence[int]) -> StateSequence:
+        return self.writer.open(text, self.spec, epoch=0)
+
+    def show(self, sequence: StateSequence, text: Sequence[int], first: int = 0) -> None:
+        """Show the states behind the tokens of a text from a place on."""
+        sequence.read(first, self.checkpoint.states(text)[first:].numpy())
+
+    def step(self, *sequences: StateSequence, most: int = 256) -> list[NewNodes]:
+        grown = self.writer.step([(one, most) for one in sequences])
+        for one in grown:
+            assert not isinstance(one, CardError)
+        return [one for one in grown if not isinstance(one, CardError)]
+
+    def path(self, sequence: StateSequence) -> list[int]:
+        """Return the tokens of the chain below the root."""
+        cache = sequence.cache
+        return [cache.token(node) for node in cache.best_path(cache.root_id, 99)]
+
+    def assert_last(self, which: int, logits: torch.Tensor, state: torch.Tensor) -> None:
+        """Compare what the last row of a sequence gave in the last pass."""
+        found, own = self.passes[-1][which]
+        assert_close(found[-1], logits)
+        assert_close(own[-1], state)
+
+
+@functools.cache
+def random_of(kind: str) -> Checkpoint:
+    return random_checkpoint(kind)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes the folder of a kind once."""
+    root = tmp_path_factory.mktemp("blocks")
+    return functools.cache(lambda kind: random_of(kind).save(root / kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
+def test_logits_and_states_are_those_of_transformers_modules(folder: Any, kind: str, num_accepted: int) -> None:
+    assert_rounds_are_right(folder(kind), random_of(kind), num_accepted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_of_a_gguf_file_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
+    checkpoint = random_of(kind)
+    file = checkpoint.save_gguf(Path(folder(kind)), tmp_path / "target.gguf")
+    assert_rounds_are_right(file, checkpoint, 2)
+
+
+def assert_rounds_are_right(model: str, checkpoint: Checkpoint, num_accepted: int) -> None:
+    """Draft for three rounds, in each of which so many candidates are accepted, and compare all numbers."""
+    drafting = Drafting(model, checkpoint)
+    sequence, text = drafting.open(TEXT), list(TEXT)
+    drafting.show(sequence, text)
+    assert sequence.frontier() == [], "the states of a prompt come with its first commit"
+    new_ids = [7]
+    for _ in range(3):  # rejected at a depth, each time
+        sequence.commit(new_ids)
+        text += new_ids
+        for _ in range(4):
+            drafting.step(sequence)
+            chain = drafting.path(sequence)[:-1]
+            drafting.assert_last(0, *checkpoint.draft(text, chain)[-1])
+        chain = drafting.path(sequence)
+        new_ids = [*chain[:num_accepted], (chain[num_accepted] + 1) % 300]
+        drafting.show(sequence, [*text, *new_ids[:-1]], len(text) - 1)
+
+
+def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(folder: Any) -> None:
+    checkpoint = random_of("qwen3_5")
+    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    texts = [TEXT, TEXT[::-1], [3, 1, 4]]
+    sequences = [drafting.open(text) for text in texts]
+    for sequence, text in zip(sequences, texts, strict=True):
+        drafting.show(sequence, text)
+        sequence.commit([8])
+    while any(not drafting.path(sequence) for sequence in sequences):
+        drafting.step(*(one for one in sequences if not drafting.path(one)), most=4)
+    drafting.step(*sequences)
+    for which, (sequence, text) in enumerate(zip(sequences, texts, strict=True)):
+        drafting.assert_last(which, *checkpoint.draft([*text, 8], drafting.path(sequence)[:-1])[-1])
+
+
+def test_a_tree_gives_each_node_the_state_of_its_own_parent(folder: Any) -> None:
+    checkpoint = random_of("qwen3_5")
+    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    drafting.spec = draft_spec(vocab_size=0, beam_width=3, branch=3, lead=4, growth="layer")
+    sequence = drafting.open(TEXT)
+    drafting.show(sequence, TEXT)
+    sequence.commit([7])
+    drafting.step(sequence)
+    for _ in range(2):
+        nodes = sequence.frontier()
+        paths = [sequence.cache.path_tokens(node) for node in nodes]
+        drafting.step(sequence)
+        for row, path in enumerate(paths):
+            logits, state = checkpoint.draft([*TEXT, 7], path)[-1]
+            assert_close(drafting.passes[-1][0][0][row], logits)
+            assert_close(drafting.passes[-1][0][1][row], state)
+
+
+def test_a_text_whose_beginning_is_never_shown_is_read_from_the_first_state_on(folder: Any) -> None:
+    checkpoint = random_of("qwen3_5")
+    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    sequence = drafting.open(TEXT)
+    sequence.commit([7])
+    assert sequence.frontier() == [], "not even the newest token has a state"
+    drafting.show(sequence, [*TEXT, 7], 4)
+    sequence.commit([9])
+    drafting.step(sequence)
+    drafting.assert_last(0, *checkpoint.draft([*TEXT, 7, 9], [], first=5)[-1])
+
+
+def test_rows_of_a_text_are_reused_by_one_that_begins_with_it_but_not_those_without_a_beginning(folder: Any) -> None:
+    checkpoint = random_of("qwen3_5")
+    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    text = [int(one) for one in np.random.default_rng(0).integers(2, 300, 40)]
+    for begin, num_reused in ((12, 0), (0, 0), (0, 40)):
+        sequence = drafting.open([*text, 7] if num_reused else text)
+        drafting.show(sequence, text, begin)
+        if num_reused:
+            drafting.show(sequence, [*text, 7], 40)
+        assert sequence.num_reused == num_reused, "the last token is run anew"
+        sequence.commit([11] if num_reused else [7])
+        drafting.step(sequence)
+        whole = [*text, 7, 11] if num_reused else [*text, 7]
+        drafting.assert_last(0, *checkpoint.draft(whole, [], first=begin and begin + 1)[-1])
+        sequence.close()
+
+
+@pytest.mark.parametrize("of", ["token", "state"])
+@pytest.mark.parametrize("method", ["sps", "card"])
+def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: Path, of: str, method: str) -> None:
+    folder = right_checkpoint(of).save(tmp_path / "target")
+    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
+    settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
+    vocab_size = len(make_tokenizer())
+    with LLM(folder, "mtp", method=method, placement="inline", dtype="float32", **settings) as llm:
+        outputs = llm.generate(PROMPTS, params)
+    for output in outputs:
+        (first, *others), stats = output.outputs[0].token_ids, output.stats
+        assert others == [(first + i + 1) % vocab_size for i in range(40)]
+        assert stats.accepted_tokens == stats.verified_tokens
+        assert stats.mean_acceptance_length == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+@pytest.mark.parametrize("method", ["sps", "card"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_plain_decoding(
+    folder: Any, kind: str, method: str, placement: str, temperature: float
+) -> None:
+    settings: dict[str, Any] = {"target": folder(kind), "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(**settings, draft="mtp", method=method, placement=placement, policy="fixed") as llm:
+        outputs = llm.generate(PROMPTS, params)
+        alone = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert alone == expected[0]
+    assert sum(output.stats.verified_tokens for output in outputs) or placement == "thread"  # which may come too late
+
+
+@pytest.mark.parametrize("method", ["pearl", "ssd", "specbranch", "ouroboros"])
+def test_texts_are_those_of_plain_decoding_with_every_method_that_has_a_draft_model(folder: Any, method: str) -> None:
+    settings: dict[str, Any] = {"target": folder("qwen3_5"), "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(**settings, draft="mtp", method=method) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "int8"}, {"draft_vocab": 100}, {"method": "card"}])
+def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
+    folder: Any, changes: dict[str, Any]
+) -> None:
+    settings: dict[str, Any] = {"target": folder("qwen3_5"), "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
+    drafted = {"draft": "mtp", "method": "sps", **settings, **changes}
+    with LLM(**{**settings, "dtype": drafted["dtype"]}, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(**drafted) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
+
+
+@pytest.mark.parametrize("draft_vocab", [None, 100])
+def test_texts_are_the_same_with_the_block_of_a_gguf_file_that_runs_by_its_own_blocks(
+    folder: Any, tmp_path: Path, draft_vocab: int | None
+) -> None:
+    file = random_of("qwen3_5").save_gguf(Path(folder("qwen3_5")), tmp_path / "target.gguf", kind=Kind.Q8_0)
+    settings: dict[str, Any] = {"target": file, "max_model_len": 200, "cache_dir": str(tmp_path)}
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(**settings, draft="mtp", method="sps", placement="inline", draft_vocab=draft_vocab) as llm:
+        outputs = llm.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert sum(output.stats.verified_tokens for output in outputs)
+
+
+def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(tmp_path: Path) -> None:
+    checkpoint = right_checkpoint("state")
+    checkpoint.save(tmp_path / "folder")
+    file = checkpoint.save_gguf(tmp_path / "folder", tmp_path / "target.gguf", kind=Kind.Q8_0)
+    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
+    settings: dict[str, Any] = {"num_speculative_tokens": 4, "max_model_len": 200, "cache_dir": str(tmp_path)}
+    with LLM(file, "mtp", method="sps", placement="inline", **settings) as llm:
+        assert llm.generate(PROMPTS[0], params)[0].stats.mean_acceptance_length == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_texts_are_those_of_plain_decoding_when_a_block_dies_or_falls_silent(
+    folder: Any, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    settings: dict[str, Any] = {"target": folder("qwen3_5"), "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    num_steps, step = [0], StateWriter.step
+
+    def failing(writer: StateWriter, work: Any) -> Any:
+        num_steps[0] += 1
+        if num_steps[0] <= 3:
+            return step(writer, work)
+        if dies:
+            raise RuntimeError("dead")
+        return [NewNodes.none() for _ in work]
+
+    monkeypatch.setattr(StateWriter, "step", failing)
+    with LLM(**settings, draft="mtp", method="sps", placement="inline") as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
+    assert num_steps[0] > 3
+
+
+def test_head_and_embeddings_are_in_memory_once(folder: Any) -> None:
+    for kind in ("qwen3_5", "qwen3_5, tied"):
+        target = plain_runner(load_decoder(folder(kind), dtype="float32"), max_model_len=64)
+        runner = plain_runner(load_block(folder(kind), target, dtype="float32", cache_dir=""), max_model_len=64)
+        assert runner.lent.head is target.lent.head
+        assert runner.lent.embeddings is target.lent.embeddings
+
+
+# ---- what cannot be used --------------------------------------------------------------------------------------------
+
+MISSING = "mtp.layers.0.self_attn.k_proj.weight"
+FAULTS = {
+    "holds no block that drafts": {"without": ["mtp.fc.weight"]},
+    f"its tensor {MISSING} is missing": {"without": [MISSING]},
+    "its tensor mtp.pre_fc_norm_hidden.weight is missing": {"without": ["mtp.pre_fc_norm_hidden.weight"]},
+    r"mtp.fc.weight has shape \[64, 96\], th": {"changes": {"mtp.fc.weight": torch.zeros(64, 96)}},
+    r"mtp.norm.weight has shape \[32\]": {"changes": {"mtp.norm.weight": torch.zeros(32)}},
+    "it has several blocks": {"changes": {"mtp.layers.1.input_layernorm.weight": torch.zeros(64)}},
+    "the config asks for no model.other": {"changes": {"mtp.other.weight": torch.zeros(64)}},
+    "its weight mtp.fc.weight holds NaN": {"changes": {"mtp.fc.weight": torch.full((64, 128), float("nan"))}},
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_checkpoint_without_a_block_that_can_draft_is_refused_in_a_line(tmp_path: Path, words: str) -> None:
+    target = random_of("qwen3_5").save(tmp_path / "target", **FAULTS[words])
+    with pytest.raises(ModelError, match=words) as caught:
+        LLM(target, "mtp", dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+    assert "name a draft model" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [("eh_proj.weight", "holds no block that drafts"), ("attn_k.weight", "k_proj.weight is missing")],
+)
+def test_a_gguf_file_without_a_whole_block_is_refused_in_a_line(
+    folder: Any, tmp_path: Path, without: str, words: str
+) -> None:
+    checkpoint, file = random_of("qwen3_5"), tmp_path / "target.gguf"
+    checkpoint.save_gguf(Path(folder("qwen3_5")), file, without=[f"blk.4.{without}", f"nextn.{without}"])
+    with pytest.raises(ModelError, match=words) as caught:
+        LLM(str(file), "mtp", dtype="float32", max_model_len=64, cache_dir=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_of_another_width_than_its_target_is_refused(folder: Any) -> None:
+    target = plain_runner(load_decoder(folder("qwen3_5"), dtype="float32"), max_model_len=64)
+    block = load_block(folder("qwen3_5"), target, dtype="float32", cache_dir="")
+    runner = plain_runner(block, max_model_len=64)
+    target.original = runner.original.__class__(num_parameters=1, num_layers=4, hidden_size=32)
+    with pytest.raises(ModelError, match="reads states of 64 numbers, and its target gives 32"):
+        make_writer(runner, target=target, find_grammar=None)
+    with pytest.raises(ModelError, match="and its target gives none"):
+        make_writer(runner, target=None, find_grammar=None)
+
+
+def test_places_where_no_states_come_are_refused(folder: Any) -> None:
+    with pytest.raises(SettingsError, match="hidden states, which do not leave the process"):
+        LLM(folder("qwen3_5"), "mtp", placement="process")
+    with pytest.raises(ModelError, match="mtp is no model of its own"):
+        load_decoder("mtp")
+    with pytest.raises(ModelError, match="give the target by name"):
+        LLM(load_decoder(folder("qwen3_5")), "mtp", tokenizer=folder("qwen3_5"))
+    with pytest.raises(ModelError, match="mtp is no model of its own"):
+        LLM(folder("qwen3_5"), "mtp", method="pard")
+    with pytest.raises(ModelError, match="runs in our own pass on a CPU"):
+        load_block("a folder", None, dtype="auto", cache_dir="")

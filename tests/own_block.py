@@ -1,0 +1,228 @@
+"""Tiny random checkpoints with a block that drafts, and what transformers' modules make of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from tests.gguf_files import write_gguf
+from tests.pair import make_tokenizer
+from tests.tiny import CLEAR, NO_ENDS, SIZES
+
+_DELTA: Mapping[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "initializer_range": CLEAR,
+    **NO_ENDS,
+}
+_EXPERTS: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+KINDS: Mapping[str, tuple[Any, Any, Mapping[str, Any]]] = {
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, {}),
+    "qwen3_5, tied": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, {"tie_word_embeddings": True}),
+    "qwen3_5_moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, _EXPERTS),
+    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, _EXPERTS),
+}
+_GGUF_NAMES: Mapping[str, str] = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "fc": "nextn.eh_proj",
+    "pre_fc_norm_embedding": "nextn.enorm",
+    "pre_fc_norm_hidden": "nextn.hnorm",
+    "norm": "nextn.shared_head_norm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A target, and its block as a model of one layer with its final norm."""
+
+    target: PreTrainedModel
+    block: PreTrainedModel
+    join: Tensor  # [D, 2 D]
+    token_norm: Tensor
+    state_norm: Tensor
+
+    def states(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the target's last states, [T, D]."""
+        with torch.no_grad():
+            ids = torch.tensor([list(token_ids)])
+            return self.target(ids, output_hidden_states=True).hidden_states[-1][0]
+
+    def inputs(self, token_ids: Sequence[int], states: Tensor) -> Tensor:
+        """Return the inputs of rows, [n, D]: both halves normed, the embedding first."""
+        with torch.no_grad():
+            embedded = self.target.get_input_embeddings()(torch.tensor(list(token_ids)))
+            halves = [_normed(embedded, self.token_norm), _normed(states, self.state_norm)]
+            return torch.cat(halves, -1) @ self.join.T
+
+    def run(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [n, V] and states [n, D] of a chain of rows."""
+        with torch.no_grad():
+            states = self.block.model(inputs_embeds=inputs[None]).last_hidden_state[0]
+            return self.target.lm_head(states), states
+
+    def draft(self, text: Sequence[int], candidates: Sequence[int], first: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Return logits [V] and state [D] behind a text and behind each candidate.
+
+        Args:
+            first: place of the first token that is read.
+        """
+        zeros = torch.zeros(1, self.join.shape[0])
+        inputs = self.inputs(text, torch.cat([zeros, self.states(text)[:-1]]))[first:]
+        found = []
+        for candidate in (*candidates, None):
+            logits, states = self.run(inputs)
+            found.append((logits[-1], states[-1]))
+            if candidate is not None:
+                inputs = torch.cat([inputs, self.inputs([candidate], states[-1:])])
+        return found
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The block's weights under the names of published folders."""
+        inner = {
+            name.removeprefix("model."): weight
+            for name, weight in self.block.state_dict().items()
+            if name.startswith(("model.layers.", "model.norm."))
+        }
+        inner |= {
+            "fc.weight": self.join,
+            "pre_fc_norm_embedding.weight": self.token_norm,
+            "pre_fc_norm_hidden.weight": self.state_norm,
+        }
+        return {f"mtp.{name}": weight.clone() for name, weight in inner.items()}
+
+    def save_gguf(self, folder: Path, file: Path, *, kind: Kind = Kind.F32, without: Sequence[str] = ()) -> str:
+        """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name."""
+        more: dict[str, np.ndarray[Any, Any]] = {}
+        begin = f"blk.{self.target.config.num_hidden_layers}"
+        for name, weight in self.tensors.items():
+            stem = name.removeprefix("mtp.").removeprefix("layers.0.").removesuffix(".weight")
+            values = weight.numpy() + np.float32(weight.ndim == 1)
+            if stem.endswith(("gate_up_proj", "down_proj")) and values.ndim == 3:
+                parts = {"ffn_down_exps": values}
+                if stem.endswith("gate_up_proj"):
+                    parts = dict(zip(("ffn_gate_exps", "ffn_up_exps"), np.split(values, 2, axis=1), strict=True))
+            else:
+                parts = {_GGUF_NAMES[stem]: values[0] if "shared_expert_gate" in stem else values}
+            more |= {f"{begin}.{own}.weight": np.ascontiguousarray(part) for own, part in parts.items()}
+        more = {name: values for name, values in more.items() if not name.endswith(tuple(without))}
+        counts = {"block_count": self.target.config.num_hidden_layers + 1, "nextn_predict_layers": 1}
+        return str(write_gguf(folder, file, kind=kind, metadata=counts, more=more))
+
+    def save(self, folder: Path, *, without: Sequence[str] = (), changes: Mapping[str, Tensor] | None = None) -> str:
+        """Write a folder with target, block and tokenizer; return its name.
+
+        Args:
+            without: tensors that are left out.
+            changes: tensors in the place of the block's, or beside them.
+        """
+        self.target.save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+        block = {**self.tensors, **(changes or {})}
+        weights = load_file(folder / "model.safetensors")
+        weights |= {name: weight.contiguous() for name, weight in block.items() if name not in without}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 1}), "utf-8")
+        return str(folder)
+
+
+def random_checkpoint(kind: str = "qwen3_5", *, seed: int = 0) -> Checkpoint:
+    """Return the same random target and block each time; no norm of them is all zeros."""
+    model_class, config_class, changes = KINDS[kind]
+    sizes = {**SIZES, **_DELTA, "vocab_size": len(make_tokenizer()), **changes}
+    rng_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    target = model_class(config_class(**sizes))
+    block = model_class(config_class(**{**sizes, "num_hidden_layers": 1, "layer_types": ["full_attention"]}))
+    width = sizes["hidden_size"]
+    with torch.no_grad():
+        for name, weight in (*target.named_parameters(), *block.named_parameters()):
+            if name.endswith("norm.weight"):
+                weight.normal_(0.0 if "linear_attn" not in name else 1.0, 0.2)
+    join = torch.randn(width, 2 * width) / width**0.5
+    made = Checkpoint(target.train(False), block.train(False), join, torch.randn(width) * 0.2, torch.randn(width) * 0.2)
+    torch.set_rng_state(rng_state)
+    return made
+
+
+def right_checkpoint(of: str) -> Checkpoint:
+    """Return a target whose next token follows from its last one, and a block that is right at every depth.
+
+    Embeddings are the powers of a rotation of one vector, so that the next one can be found of the newest token, or of
+    the state before it, which is the rotation of the one before.
+
+    Args:
+        of: "token" or "state": the half of a row that the block reads. A shift by one of that half makes it wrong.
+    """
+    made = random_checkpoint()
+    embeddings, head = made.target.get_input_embeddings().weight, made.target.get_output_embeddings().weight
+    num_tokens, width = embeddings.shape
+    turns = 2 * torch.pi * torch.arange(3, 3 + 4 * width // 2, 4, dtype=torch.float64)[: width // 2] / num_tokens
+    angles = turns[None] * torch.arange(num_tokens, dtype=torch.float64)[:, None]
+    rotation = torch.zeros(width, width)
+    pairs = torch.arange(0, width, 2)
+    rotation[pairs, pairs] = rotation[pairs + 1, pairs + 1] = turns.cos().float()
+    rotation[pairs + 1, pairs], rotation[pairs, pairs + 1] = turns.sin().float(), -turns.sin().float()
+    with torch.no_grad():
+        embeddings.copy_(torch.stack([angles.cos(), angles.sin()], -1).reshape(num_tokens, width))
+        head.copy_(embeddings.roll(1, 0))  # the logit of each token is highest behind the one before it
+        for name, weight in (*made.target.named_parameters(), *made.block.named_parameters()):
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "norm.weight")):
+                weight.zero_()
+        made.block.model.norm.weight.fill_(-2.0)  # times -1, so that a block that read embeddings would be wrong
+    join = torch.zeros_like(made.join)
+    if of == "token":
+        join[:, :width] = -torch.eye(width)
+    else:
+        join[:, width:] = -rotation
+    return Checkpoint(made.target, made.block, join, torch.zeros(width), torch.zeros(width))
+
+
+def _normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + weight)
