@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.text.chat_template import render_chat
+from card.text.parts.answer_format import AnswerFormat
 from card.text.parts.families import find_format
 from card.text.parts.formats import FORMATS
 from card.text.parts.pieces import CallArguments
@@ -480,19 +481,13 @@ WRITERS = {  # templates that write thoughts and calls of earlier turns; those o
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("arguments", NASTY)
-def test_what_a_models_template_writes_for_a_call_is_read_as_that_call(name: str, arguments: dict[str, Any]) -> None:
-    form = find_format(template(name), ())
-    assert form is not None
+def written(name: str, answer: dict[str, Any]) -> tuple[str, str]:
+    """Return a prompt in a model's template, and the text that the template makes of an answer to it."""
     tokenizer: Any = SimpleNamespace(
         get_chat_template=lambda tools=None: template(name),
         special_tokens_map={"bos_token": "<s>", "eos_token": WRITERS[name]},
     )
     asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
-    function: dict[str, Any] = {"name": "rm", "arguments": arguments}
-    calls = [{"id": "abcdefghi", "type": "function", "function": function}]
-    answer = {"role": "assistant", "content": "", "reasoning_content": "Hm so.", "tool_calls": calls}
     told = [{"type": "function", "function": {"name": "rm", "description": "d", "parameters": TOOLS["rm"]}}]
     variables = {"thinking": True}  # as DeepSeek's templates name it
     prompt = render_chat(tokenizer, asked, tools=told, add_generation_prompt=True, template_kwargs=variables)
@@ -501,9 +496,28 @@ def test_what_a_models_template_writes_for_a_call_is_read_as_that_call(name: str
     common = "".join(char for char, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     assert common.rstrip() == prompt.rstrip() or len(prompt) - len(common) < 40, "the prompt is where the answer begins"
     text = whole[len(common) :].removesuffix("\n")
-    text = text.removesuffix(WRITERS[name]) if WRITERS[name] else text
+    return common, text.removesuffix(WRITERS[name]) if WRITERS[name] else text
+
+
+def with_call(arguments: dict[str, Any], thoughts: str, content: str = "") -> dict[str, Any]:
+    """Return a message with thoughts and a call."""
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "rm", "arguments": arguments}}
+    return {"role": "assistant", "content": content, "reasoning_content": thoughts, "tool_calls": [call]}
+
+
+def read_behind(form: AnswerFormat, prompt: str, text: str) -> Read:
+    """Read what was written behind a prompt."""
     opening = form.thoughts[0].strip() if form.thoughts else "\0"
-    found = read(form, list(text), TOOLS, starts_in="thoughts" if common.rstrip().endswith(opening) else None)
+    return read(form, list(text), TOOLS, starts_in="thoughts" if prompt.rstrip().endswith(opening) else None)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("arguments", NASTY)
+def test_what_a_models_template_writes_for_a_call_is_read_as_that_call(name: str, arguments: dict[str, Any]) -> None:
+    form = find_format(template(name), ())
+    assert form is not None
+    prompt, text = written(name, with_call(arguments, "Hm so."))
+    found = read_behind(form, prompt, text)
     assert [(name, json.loads(given)) for name, given in found.calls] == [("rm", arguments)], text
     assert not found.content.strip(), text
     assert found.thoughts in ("Hm so.", "")
