@@ -106,5 +106,5 @@ def test_marks_that_are_tokens_are_read_as_those_tokens(
 
 
 def test_a_token_ends_a_message_and_not_the_answer_only_where_its_format_is() -> None:
-    assert kept_ends(["<|eot|>", "<|eom|>", "<|start|>", "<|message|>"]) == {"<|eom|>"}
+    assert kept_ends(["<|eot|>", "<|eom|>", "<|message|>"]) == {"<|eom|>"}
     assert not kept_ends(["<|eot|>", "<|eom|>"]), "as in Llama 4, where both end an answer"

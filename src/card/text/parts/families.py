@@ -72,10 +72,7 @@ def has_tools(template: str) -> bool:
 def kept_ends(vocabulary: Collection[str]) -> frozenset[str]:
     """Return the tokens that end a part of an answer, and not the answer, by the tokens of a model."""
     return frozenset(
-        token
-        for one in LISTED
-        if one.ends and all(mark in vocabulary for mark in (*one.ends, one.header_end or one.ends[0]))
-        for token in one.keeps
+        token for one in LISTED if one.ends and all(end in vocabulary for end in one.ends) for token in one.keeps
     )
 
 

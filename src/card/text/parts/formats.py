@@ -354,7 +354,7 @@ LISTED = (
             end="</atem:invoke>",
             closing="</atem:function_calls>",
         ),
-        ends=("<|eot|>",),
+        ends=("<|eot|>", "<|message|>"),
         keeps=("<|eom|>",),
     ),
 )
