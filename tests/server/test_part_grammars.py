@@ -22,7 +22,8 @@ pytestmark = pytest.mark.timeout(180)
 
 END = 0
 MARKS = re.compile(
-    r"<\|[\w:\"|]+>|<[\w]+\|>|<\uff5c[^>]+>|</?think>|</?arg_\w+>|</?tool_call>|\[[A-Z_/]+\]|</?seed:\w+>"
+    r"<\|[\w:\"|]+>\n*|<[\w]+\|>|<\uff5c[^>]+>|</?think>|</?arg_\w+>|</?tool_call>|\[[A-Z_/]+\]|</?seed:\w+>"
+    r"|\]<\]minimax\[>\[|</?mm:think>|\uff5cDSML\uff5c|</?\w+:opensource>"
 )
 SCHEMA = {
     "type": "object",
@@ -36,6 +37,8 @@ DS = (
     "<\uff5ctool\u2581call\u2581begin\uff5c>",
     "<\uff5ctool\u2581sep\uff5c>",
 )
+M3 = "]<]minimax[>["
+DSML = "\uff5cDSML\uff5c"
 DE = ("<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
 # Format: thoughts, and a call of `rm` with an n in it, which may be 3 and not 9.
 WRITTEN: dict[str, tuple[str, str]] = {
@@ -94,8 +97,56 @@ WRITTEN: dict[str, tuple[str, str]] = {
         f'{DS[0]}{DS[1]}function{DS[2]}rm\n```json\n{{"p": "a", "n": 3}}\n```{DE[0]}{DE[1]}',
     ),
     "deepseek-v3": ("<think>Hm.</think>", f'{DS[0]}{DS[1]}rm{DS[2]}{{"p": "a", "n": 3}}{DE[0]}{DE[1]}'),
+    "minimax-m1": (
+        "<think>Hm.</think>",
+        '<tool_calls>\n{"name": "rm", "arguments": {"p": "a", "n": 3}}\n</tool_calls>',
+    ),
+    "minimax-m3": (
+        "<mm:think>Hm.</mm:think>",
+        f'{M3}<tool_call>\n{M3}<invoke name="rm">{M3}<p>a </p>{M3}</p>{M3}<n>3{M3}</n>{M3}</invoke>\n{M3}</tool_call>',
+    ),
+    "kimi-k3": (
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="rm" index="1"<|sep|><|open|>argument key="p" type="string"<|sep|>a'
+        '<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call'
+        "<|sep|><|close|>tools<|sep|>",
+    ),
+    "deepseek-v4": (
+        "<think>Hm.</think>",
+        f'<{DSML}tool_calls>\n<{DSML}invoke name="rm">\n<{DSML}parameter name="p" string="true">a</{DSML}parameter>\n'
+        f'<{DSML}parameter name="n" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}tool_calls>',
+    ),
+    "gigachat3": ("", 'function call<|role_sep|>\n{"name": "rm", "arguments": {"p": "a", "n": 3}}'),
+    "gigachat3.1": ("", '<|function_call|>{"name": "rm", "arguments": {"p": "a", "n": 3}}'),
+    "functionary-v3.1": ("", '<function=rm>{"p": "a", "n": 3}</function>'),
+    "functionary-v3.2": ("", 'rm\n{"p": "a", "n": 3}'),
+    "minicpm5": (
+        "<think>Hm.</think>",
+        '<function name="rm"><param name="p"><![CDATA[<a>]]></param><param name="n">3</param></function>',
+    ),
+    "apertus": (
+        "<|inner_prefix|>Hm.<|inner_suffix|>",
+        '<|tools_prefix|>[{"rm": {"p": "a", "n": 3}}]<|tools_suffix|>',
+    ),
+    "hunyuan3": (
+        "<think:opensource>Hm.</think:opensource>",
+        "<tool_calls:opensource>\n<tool_call:opensource>rm<tool_sep:opensource>\n"
+        "<arg_key:opensource>p</arg_key:opensource>\n<arg_value:opensource>a</arg_value:opensource>\n"
+        "<arg_key:opensource>n</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+    ),
+    "muse": (
+        " to=self<|message|>Hm.<|eom|><|start|>assistant",
+        ' to=rm<|message|><atem:function_calls>\n<atem:invoke name="rm">\n<atem:parameter name="p">a</atem:parameter>\n'
+        '<atem:parameter name="n">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    ),
 }
-BEFORE_CONTENT = {"gpt-oss": "<|channel|>final<|message|>", "solar": "<|content|>"}
+BEFORE_CONTENT = {
+    "gpt-oss": "<|channel|>final<|message|>",
+    "solar": "<|content|>",
+    "muse": " to=user<|message|>",
+    "functionary-v3.2": "all\n",
+}
 
 
 @functools.cache
@@ -178,6 +229,75 @@ def test_calls_or_a_schema_or_any_text_with_good_calls(form: str, has_tokens: bo
         assert not fits(grammar, thoughts + call.replace("3", "9"), marks)
 
 
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("cohere", "<|START_RESPONSE|>Hello<|END_RESPONSE|>"),
+        ("kimi-k3", "<|open|>response<|sep|>Hello<|close|>response<|sep|>"),
+        ("gigachat3", "Hello<|message_sep|>\n\n"),
+        ("functionary-v3.2", "all\nHello>>>"),
+    ],
+)
+def test_content_with_its_marks_may_stand_before_good_calls(form: str, content: str) -> None:
+    marks = {mark: 2000 + idx for idx, mark in enumerate(sorted(set(MARKS.findall(content + WRITTEN[form][1]))))}
+    grammar = Guide(form=FORMATS[form], mark_ids=marks, functions=(RM,)).grammar("content")
+    call = WRITTEN[form][1]
+    assert grammar is not None and fits(grammar, content.removesuffix(">>>"), marks)
+    assert fits(grammar, content + call, marks)
+    assert not fits(grammar, content + call.replace("3", "9"), marks)
+
+
+def test_a_forced_call_may_stand_behind_a_response_without_text() -> None:
+    made, marks = guide("kimi-k3", True, functions=(RM,), is_forced=True)
+    grammar, call = made.grammar("thoughts"), WRITTEN["kimi-k3"][1]
+    empty = "<|open|>response<|sep|><|close|>response<|sep|>"
+    assert grammar is not None and fits(grammar, f"Hm.<|close|>think<|sep|>{empty}{call}", marks)
+
+
+@pytest.mark.parametrize("form", ["muse", "functionary-v3.2", "minicpm5", "apertus", "minimax-m3", "kimi-k3"])
+def test_forced_calls_may_be_several_each_as_the_format_joins_them(form: str) -> None:
+    made, marks = guide(form, True, functions=(RM, ADD), is_forced=True)
+    single, _ = guide(form, True, functions=(RM, ADD), is_forced=True, allows_several=False)
+    first = WRITTEN[form][1]
+    joined = {
+        "muse": f"{first}<|eom|><|start|>assistant{first}",
+        "functionary-v3.2": f"{first}>>>add\n{{}}",
+        "minicpm5": f'{first}\n<function name="add"></function>',
+        "apertus": first.replace("}}]", '}}, {"add": {}}]'),
+        "minimax-m3": first.replace(f"{M3}</tool", f'{M3}<invoke name="add">{M3}</invoke>\n{M3}</tool'),
+        "kimi-k3": first.replace(
+            "<|close|>tools", '<|open|>call tool="add" index="2"<|sep|><|close|>call<|sep|><|close|>tools'
+        ),
+    }[form]
+    grammar, alone = made.grammar(None), single.grammar(None)
+    assert grammar is not None and fits(grammar, joined, marks)
+    assert alone is not None and fits(alone, first, marks) and not fits(alone, joined, marks)
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "o": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
+        "l": {"type": "array", "items": {"enum": ["a", "b"]}},
+        "x": {},
+    },
+    "required": ["o", "l"],
+}
+
+
+def test_nested_elements_keep_to_their_schemas() -> None:
+    named = FunctionDefinition(name="rm", parameters=NESTED, strict=True)
+    made, marks = guide("minimax-m3", True, functions=(named,), is_forced=True)
+    grammar = made.grammar(None)
+
+    def call(flag: str, item: str) -> str:
+        inner = f"{M3}<o>{M3}<k>{flag}{M3}</k>{M3}</o>{M3}<l>{M3}<item>{item}{M3}</item>{M3}<item>b{M3}</item>{M3}</l>"
+        return f'{M3}<tool_call>\n{M3}<invoke name="rm">{inner}{M3}<x>any{M3}</x>{M3}</invoke>\n{M3}</tool_call>'
+
+    assert grammar is not None and fits(grammar, call("true", "a"), marks)
+    assert not fits(grammar, call("maybe", "a"), marks) and not fits(grammar, call("true", "c"), marks)
+
+
 @pytest.mark.parametrize("source", [Grammar("regex", "[ab]/c"), Grammar("lark", 'start: x "/c"\nx: "a" | "b" | start')])
 def test_other_grammars_begin_behind_thoughts_too(source: Grammar) -> None:
     made, marks = guide("hermes", True, content=source)
@@ -186,7 +306,7 @@ def test_other_grammars_begin_behind_thoughts_too(source: Grammar) -> None:
     assert not fits(grammar, "start x</think>\n\nc", marks)
 
 
-@pytest.mark.parametrize("form", ["hermes", "gpt-oss", "solar", "gemma4"])
+@pytest.mark.parametrize("form", ["hermes", "gpt-oss", "solar", "gemma4", "kimi-k3", "muse"])
 def test_a_budget_bounds_the_thoughts_and_nothing_else(form: str) -> None:
     made, marks = guide(form, True, thinking_budget=2)
     grammar = made.grammar(None)

@@ -14,8 +14,9 @@ from card.models.loading import load_tokenizer
 from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.grammar import ToolGrammar
 from card.text.grammar import GrammarCompiler
+from card.text.parts.answer_format import AnswerFormat
 from card.text.parts.calls import JsonCalls
-from card.text.parts.formats import HERMES, LLAMA3, MISTRAL, AnswerFormat
+from card.text.parts.formats import HERMES, LLAMA3, MISTRAL
 from card.text.parts.leads import Lead
 from tests.shaping import permits
 

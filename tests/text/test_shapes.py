@@ -47,6 +47,16 @@ def written(template: str, messages: list[dict[str, Any]], **options: Any) -> st
 TALK = [told("system", "Be brief."), told("user", "hi"), told("assistant", "yes?"), told("user", "add")]
 
 
+def test_arguments_of_calls_are_a_text_where_the_template_takes_only_texts() -> None:
+    template = ANYTHING.replace(
+        "{% endfor %}", "{% for c in m.tool_calls %}{{ ' ' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    talk = [told("user", "hi"), told("assistant", "", tool_calls=[call])]
+    assert written(template, talk) == '<user>hi<assistant> {"a": 1}'
+    assert written(ANYTHING + "{{ messages[1].tool_calls[0].function.arguments.a }}", talk).endswith("1"), "an object"
+
+
 def test_a_system_message_joins_the_first_turn_where_the_template_refuses_it() -> None:
     assert written(NO_SYSTEM, TALK) == "<user>Be brief.\n\nhi<assistant>yes?<user>add"
     assert written(NO_SYSTEM, TALK[:1]) == "<user>Be brief."

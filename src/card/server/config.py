@@ -51,9 +51,7 @@ class ServerSettings:
     max_request_tokens: int | None = setting(None, "Most new tokens of a request.", least=1, shown="the context")
     max_connections: int = setting(1024, "Most connections, idle ones too.", least=1)
     head_timeout_s: float = setting(10.0, "Seconds for headers to arrive.", above=0, unit="seconds")
-    body_timeout_s: float = setting(
-        60.0, "Seconds for a body to arrive, or an answer to be read.", above=0, unit="seconds"
-    )
+    body_timeout_s: float = setting(60.0, "Seconds to send a body or read an answer.", above=0, unit="seconds")
     first_token_timeout_s: float = setting(1800.0, "Most seconds before an answer.", above=0, unit="seconds")
     request_timeout_s: float = setting(600.0, "Most seconds of an answer.", above=0, unit="seconds")
     ping_interval_s: float = setting(5.0, "Seconds of silence before a comment; 0: none.", least=0, unit="seconds")

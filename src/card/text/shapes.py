@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ def shapes(messages: Sequence[Mapping[str, Any]]) -> Iterator[Chat]:
 
     Neighbours of one role become one turn, since many templates want turns to alternate. An empty answer goes between
     a result and a user's message that came before the result was answered. System messages become turns of the user,
-    first those not at the beginning. Arguments of calls that are texts are left out.
+    first those not at the beginning. Arguments of calls become texts, then those that are texts are left out.
     """
     found: list[Chat] = []
     folds: tuple[Callable[[Chat], Chat], ...] = (
@@ -26,7 +27,7 @@ def shapes(messages: Sequence[Mapping[str, Any]]) -> Iterator[Chat]:
         _with_systems_first,
         _without_systems,
     )
-    for of_arguments in (list, _without_texts_as_arguments):
+    for of_arguments in (list, _with_texts_as_arguments, _without_texts_as_arguments):
         for fold in folds:
             shape = fold(of_arguments([dict(one) for one in messages]))
             if shape not in found:
@@ -86,15 +87,19 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 
+def _with_texts_as_arguments(chat: Chat) -> Chat:
+    return _with_arguments(chat, lambda given: given if isinstance(given, str) else json.dumps(given))
+
+
 def _without_texts_as_arguments(chat: Chat) -> Chat:
-    return [
-        {**one, "tool_calls": [_with_object(call) for call in one["tool_calls"]]} if one.get("tool_calls") else one
-        for one in chat
-    ]
+    return _with_arguments(chat, lambda given: {} if isinstance(given, str) else given)
 
 
-def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    return {**call, "function": {**function, "arguments": {}}}
+def _with_arguments(chat: Chat, changed: Callable[[Any], Any]) -> Chat:
+    def renewed(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function")
+        if not isinstance(function, Mapping) or "arguments" not in function:
+            return call
+        return {**call, "function": {**function, "arguments": changed(function["arguments"])}}
+
+    return [{**one, "tool_calls": [*map(renewed, one["tool_calls"])]} if one.get("tool_calls") else one for one in chat]

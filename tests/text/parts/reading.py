@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from card.text.parts.formats import AnswerFormat
+from card.text.parts.answer_format import AnswerFormat
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts, Tools
 from card.text.parts.reader import AnswerReader
 

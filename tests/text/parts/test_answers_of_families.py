@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.text.chat_template import render_chat
-from card.text.parts.formats import FORMATS, find_format
+from card.text.parts.answer_format import AnswerFormat
+from card.text.parts.families import find_format
+from card.text.parts.formats import FORMATS
 from card.text.parts.pieces import CallArguments
 from card.text.parts.reader import AnswerReader
 from tests.text.parts.reading import Read, cut, put_together, read
@@ -39,10 +41,14 @@ DS = (
     "<\uff5ctool\u2581call\u2581begin\uff5c>",
     "<\uff5ctool\u2581sep\uff5c>",
 )
+M3 = "]<]minimax[>["
+DSML = "\uff5cDSML\uff5c"
+ATEM = '<atem:function_calls>\n<atem:invoke name="add">\n</atem:invoke>\n</atem:function_calls>'
 DE = ("<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
 
 # Format, the part that the prompt has begun, the text, and what is in it. Sources: each model's own chat template;
-# gpt-oss: OpenAI's description of the harmony format; Cohere: its documentation of tool use. The parsers of vLLM 0.19.1
+# gpt-oss: OpenAI's description of the harmony format; Cohere: its documentation of tool use; GigaChat: its makers'
+# description in pull request 36664 of vLLM; MiniMax-M1: its guide to function calls. The parsers of vLLM 0.19.1
 # for GLM, MiniMax-M2, Gemma 4, Granite, Seed-OSS, Kimi and DeepSeek find the same calls and thoughts; those for Hermes
 # and Qwen3-Coder end a call at a mark within a string.
 ANSWERS: list[tuple[str, Any, str, Read]] = [
@@ -208,6 +214,145 @@ ANSWERS: list[tuple[str, Any, str, Read]] = [
         '<thinking>a</thinking><tool_calls>[{"name": "rm", "arguments": {"p": "/"}}]</tool_calls>',
         Read("", [("rm", '{"p": "/"}')], "a"),
     ),
+    (
+        "minimax-m1",
+        None,
+        '<think>\na\n</think>\n\nSo\n<tool_calls>\n{"name": "rm", "arguments": {"p": "/"}}\n'
+        '{"name": "add", "arguments": {}}\n</tool_calls>',
+        Read("So", [("rm", '{"p": "/"}'), ("add", "{}")], "a"),
+    ),
+    ("minimax-m3", None, "</mm:think>Hi </mm:think>", Read("Hi </mm:think>")),
+    (
+        "minimax-m3",
+        None,
+        f'<mm:think>a</mm:think>So{M3}<tool_call>\n{M3}<invoke name="rm">{M3}<p>a </p> <b> "q"\n{M3}</p>'
+        f"{M3}<n>3{M3}</n>"
+        f"{M3}<l>{M3}<item>x{M3}</item>{M3}<item>{M3}<item>2{M3}</item>{M3}</item>{M3}</l>"
+        f"{M3}<o>{M3}<k>true{M3}</k>{M3}<e>{M3}</e>{M3}</o>{M3}</invoke>\n"
+        f'{M3}<invoke name="add">{M3}</invoke>\n{M3}</tool_call>',
+        Read(
+            "So",
+            [
+                ("rm", '{"p": "a </p> <b> \\"q\\"\\n", "n": 3, "l": ["x", [2]], "o": {"k": true, "e": ""}}'),
+                ("add", "{}"),
+            ],
+            "a",
+        ),
+    ),
+    (
+        "minimax-m3",
+        "thoughts",
+        f'{M3}<tool_call>\n{M3}<invoke name="add">{M3}</invoke>\n{M3}</tool_call> no</mm:think>No',
+        Read("No", [], f'{M3}<tool_call>\n{M3}<invoke name="add">{M3}</invoke>\n{M3}</tool_call> no'),
+    ),
+    (
+        "kimi-k3",
+        "thoughts",
+        "a<|close|>think<|sep|><|open|>response<|sep|>The response tag, then message.<|close|>response<|sep|>"
+        "<|close|>message<|sep|>",
+        Read("The response tag, then message.", [], "a"),
+    ),
+    (
+        "kimi-k3",
+        "content",
+        'So<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="rm" index="1"<|sep|>'
+        '<|open|>argument key="p" type="string"<|sep|>12<|close|>argument<|sep|>'
+        '<|open|>argument key="n" type="number"<|sep|>3<|close|>argument<|sep|>'
+        '<|open|>argument key="x" type="string"<|sep|>4<|close|>argument<|sep|>'
+        '<|open|>argument key="l" type="array"<|sep|>["a",1]<|close|>argument<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="add" index="2"<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="rm" index="3"<|sep|><|open|>json type="object"<|sep|>{"p":"/"}<|close|>json<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        Read("So", [("rm", '{"p": "12", "n": 3, "x": "4", "l": ["a",1]}'), ("add", "{}"), ("rm", '{"p":"/"}')]),
+    ),
+    *(
+        (
+            form,
+            "thoughts",
+            f'a</think>So\n\n<{DSML}{block}>\n<{DSML}invoke name="rm">\n'
+            f'<{DSML}parameter name="p" string="true">a </b> "q"\n</{DSML}parameter>\n'
+            f'<{DSML}parameter name="n" string="false">3</{DSML}parameter>\n'
+            f'<{DSML}parameter name="x" string="true">4</{DSML}parameter>\n'
+            f'</{DSML}invoke>\n<{DSML}invoke name="add">\n\n</{DSML}invoke>\n</{DSML}{block}>',
+            Read("So", [("rm", '{"p": "a </b> \\"q\\"\\n", "n": 3, "x": "4"}'), ("add", "{}")], "a"),
+        )
+        for form, block in (("deepseek-v3.2", "function_calls"), ("deepseek-v4", "tool_calls"))
+    ),
+    ("gigachat3", None, "Hi<|message_sep|>\n\n", Read("Hi")),
+    (
+        "gigachat3",
+        None,
+        "So<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        '{"name": "rm", "arguments": {"p": "<|message_sep|>"}}<|message_sep|>\n\n',
+        Read("So", [("rm", '{"p": "<|message_sep|>"}')]),
+    ),
+    (
+        "gigachat3.1",
+        None,
+        'So<|function_call|>{"name": "rm", "arguments": {"p": "/"}}<|message_sep|>\n\n',
+        Read("So", [("rm", '{"p": "/"}')]),
+    ),
+    (
+        "functionary-v3.1",
+        None,
+        'So <function=f> <function=rm>{"p": "</function>"}</function><function=add>{}</function>',
+        Read("So <function=f>", [("rm", '{"p": "</function>"}'), ("add", "{}")]),
+    ),
+    ("functionary-v3.2", None, "all\n>>> print(1)\n1", Read(">>> print(1)\n1")),
+    ("functionary-v3.2", None, "Just text\nof mine", Read("Just text\nof mine")),
+    ("functionary-v3.2", None, 'xy\n{"p": "/"}', Read('xy\n{"p": "/"}')),
+    (
+        "functionary-v3.2",
+        None,
+        'rm\n{"p": ">>>add\\n{}"}>>>add\n{}',
+        Read("", [("rm", '{"p": ">>>add\\n{}"}'), ("add", "{}")]),
+    ),
+    ("functionary-v3.2", None, 'all\nSo>>>rm\n{"p": "/"}', Read("So", [("rm", '{"p": "/"}')])),
+    (
+        "minicpm5",
+        "thoughts",
+        'a</think>So <function name="xy"></function>\n<function name="rm"><param name="p"><![CDATA[<a> ]]> </param> &\n'
+        '"]]></param><param name="n">3</param><param name="l">[\'a\', True]</param></function>\n'
+        '<function name="add"></function>',
+        Read(
+            'So <function name="xy"></function>',
+            [("rm", '{"p": "<a> ]]> </param> &\\n\\"", "n": 3, "l": ["a", true]}'), ("add", "{}")],
+            "a",
+        ),
+    ),
+    (
+        "apertus",
+        None,
+        '<|inner_prefix|>a<|inner_suffix|>So<|tools_prefix|>[{"rm": {"p": "<|tools_suffix|>"}}, {"add": {}}]'
+        "<|tools_suffix|>",
+        Read("So", [("rm", '{"p": "<|tools_suffix|>"}'), ("add", "{}")], "a"),
+    ),
+    (
+        "apertus",
+        None,
+        '<|inner_prefix|>a<|tools_prefix|>[{"rm": {"p": "/"}}]<|tools_suffix|>',
+        Read("", [("rm", '{"p": "/"}')], "a"),
+    ),
+    (
+        "hunyuan3",
+        "thoughts",
+        "a</think:opensource>So<tool_calls:opensource>\n<tool_call:opensource>rm<tool_sep:opensource>\n"
+        "<arg_key:opensource>p</arg_key:opensource>\n<arg_value:opensource>12\n</arg_value:opensource>\n"
+        "<arg_key:opensource>n</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
+        "</tool_call:opensource>\n<tool_call:opensource>add<tool_sep:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        Read("So", [("rm", '{"p": "12\\n", "n": 3}'), ("add", "{}")], "a"),
+    ),
+    (
+        "muse",
+        None,
+        f" to=self<|message|>a {ATEM} b<|eom|><|start|>assistant to=user<|message|>Like {ATEM}<|eom|>"
+        f"<|start|>assistant to=add<|message|>{ATEM}<|eom|><|start|>assistant to=rm<|message|><atem:function_calls>\n"
+        '<atem:invoke name="rm">\n<atem:parameter name="p">a\n"b" </atem:parameter>\n'
+        '<atem:parameter name="b">true</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
+        Read(f"Like {ATEM}", [("add", "{}"), ("rm", '{"p": "a\\n\\"b\\" ", "b": true}')], f"a {ATEM} b"),
+    ),
+    ("muse", None, " to=add<|message|>No call.<|eot|>", Read("No call.")),
 ]
 NAMES = [f"{form}-{idx}" for idx, (form, *_) in enumerate(ANSWERS)]
 
@@ -263,6 +408,18 @@ def test_any_text_in_any_format_is_read_the_same_however_it_is_cut(
         ("minimax-m2", '<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">'),
         ("glm4", "<tool_call>rm\n<arg_key>p</arg_key>\n<arg_value>"),
         ("gemma4", '<|tool_call>call:rm{p:<|"|>'),
+        ("minimax-m3", f'{M3}<tool_call>\n{M3}<invoke name="rm">{M3}<p>'),
+        (
+            "kimi-k3",
+            '<|open|>tools<|sep|><|open|>call tool="rm" index="1"<|sep|><|open|>argument key="p" type="string"<|sep|>',
+        ),
+        ("deepseek-v4", f'<{DSML}tool_calls>\n<{DSML}invoke name="rm">\n<{DSML}parameter name="p" string="true">'),
+        ("functionary-v3.2", 'rm\n{"p": "'),
+        ("apertus", '<|tools_prefix|>[{"rm": {"p": "'),
+        (
+            "muse",
+            ' to=rm<|message|><atem:function_calls>\n<atem:invoke name="rm">\n<atem:parameter name="p">',
+        ),
     ],
 )
 def test_a_long_argument_comes_as_it_is_written(form: str, text: str) -> None:
@@ -312,7 +469,46 @@ WRITERS = {  # templates that write thoughts and calls of earlier turns; those o
     "mistralai-Mistral-Nemo-Instruct-2407": "</s>",
     "deepseek-ai-DeepSeek-V3.1": "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "openai-gpt-oss-120b": "",
+    "Apertus-8B-Instruct": "",
+    "GigaChat3-10B-A1.8B": "",
+    "GigaChat3.1-10B-A1.8B": "",
+    "MiniMax-M1": "<end_of_sentence>",
+    "deepseek-ai-DeepSeek-V3.2": "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "deepseek-ai-DeepSeek-V4": "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "meetkai-functionary-medium-v3.1": "<|eom_id|>",
+    "meetkai-functionary-medium-v3.2": "<|eot_id|>",
+    "openbmb-MiniCPM5-1B": "<|im_end|>",
 }
+
+
+def written(name: str, answer: dict[str, Any]) -> tuple[str, str]:
+    """Return a prompt in a model's template, and the text that the template makes of an answer to it."""
+    tokenizer: Any = SimpleNamespace(
+        get_chat_template=lambda tools=None: template(name),
+        special_tokens_map={"bos_token": "<s>", "eos_token": WRITERS[name]},
+    )
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    told = [{"type": "function", "function": {"name": "rm", "description": "d", "parameters": TOOLS["rm"]}}]
+    variables = {"thinking": True}  # as DeepSeek's templates name it
+    prompt = render_chat(tokenizer, asked, tools=told, add_generation_prompt=True, template_kwargs=variables)
+    whole = render_chat(tokenizer, [*asked, answer], tools=told, template_kwargs=variables)
+    pairs = zip(prompt, whole, strict=False)
+    common = "".join(char for char, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    assert common.rstrip() == prompt.rstrip() or len(prompt) - len(common) < 40, "the prompt is where the answer begins"
+    text = whole[len(common) :].removesuffix("\n")
+    return common, text.removesuffix(WRITERS[name]) if WRITERS[name] else text
+
+
+def with_call(arguments: dict[str, Any], thoughts: str, content: str = "") -> dict[str, Any]:
+    """Return a message with thoughts and a call."""
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "rm", "arguments": arguments}}
+    return {"role": "assistant", "content": content, "reasoning_content": thoughts, "tool_calls": [call]}
+
+
+def read_behind(form: AnswerFormat, prompt: str, text: str) -> Read:
+    """Read what was written behind a prompt."""
+    opening = form.thoughts[0].strip() if form.thoughts else "\0"
+    return read(form, list(text), TOOLS, starts_in="thoughts" if prompt.rstrip().endswith(opening) else None)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -320,24 +516,8 @@ WRITERS = {  # templates that write thoughts and calls of earlier turns; those o
 def test_what_a_models_template_writes_for_a_call_is_read_as_that_call(name: str, arguments: dict[str, Any]) -> None:
     form = find_format(template(name), ())
     assert form is not None
-    tokenizer: Any = SimpleNamespace(
-        get_chat_template=lambda tools=None: template(name),
-        special_tokens_map={"bos_token": "<s>", "eos_token": WRITERS[name]},
-    )
-    asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
-    function: dict[str, Any] = {"name": "rm", "arguments": arguments}
-    calls = [{"id": "abcdefghi", "type": "function", "function": function}]
-    answer = {"role": "assistant", "content": "", "reasoning_content": "Hm so.", "tool_calls": calls}
-    told = [{"type": "function", "function": {"name": "rm", "description": "d", "parameters": TOOLS["rm"]}}]
-    prompt = render_chat(tokenizer, asked, tools=told, add_generation_prompt=True)
-    whole = render_chat(tokenizer, [*asked, answer], tools=told)
-    pairs = zip(prompt, whole, strict=False)
-    common = "".join(char for char, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    assert common.rstrip() == prompt.rstrip() or len(prompt) - len(common) < 40, "the prompt is where the answer begins"
-    text = whole[len(common) :].removesuffix("\n")
-    text = text.removesuffix(WRITERS[name]) if WRITERS[name] else text
-    opening = form.thoughts[0].strip() if form.thoughts else "\0"
-    found = read(form, list(text), TOOLS, starts_in="thoughts" if common.rstrip().endswith(opening) else None)
+    prompt, text = written(name, with_call(arguments, "Hm so."))
+    found = read_behind(form, prompt, text)
     assert [(name, json.loads(given)) for name, given in found.calls] == [("rm", arguments)], text
     assert not found.content.strip(), text
     assert found.thoughts in ("Hm so.", "")

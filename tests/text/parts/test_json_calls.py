@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from card.text.parts.answer_format import AnswerFormat
 from card.text.parts.calls import JsonCalls
-from card.text.parts.formats import HERMES, LLAMA3, MISTRAL, AnswerFormat
+from card.text.parts.formats import HERMES, LLAMA3, MISTRAL
 from card.text.parts.pieces import CallArguments, CallBegun
 from card.text.parts.reader import AnswerReader
 from tests.text.parts import reading

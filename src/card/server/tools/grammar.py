@@ -12,7 +12,7 @@ from card.server.errors import bad_request
 from card.server.guided import LENIENT
 from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.call_rules import CallRules, rules_of
-from card.text.parts.formats import AnswerFormat, Part
+from card.text.parts.answer_format import AnswerFormat, Part
 from card.text.parts.leads import Lead, put_behind
 
 _CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON, but bounded
@@ -53,7 +53,7 @@ class Guide:
         Raises: ApiError 400 for a budget that this model's thoughts cannot have.
         """
         lead = Lead(self.form, self.mark_ids, part, self.thinking_budget)
-        has_budget = self.thinking_budget is not None and not lead.is_empty
+        has_budget = self.thinking_budget is not None and lead.has_thoughts
         if has_budget and not lead.can_be_limited:
             raise bad_request(
                 "the thoughts of this model do not end with a token, so they can have no thinking_budget; leave it out",
@@ -92,7 +92,7 @@ class ToolGrammar:
     def free(self) -> Grammar:
         """Return the grammar of a text in which everything that begins like a call is a call."""
         before = self._lead.before_calls()
-        if self._calls.is_bare:
+        if self._calls.is_bare and not self._lead.is_begun:
             return self._grammar(
                 f"start: {before} (calls | free)",
                 f"calls: {self._calls.blocks}",
@@ -104,13 +104,17 @@ class ToolGrammar:
             text = r"TEXT: /(.|\n)*/"
             return self._grammar(f"start: {before} calls | {content}", f"calls: {self._calls.blocks}", text)
         begin = ["begin: spelled", f"spelled[lazy]: TEXT {json.dumps(self._calls.marker)}"]
-        if self._calls.marker_term.startswith("<["):
-            begin[0] += f" | text {self._calls.marker_term}"
+        if "<[" in self._calls.marker_term:
+            begin[0] += f" | text {self._calls.marker_term[self._calls.marker_term.index('<[') :]}"
+        marks = self._lead.marks_in_content()
+        start = f"{before} ({'block* text' if self._calls.has_several else 'block | text'})"
+        if self._lead.is_begun:
+            start = f"{self._calls.blocks} | {self._lead.before_content()} {start}"
         return self._grammar(
-            f"start: {before} ({'block* text' if self._calls.has_several else 'block | text'})",
+            f"start: {start}",
             f"block: begin {self._calls.body}",
             *begin,
-            "text: TEXT",
+            f"text: TEXT (({' | '.join(marks)}) TEXT)*" if marks else "text: TEXT",
             r"TEXT: /(.|\n)*/",
         )
 

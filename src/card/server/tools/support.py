@@ -15,8 +15,9 @@ from card.server.errors import bad_request
 from card.server.schemas import THINKING_SWITCHES, ChatRequest, Message
 from card.server.tool_schemas import FunctionDefinition, NamedTool
 from card.server.tools.grammar import Guide
+from card.text.parts.answer_format import AnswerFormat
 from card.text.parts.calls import JsonCalls
-from card.text.parts.formats import FORMATS, AnswerFormat
+from card.text.parts.formats import FORMATS
 from card.text.parts.leads import Lead
 from card.text.parts.view import AnswerView, ModelAnswers
 from card.text.prompts import Conversation

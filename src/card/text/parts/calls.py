@@ -183,6 +183,44 @@ def _decoded(text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedCalls:
+    """A list of JSON objects with one key each: the function's name, whose value is its arguments."""
+
+    marker: str
+    closing: str
+
+    def read(self, source: Source, calls: Calls) -> Reading[None]:
+        """Read a block behind its marker."""
+        yield from source.skip_space()
+        yield from source.takes("[")
+        while True:
+            yield from source.skip_space()
+            if not (yield from source.takes("{")):
+                raise NoCallError
+            yield from source.skip_space()
+            parts: list[str] = []
+            if not (yield from source.sees('"')) or not (yield from source.string(parts.append)):
+                raise NoCallError
+            yield from source.skip_space()
+            if not (yield from source.takes(":")):
+                raise NoCallError
+            yield from source.skip_space()
+            if not (yield from source.sees("{")):
+                raise NoCallError
+            calls.begin(str(_decoded("".join(parts))))
+            if (yield from source.value(calls.add)) or source.text:
+                calls.end()
+            yield from source.skip_space()
+            yield from source.takes("}")
+            yield from source.skip_space()
+            if not (yield from source.takes(",")):
+                break
+        yield from source.takes("]")
+        yield from source.skip_space()
+        yield from source.closes(self.closing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCalls:
     """A name, a separator, and the arguments in JSON."""
 
@@ -207,11 +245,12 @@ class NamedCalls:
             yield from source.skip_space()
             yield from source.takes(self.prefix)
             name = re.sub(self.suffix + r"\Z", "", (yield from source.name(re.compile(r"[\w.\-:]+"))).strip())
-            yield from source.skip_space()
+            space = yield from source.skip_space()
             if self.extra and (yield from source.takes(self.extra)):
                 yield from source.name(_SPACED_NAME)
             yield from source.skip_space()
-            if not (yield from source.takes(self.separator.strip())):
+            separator = self.separator.strip()
+            if not ((yield from source.takes(separator)) if separator else self.separator in space):
                 raise NoCallError
             yield from source.skip_space()
             if not (yield from source.sees("{")):

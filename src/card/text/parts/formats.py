@@ -1,43 +1,15 @@
-"""Formats of answers of families of models, as data; one is chosen by a model's chat template and vocabulary."""
+"""Formats of answers of families of models, as data, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal
-
+from card.text.parts.answer_format import AnswerFormat, Channels
 from card.text.parts.braced_calls import BracedCalls
-from card.text.parts.calls import CallSyntax, JsonCalls, NamedCalls
+from card.text.parts.calls import JsonCalls, KeyedCalls, NamedCalls
+from card.text.parts.nested_calls import NestedCalls
 from card.text.parts.python_calls import PythonCalls
-from card.text.parts.tagged_calls import TaggedCalls
+from card.text.parts.tagged_calls import Attributes, TaggedCalls
 
-Part = Literal["thoughts", "content", "between", "header"]
-"""Begun by a mark: `between` is text that belongs to no part, `header` one that names the part behind it."""
 AUTO, NONE = "auto", "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFormat:
-    """The marks where the parts of an answer begin and end.
-
-    A mark that is an added token of a model counts only as that token, else as its text.
-    """
-
-    name: str
-    thoughts: tuple[str, str] | None = None  # around what the model thinks, at the beginning of an answer
-    wrapper: tuple[str, str] | None = None  # around the content, behind the thoughts
-    turns: tuple[tuple[str, Part], ...] = ()  # further marks, and the parts that they begin
-    header_end: str | None = None  # behind a header, which names a channel and perhaps a function
-    starts_in: Part = "content"
-    calls: CallSyntax | None = None
-    ends: tuple[str, ...] = ()  # tokens that end an answer where others end a part
-    keeps: tuple[str, ...] = ()  # those others
-
-    @property
-    def writes_calls(self) -> bool:
-        """True if answers can have calls."""
-        return self.calls is not None or self.header_end is not None
-
 
 THINK = ("<think>", "</think>")
 HERMES = JsonCalls(marker="<tool_call>", opening="\n", closing="\n</tool_call>", block_joint="\n")
@@ -57,9 +29,42 @@ _FUNCTION_TAGS = TaggedCalls(
 _DEEPSEEK_CALL = "<\uff5ctool\u2581call\u2581begin\uff5c>"
 _DEEPSEEK_SEP = "<\uff5ctool\u2581sep\uff5c>"
 _DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c>"
-_DEEPSEEK = ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
+DEEPSEEK = ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
 
-_LISTED = (
+MINIMAX = "]<]minimax[>["
+_ROLE_SEP, _MESSAGE_SEP = "<|role_sep|>\n", "<|message_sep|>\n\n"
+
+
+def _dsml(name: str, block: str) -> AnswerFormat:
+    """Return a format of DeepSeek whose tags all have the same mark."""
+    mark = "\uff5cDSML\uff5c"
+    return AnswerFormat(
+        name=name,
+        thoughts=THINK,
+        calls=TaggedCalls(
+            marker=f"<{mark}{block}>",
+            head=(f'<{mark}invoke name="', '">'),
+            key=(f'<{mark}parameter name="', '"'),
+            attributes=Attributes(text=' string="true"', others=(' string="false"',), end=">"),
+            value=("", f"</{mark}parameter>"),
+            end=f"</{mark}invoke>",
+            closing=f"</{mark}{block}>",
+            has_several=True,
+        ),
+    )
+
+
+def _gigachat(name: str, marker: str) -> AnswerFormat:
+    """Return a format of GigaChat, whose marks have the line breaks behind them in their tokens."""
+    return AnswerFormat(
+        name=name,
+        turns=((_MESSAGE_SEP, "content"), (_MESSAGE_SEP.strip(), "content")),
+        calls=JsonCalls(marker=marker, opening="", closing=""),
+        empty_content=("", _MESSAGE_SEP) if _ROLE_SEP in marker else None,
+    )
+
+
+LISTED = (
     AnswerFormat(name=NONE),
     AnswerFormat(name="think", thoughts=THINK),
     AnswerFormat(name="hermes", thoughts=THINK, calls=HERMES),
@@ -153,6 +158,13 @@ _LISTED = (
         ),
         header_end="<|message|>",
         starts_in="header",
+        channels=Channels(
+            thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+            content="<|channel|>final<|message|>",
+            call_header="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+            recipient="to=functions.",
+            thoughts_word="analysis",
+        ),
         ends=("<|return|>", "<|call|>"),
         keeps=("<|end|>",),
     ),
@@ -168,6 +180,9 @@ _LISTED = (
             ("<|tool_calls|>", "content"),
         ),
         starts_in="between",
+        channels=Channels(
+            thoughts=("<|think|>", "<|end|><|begin|>assistant"), content="<|content|>", calls="<|tool_calls|>"
+        ),
         calls=NamedCalls(
             marker="<|tool_call:begin|>",
             before_name="<|tool_call:name|>",
@@ -195,23 +210,23 @@ _LISTED = (
         name="deepseek-r1",
         thoughts=THINK,
         calls=NamedCalls(
-            marker=_DEEPSEEK[0],
+            marker=DEEPSEEK[0],
             begin=_DEEPSEEK_CALL,
             prefix=f"function{_DEEPSEEK_SEP}",
             separator="\n```json\n",
             end=f"\n```{_DEEPSEEK_END}",
-            closing=_DEEPSEEK[1],
+            closing=DEEPSEEK[1],
         ),
     ),
     AnswerFormat(
         name="deepseek-v3",
         thoughts=THINK,
         calls=NamedCalls(
-            marker=_DEEPSEEK[0],
+            marker=DEEPSEEK[0],
             begin=_DEEPSEEK_CALL,
             separator=_DEEPSEEK_SEP,
             end=_DEEPSEEK_END,
-            closing=_DEEPSEEK[1],
+            closing=DEEPSEEK[1],
         ),
     ),
     AnswerFormat(
@@ -224,66 +239,123 @@ _LISTED = (
         thoughts=("<thinking>", "</thinking>"),
         calls=JsonCalls(marker="<tool_calls>", opening="[", closing="]</tool_calls>", joint=", "),
     ),
-)
-FORMATS = {one.name: one for one in _LISTED}
-
-# What tells a family by its template: all of the first are in it, and none of the second. The first that fits counts.
-_SIGNS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("gpt-oss", ("<|channel|>", "<|message|>", "<|start|>"), ()),
-    ("solar", ("<|tool_call:begin|>", "<|think|>"), ()),
-    ("cohere", ("<|START_ACTION|>",), ()),
-    ("kimi-k2", ("<|tool_calls_section_begin|>",), ()),
-    ("deepseek-r1", (_DEEPSEEK[0], "```json"), ()),
-    ("deepseek-v3", (_DEEPSEEK[0],), ()),
-    ("seed-oss", ("<seed:tool_call>",), ()),
-    ("minimax-m2", ("<minimax:tool_call>", "<invoke name="), ()),
-    ("gemma4", ("<|tool_call>", "call:"), ()),
-    ("mistral-args", ("[TOOL_CALLS]", "[ARGS]"), ()),
-    ("mistral", ("[TOOL_CALLS]",), ()),
-    ("apriel", ("<tool_calls>", "<thinking>"), ()),
-    ("qwen3-coder", ("<tool_call>", "<function="), ()),
-    ("glm4", ("<tool_call>", "<arg_key>"), ()),
-    ("hermes", ("<tool_call>",), ("<function=", "<function name", "<invoke")),
-    ("granite3", ("<|tool_call|>", "<response>"), ()),
-    ("lfm2", ("List of tools: ",), ()),
-    ("lfm2", ("<|tool_call_start|>",), ()),
-    ("nemotron", ("<TOOLCALL>",), ()),
-    (
-        "llama3",
-        ('"parameters":', '"name":'),
-        ("<function=", "<function name", "invoke", "<tool_call>", "<|function_call|>"),
+    AnswerFormat(
+        name="minimax-m1",
+        thoughts=THINK,
+        thinks_unsaid=True,
+        calls=JsonCalls(marker="<tool_calls>", opening="\n", closing="\n</tool_calls>", joint="\n"),
+    ),
+    AnswerFormat(
+        name="minimax-m3",
+        thoughts=("<mm:think>", "</mm:think>"),
+        may_skip=True,
+        calls=NestedCalls(
+            marker=f"{MINIMAX}<tool_call>",
+            mark=MINIMAX,
+            head=('<invoke name="', '">'),
+            item="item",
+            end="</invoke>",
+            closing=f"{MINIMAX}</tool_call>",
+        ),
+    ),
+    AnswerFormat(
+        name="kimi-k3",
+        thoughts=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        turns=(
+            ("<|open|>response<|sep|>", "content"),
+            ("<|close|>response<|sep|>", "content"),
+            ("<|close|>message<|sep|>", "between"),
+        ),
+        calls=TaggedCalls(
+            marker="<|open|>tools<|sep|>",
+            head=('<|open|>call tool="', '"'),
+            head_rest=' index="[1-9][0-9]{0,2}"',
+            head_end="<|sep|>",
+            key=('<|open|>argument key="', '"'),
+            attributes=Attributes(
+                text=' type="string"',
+                others=tuple(f' type="{kind}"' for kind in ("number", "boolean", "object", "array", "null")),
+                end="<|sep|>",
+            ),
+            value=("", "<|close|>argument<|sep|>"),
+            whole=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"),
+            end="<|close|>call<|sep|>",
+            closing="<|close|>tools<|sep|>",
+            has_several=True,
+        ),
+        empty_content=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    ),
+    _dsml("deepseek-v3.2", "function_calls"),
+    _dsml("deepseek-v4", "tool_calls"),
+    _gigachat("gigachat3", f"function call{_ROLE_SEP}"),
+    _gigachat("gigachat3.1", "<|function_call|>"),
+    AnswerFormat(
+        name="functionary-v3.1",
+        thoughts=THINK,
+        calls=NamedCalls(marker="<function=", separator=">", end="</function>"),
+    ),
+    AnswerFormat(
+        name="functionary-v3.2",
+        begun=">>>",
+        turns=((">>>all\n", "content"),),
+        calls=NamedCalls(marker=">>>", separator="\n"),
+    ),
+    AnswerFormat(
+        name="minicpm5",
+        thoughts=THINK,
+        calls=TaggedCalls(
+            marker='<function name="',
+            head=("", '">'),
+            key=('<param name="', '">'),
+            value=("", "</param>"),
+            quotes=("<![CDATA[", "]]>"),
+            end="</function>",
+            closing="</function>",
+        ),
+    ),
+    AnswerFormat(
+        name="apertus",
+        thoughts=("<|inner_prefix|>", "<|inner_suffix|>"),
+        calls=KeyedCalls(marker="<|tools_prefix|>", closing="<|tools_suffix|>"),
+        calls_end_thoughts=True,
+    ),
+    AnswerFormat(
+        name="hunyuan3",
+        thoughts=("<think:opensource>", "</think:opensource>"),
+        thinks_unsaid=True,
+        calls=TaggedCalls(
+            marker="<tool_calls:opensource>",
+            head=("<tool_call:opensource>", "<tool_sep:opensource>"),
+            key=("<arg_key:opensource>", "</arg_key:opensource>"),
+            value=("<arg_value:opensource>", "</arg_value:opensource>"),
+            end="</tool_call:opensource>",
+            closing="</tool_calls:opensource>",
+            has_several=True,
+        ),
+    ),
+    AnswerFormat(
+        name="muse",
+        turns=(("<|start|>", "header"), ("<|eom|>", "header"), ("<|eot|>", "header")),
+        header_end="<|message|>",
+        starts_in="header",
+        channels=Channels(
+            thoughts=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+            content=" to=user<|message|>",
+            call_header=" to={name}<|message|>",
+            joint="<|eom|><|start|>assistant",
+            recipient="to=",
+            thoughts_word="to=self",
+        ),
+        calls=TaggedCalls(
+            marker="<atem:function_calls>",
+            head=('<atem:invoke name="', '">'),
+            key=('<atem:parameter name="', '">'),
+            value=("", "</atem:parameter>"),
+            end="</atem:invoke>",
+            closing="</atem:function_calls>",
+        ),
+        ends=("<|eot|>", "<|message|>"),
+        keeps=("<|eom|>",),
     ),
 )
-
-
-def find_format(template: str, vocabulary: Collection[str]) -> AnswerFormat | None:
-    """Return a model's format; None if its template has tools, or channels, that nothing here knows.
-
-    Args:
-        template: the chat template with tools.
-        vocabulary: the tokenizer's tokens.
-    """
-    for name, present, absent in _SIGNS:
-        if all(sign in template for sign in present) and not any(sign in template for sign in absent):
-            return FORMATS[name]
-    if has_tools(template):
-        return FORMATS["think"] if THINK[1] in template else None
-    return FORMATS[next((name for name in ("mistral", "llama3") if _marker(name) in vocabulary), "hermes")]
-
-
-def has_tools(template: str) -> bool:
-    """Return whether a chat template describes tools to the model."""
-    return "tools" in template
-
-
-def kept_ends(vocabulary: Collection[str]) -> frozenset[str]:
-    """Return the tokens that end a part of an answer, and not the answer, by the tokens of a model."""
-    return frozenset(
-        token for one in _LISTED if one.ends and all(end in vocabulary for end in one.ends) for token in one.keeps
-    )
-
-
-def _marker(name: str) -> str:
-    calls = FORMATS[name].calls
-    assert calls is not None
-    return calls.marker
+FORMATS = {one.name: one for one in LISTED}

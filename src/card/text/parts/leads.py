@@ -7,14 +7,9 @@ import re
 from collections.abc import Mapping
 
 from card.config import Grammar
-from card.text.parts.formats import AnswerFormat, Part
+from card.text.parts.answer_format import AnswerFormat, Part
 
 _WORDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|%\w+|\bstart\b')
-# How thoughts begin and end in channels without headers, and with them.
-_CHANNELS = (
-    ("<|think|>", "<|end|><|begin|>assistant"),
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-)
 _TEXT_RULES = (r"LEAD_TEXT: /(.|\n)*/", r"LEAD_SPACE: /\s*/")
 
 
@@ -33,12 +28,22 @@ class Lead:
         """
         self._form, self._mark_ids, self._part, self._budget = form, mark_ids, part, budget
         self.rules: list[str] = []
-        self.is_channelled = bool(form.turns) and form.starts_in != "content"
+        self.is_channelled = form.channels is not None
 
     @property
     def is_empty(self) -> bool:
         """True if nothing may stand before the part."""
-        return not self.is_channelled and (self._form.thoughts is None or self._part == "content")
+        return not self.has_thoughts and not self.is_begun
+
+    @property
+    def has_thoughts(self) -> bool:
+        """True if thoughts may stand before the part."""
+        return self.is_channelled or (self._form.thoughts is not None and self._part != "content")
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the prompt ends with the mark that begins calls or content."""
+        return bool(self._form.begun)
 
     def literal(self, text: str) -> str:
         """Return a text as the terms of a grammar; marks that are tokens count as those alone."""
@@ -51,33 +56,46 @@ class Lead:
 
     def before_content(self) -> str:
         """Return the terms before the content."""
-        if self._form.header_end is not None:
-            return f"{self._write_lead()} {self.literal('<|channel|>final<|message|>')}"
-        if self.is_channelled:
-            return f"{self._write_lead()} {self.literal('<|content|>')}"
+        if self._form.channels is not None:
+            return f"{self._write_lead()} {self.literal(self._form.channels.content)}"
         opening = next((mark for mark, part in self._form.turns if part == "content"), "")
+        if self.is_begun:
+            return self.literal(opening.removeprefix(self._form.begun))
+        if self._form.thoughts is None:
+            return ""
         opening = opening or (self._form.wrapper or ("",))[0]
         return f"{self._write_lead()} ({self.literal(opening)})?" if opening else self._write_lead()
 
+    def marks_in_content(self) -> list[str]:
+        """Return the terms of tokens that may stand within content, or between it and calls."""
+        terms = (self.literal(mark) for mark, _ in self._form.turns)
+        return [term for term in terms if "<[" in term]
+
     def before_calls(self) -> str:
         """Return the terms before calls."""
-        if self.is_channelled and self._form.header_end is None:
-            return f"{self._write_lead()} {self.literal('<|tool_calls|>')}"
+        if self._form.channels is not None:
+            return f"{self._write_lead()} {self.literal(self._form.channels.calls)}"
+        if self._form.empty_content is not None:
+            opening, closing = map(self.literal, self._form.empty_content)
+            return f"{self._write_lead()} ({f'({opening})? ' if opening else ''}{closing})?"
         return self._write_lead()
 
     def _write_lead(self) -> str:
         """Return the terms of thoughts."""
-        if self.is_empty:
+        if not self.has_thoughts:
             return ""
         self.rules = list(_TEXT_RULES)
-        if self.is_channelled:
-            begin, end = _CHANNELS[self._form.header_end is not None]
+        if self._form.channels is not None:
+            begin, end = self._form.channels.thoughts
             self.rules.append(f"lead: {self.literal(begin)} {self._text_until(end)}")
             return "lead*" if self._budget is None else "lead?"
         assert self._form.thoughts is not None
         opening, closing = self._form.thoughts
         self.rules.append(f"lead: {self._text_until(closing)} LEAD_SPACE")
-        return "lead" if self._part == "thoughts" else f"(LEAD_SPACE {self.literal(opening)} lead)?"
+        if self._part == "thoughts":
+            return "lead"
+        skipped = f" | {self.literal(closing)} LEAD_SPACE" if self._form.may_skip else ""
+        return f"(LEAD_SPACE {self.literal(opening)} lead{skipped})?"
 
     def _text_until(self, end: str) -> str:
         """Return the terms of thoughts and what ends them, which is a token or found as text."""
@@ -104,8 +122,9 @@ class Lead:
     @property
     def can_be_limited(self) -> bool:
         """True if thoughts can have a budget: a token ends them."""
-        closing = self._form.thoughts[1] if self._form.thoughts else "<|end|>"
-        return self.is_channelled or closing in self._mark_ids
+        return self.is_channelled or bool(
+            self._form.thoughts and self.literal(self._form.thoughts[1].strip()).startswith("<[")
+        )
 
 
 def put_behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from card.text.parts.answer_format import AnswerFormat, Part
 from card.text.parts.calls import Calls, JsonCalls, read_objects
-from card.text.parts.formats import AnswerFormat, Part
 from card.text.parts.pieces import Content, Piece, Thoughts, Tools, joined
 from card.text.parts.source import NoCallError, Reading, Source
 
@@ -102,8 +102,10 @@ class AnswerReader:
     def _read(self) -> Reading[None]:
         yield  # until there is text
         source = self._source
+        if self._form.begun and not (yield from self._read_begun()):
+            return
         if self._begins_anew and self._form.thoughts is not None:
-            yield from self._read_beginning(self._form.thoughts[0])
+            yield from self._read_beginning(self._form.thoughts)
         self._begins_anew = False
         while source.text or (yield from source.more()):
             if self.part == "thoughts":
@@ -118,19 +120,36 @@ class AnswerReader:
         if self.part == "content":
             self._add(self._space, is_last=True)
 
-    def _read_beginning(self, opening: str) -> Reading[None]:
+    def _read_begun(self) -> Reading[bool]:
+        """Read what follows a mark that the prompt ends with. Returns: False if the rest does not count."""
+        source, begun, syntax = self._source, self._form.begun, self._form.calls
+        rests = {mark.removeprefix(begun): part for mark, part in self._form.turns if mark.startswith(begun)}
+        if (found := (yield from source.takes(*rests))) is not None:
+            self._turn_to(rests[found])
+        elif syntax is not None and syntax.marker == begun and self._calls.tools:
+            yield from self._try("", syntax.read(source, self._calls))
+        return self.num_calls == 0 or self.num_calls != self._most_calls
+
+    def _read_beginning(self, thoughts: tuple[str, str]) -> Reading[None]:
         """Read white space, and the mark before thoughts if it is there."""
         source = self._source
         space = yield from source.skip_space()
-        if (yield from source.takes(opening)):
+        if (yield from source.takes(thoughts[0])):
             self._turn_to("thoughts")
+        elif self._form.may_skip and (yield from source.takes(thoughts[1])):
+            self._turn_to("content")
         else:
             source.text = space + source.text
 
     def _read_thoughts(self) -> Reading[None]:
         closing = [self._form.thoughts[1]] if self._form.thoughts else []
-        mark = yield from self._source.until([*closing, *self._marks], self._add)
-        if mark is not None and mark in closing:
+        ends = self._form.calls_end_thoughts and self._calls.tools and self._form.calls
+        calls = [ends.marker] if ends else []
+        mark = yield from self._source.until([*closing, *calls, *self._marks], self._add)
+        if mark is not None and mark in calls:
+            self._source.text = mark + self._source.text
+            self._turn_to("content")
+        elif mark is not None and mark in closing:
             self._turn_to("content")
             if self._form.wrapper is not None:
                 yield from self._source.skip_space()
@@ -140,7 +159,8 @@ class AnswerReader:
 
     def _read_content(self) -> Reading[bool]:
         """Read content up to a mark, and the calls behind it. Returns: False if the rest does not count."""
-        source, syntax = self._source, self._form.calls if self._calls.tools else None
+        source = self._source
+        syntax = self._form.calls if self._calls.tools and self._form.header_end is None else None
         may_be_bare, self._may_be_bare = self._may_be_bare, False
         is_json = isinstance(syntax, JsonCalls) and (self._takes_bare or syntax.is_bare)
         if may_be_bare and is_json and (yield from self._read_bare(syntax)):
@@ -210,15 +230,27 @@ class AnswerReader:
             words += text.split()
             if mark == end:
                 break
-        to = next((word.removeprefix("to=") for word in words if word.startswith("to=")), "")
-        name = to.removeprefix("functions.")
-        if to != name and name in self._calls.tools:
-            yield from self._read_arguments(name)
+        channels = self._form.channels
+        assert channels is not None
+        before = channels.recipient
+        name = next((word.removeprefix(before) for word in words if word.startswith(before)), "")
+        if name in self._calls.tools:
+            yield from self._read_message(name)
         else:
-            self._turn_to("thoughts" if "analysis" in words else "content")
+            self._turn_to("thoughts" if channels.thoughts_word in words else "content")
 
-    def _read_arguments(self, name: str) -> Reading[None]:
-        if self.num_calls != self._most_calls:
+    def _read_message(self, name: str) -> Reading[None]:
+        """Read a message to a function: a call of it as the format writes calls, or else its arguments."""
+        source, syntax = self._source, self._form.calls
+        if syntax is not None and self.num_calls != self._most_calls:
+            self._turn_to("content")
+            before = yield from source.skip_space()
+            if not (yield from source.takes(syntax.marker)):
+                source.text = before + source.text
+                return
+            if not (yield from self._try(before + syntax.marker, syntax.read(source, self._calls))):
+                return
+        elif self.num_calls != self._most_calls:
             self._calls.begin(name)
             yield from self._source.skip_space()
             if (yield from self._source.value(self._calls.add)) or self._source.text:

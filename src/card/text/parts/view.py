@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from card.errors import SettingsError
-from card.text.parts.formats import AUTO, FORMATS, NONE, AnswerFormat, Part, find_format, has_tools
+from card.text.parts.answer_format import AnswerFormat, Part
+from card.text.parts.families import find_format, has_tools
+from card.text.parts.formats import AUTO, FORMATS, NONE
 from card.text.parts.pieces import Tools
 from card.text.parts.reader import AnswerReader
 from card.text.tokenizer import Tokenizer
@@ -20,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_MARK = 0xDC00  # surrogates: no decoder makes one, so that they can stand for tokens
 _MOST_PROMPT_IDS = 32  # at the end of a prompt, in which it may begin a part
-_MARK = re.compile(r"[<\[].*[>\]]")  # how all marks look that are tokens; others may just be parts of a mark
+# How all marks look that are tokens; others may just be parts of a mark.
+_MARK = re.compile(r"([<\[].*[>\]]|\]<\].*\[>\[|\uff5c.*\uff5c)\n*")
 T = TypeVar("T")
 
 
@@ -77,7 +80,8 @@ class ModelAnswers:
         found = find_format(self.template, tokenizer.get_vocab()) if name == AUTO else FORMATS[name]
         self.is_known = found is not None
         self.form = found or FORMATS[NONE]
-        if name == AUTO and self.form.thoughts and self.form.thoughts[1].strip() not in self.template:
+        is_silent = self.form.thoughts is not None and self.form.thoughts[1].strip() not in self.template
+        if name == AUTO and is_silent and not self.form.thinks_unsaid:
             self.form = dataclasses.replace(self.form, thoughts=None)  # the model does not think
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
@@ -120,7 +124,8 @@ class ModelAnswers:
         end = self._tokenizer.decode(prompt_ids[-_MOST_PROMPT_IDS:]).rstrip()
         if end.endswith(opening):
             return "thoughts"
-        return "content" if end.endswith(closing) else None
+        begins_content = tuple(mark for mark, part in self.form.turns if part == "content")
+        return "content" if end.endswith((closing, *begins_content)) else None
 
     @property
     def writes_calls(self) -> bool:

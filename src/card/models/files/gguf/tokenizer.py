@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, proces
 from card.models.files.gguf.header import DamagedError, GgufError, Header
 from card.models.files.gguf.kept_tokenizer import Pairs, Parts, read_parts, write_parts
 from card.models.files.gguf.splits import RULES, UNNAMED, SplitRule
-from card.text.parts.formats import kept_ends
+from card.text.parts.families import kept_ends
 from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,96 @@
+"""Files of llama.cpp's own converter have the ids, the template and the sampling of the folders that they were made of.
+
+`make test-tokenizers` fetches the converter, in the source of llama-cpp-python, and the published tokenizers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from card.models.facts import end_token_ids, sampling_defaults
+from card.models.loading import load_decoder, load_tokenizer
+from tests.text.test_published_tokenizers import KEPT, PUBLISHED, TEXTS, folder, pieces
+
+pytestmark = [pytest.mark.tokenizers, pytest.mark.timeout(900)]
+
+VERSION = "0.3.36"
+SOURCE = f"llama_cpp_python-{VERSION}"
+SAMPLING = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
+# Further sizes by family. Those whose converter needs a `tokenizer.model`, which npm's packages lack, are not here.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama3": {},
+    "llama3_1": {},
+    "qwen3": {"head_dim": 32},
+    "gptoss": {"head_dim": 32, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+
+
+@functools.cache
+def converter() -> tuple[Path, str]:
+    """Return llama.cpp's folder, fetched if it is not there, and the path for modules of its converter."""
+    place, modules = KEPT / SOURCE / "vendor" / "llama.cpp", KEPT / "modules"
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    if not place.is_dir():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        options = ["--no-deps", "--no-binary", ":all:", "--dest", str(KEPT)]
+        subprocess.run([*pip, "download", *options, f"llama-cpp-python=={VERSION}"], check=True, timeout=600)
+        with tarfile.open(KEPT / f"{SOURCE}.tar.gz") as files:
+            files.extractall(KEPT, filter="data")
+    if not modules.is_dir():
+        subprocess.run(
+            [*pip, "install", "--no-deps", "--target", str(modules), "sentencepiece"], check=True, timeout=300
+        )
+    return place, os.pathsep.join((str(place / "gguf-py"), str(modules)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_folder_and_the_file_made_of_it_give_the_same(name: str, tmp_path: Path) -> None:
+    made, file = tmp_path / "folder", tmp_path / "model.gguf"
+    tokenizer = load_tokenizer(folder(name))
+    ids = {"bos_token_id": tokenizer.convert_tokens_to_ids(tokenizer.bos_token or ""), "pad_token_id": None}
+    rows = -(-len(tokenizer) // 8) * 8
+    config = AutoConfig.for_model(
+        PUBLISHED[name], vocab_size=rows, eos_token_id=tokenizer.eos_token_id, **ids, **SIZES, **FAMILIES[name]
+    )
+    AutoModelForCausalLM.from_config(config).to(torch.float16).save_pretrained(made)
+    for one in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder(name) / one, made / one)
+    (made / "generation_config.json").write_text(json.dumps({**SAMPLING, "eos_token_id": tokenizer.eos_token_id}))
+    place, modules = converter()
+    subprocess.run(
+        [sys.executable, str(place / "convert_hf_to_gguf.py"), str(made), "--outfile", str(file), "--outtype", "f16"],
+        check=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": modules, "HF_HUB_OFFLINE": "1"},
+    )
+    of_folder, of_file = load_tokenizer(made), load_tokenizer(file, cache_dir="")
+    for text in (*TEXTS, *pieces(200)):
+        for with_specials in (True, False):
+            expected = of_folder.encode(text, add_special_tokens=with_specials)
+            assert of_file.encode(text, add_special_tokens=with_specials) == expected, text
+            assert of_file.decode(expected) == of_folder.decode(expected)
+    assert of_file.chat_template == of_folder.chat_template
+    models = load_decoder(made), load_decoder(file, cache_dir="")
+    assert sampling_defaults(models[1]) == sampling_defaults(models[0]) != {}
+    # A file names one end; the others are those of the family, known by name.
+    assert end_token_ids(models[0], of_folder) <= end_token_ids(models[1], of_file)
