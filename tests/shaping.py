@@ -99,6 +99,9 @@ class ToyGrammar:
     def advance(self, token_ids: Sequence[int]) -> None:
         self._text += tuple(token_ids)
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def allowed(self, paths: Sequence[Path]) -> np.ndarray:
         if not self.has(self._text):
             raise TargetError("not of the grammar")

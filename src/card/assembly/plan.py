@@ -18,7 +18,7 @@ from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
 from card.config.splitting import engine_settings, split_settings
 from card.drafting.local import find_writer
-from card.engine.offers import DRAFTER
+from card.engine.offers import DRAFTER, GRAMMAR
 from card.errors import SettingsError, named
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
@@ -84,7 +84,8 @@ class Plan:
     draft: DraftSettings  # as the method shapes them
     pinned: frozenset[str]  # names of those of them that were set
     placements: Mapping[Schedule, Placement]  # where the drafter runs under each schedule; empty: there is none
-    writers: tuple[str, ...]  # those without a model
+    writers: tuple[str, ...]  # those without a model, but for the grammars of requests
+    foresees: bool  # the grammar of a request is a writer too
     cores: CorePlan
     max_model_len: int
     target_tree_rows: int  # KV rows of one sequence beyond its text, in the target
@@ -99,6 +100,11 @@ class Plan:
         if usual is None:
             return None
         return SelfDrafting(parse_selection(self.method.select(self.settings) or usual), self.method.num_looked_up)
+
+    @property
+    def has_candidates(self) -> bool:
+        """True if a pass may verify candidates."""
+        return bool(self.placements or self.writers or self.foresees or self.method.selection is not None)
 
     @property
     def first_schedule(self) -> Schedule:
@@ -151,6 +157,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
         pinned=frozenset(draft_changes),
         placements=placements,
         writers=writers,
+        foresees=_foresees(chosen, engine.writers),
         cores=cores if facts.latencies is None else facts.latencies.with_useful_threads(cores),
         max_model_len=max_model_len,
         target_tree_rows=target_tree_rows,
@@ -232,10 +239,17 @@ def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]
             f"method {method.name} is defined by its draft model: add {DRAFTER} to {named('writers')}, or use method "
             "card"
         )
-    local = [*method.writers, *(name for name in names if name != DRAFTER)]
+    local = [*method.writers, *(name for name in names if name not in (DRAFTER, GRAMMAR))]
     for name in local:
         find_writer(name)
     return DRAFTER in names, tuple(dict.fromkeys(local))
+
+
+def _foresees(method: Method, names: Sequence[str] | None) -> bool:
+    """Return whether grammars propose what they force: of any method that has candidates, unless writers are named."""
+    if names is not None:
+        return GRAMMAR in names
+    return bool(method.needs_draft or method.writers or method.selection)
 
 
 def _known() -> Mapping[str, Setting]:
@@ -247,7 +261,8 @@ def _readers(
 ) -> frozenset[str]:
     """Return what reads settings in this engine, in the words of `card.config.reading`."""
     there = {f"method {method.name}", f"growth {growth}", *(f"writer {name}" for name in writers)}
-    there |= {CANDIDATES} if drafts or writers or method.selection is not None else set()
+    foresees = _foresees(method, settings.writers)
+    there |= {CANDIDATES} if drafts or writers or foresees or method.selection is not None else set()
     there |= {IMAGES} if settings.max_images else set()
     there |= {DRAFTING} if drafts else set()
     return frozenset(there | ({DRAFTING_HERE} if drafts and settings.draft_address is None else set()))

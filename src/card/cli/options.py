@@ -138,7 +138,8 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 _WRITERS = (
-    f"Sources of candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
+    "Sources of candidates, such as beam,suffix: beam (the draft model), grammar (what a request's form forces), "
+    f"{', '.join(writer_names())}.  "
     "[default: by method]"
 )
 

@@ -3,10 +3,13 @@
 What a text may go on with is known once its last token is. So the mask after the text is begun as soon as a round has
 committed it, those after candidates when their pass begins, and the pass takes those that are there. No pass waits long
 for a mask: a candidate without one does not count, and a text without one sits out until it has it.
+
+A grammar can also say what it forces after the text. That is no part of any mask, and costs a text none of its time.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +24,8 @@ import numpy.typing as npt
 from card.errors import GrammarError, in_words
 from card.text.matcher import walk_order
 from card.tree.masks import GrammarState, MaskRow, Path, TimeSpent
+
+logger = logging.getLogger(__name__)
 
 _NUM_QUICK = 2  # threads for quick grammars
 _SLOW_S = 0.02  # of a step, from which a grammar is slow: it has another thread, and its candidates are not followed
@@ -80,9 +85,13 @@ class AtOnce:
 class Following:
     """The grammar of one text, as the masks of a `Shaping`. Its calls are those of one thread, and none blocks long."""
 
-    def __init__(self, state: GrammarState, lanes: Lanes) -> None:
-        """Take a state at the beginning of its grammar, for this text alone; begin the first mask."""
-        self._state, self._lanes = state, lanes
+    def __init__(self, state: GrammarState, lanes: Lanes, *, foresees: bool = False) -> None:
+        """Take a state at the beginning of its grammar, for this text alone; begin the first mask.
+
+        Args:
+            foresees: find out what the grammar forces after the text too.
+        """
+        self._state, self._lanes, self._foresees = state, lanes, foresees
         self._changed = threading.Condition()  # guards all below
         self._rows: dict[_Key, MaskRow] = {}  # by path below the present text; another dict once it goes on
         self._unread: list[int] = []  # committed tokens that the state has not got
@@ -93,6 +102,8 @@ class Following:
         self._error: GrammarError | None = None
         self._was_late = False  # a pass came to its end before the mask that it needed
         self._asked_at = time.monotonic()  # for the mask after the present text
+        self._forced: tuple[int, ...] | None = None  # after the present text; None: not known yet
+        self._last_s = 0.0  # of the last step of the text itself
         self._begin_work()
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -101,6 +112,9 @@ class Following:
             self._unread += token_ids
             self._rows, self._wanted = {}, deque([()])
             self._was_late, self._asked_at = False, time.monotonic()
+            known, num_new = self._forced or (), len(token_ids)
+            goes_on = known[:num_new] == tuple(token_ids)
+            self._forced = (known[num_new:] or None) if goes_on else None
         self._begin_work()
 
     def begin(self, paths: Sequence[Path]) -> None:
@@ -143,6 +157,16 @@ class Following:
     def rows(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
         """Return the masks after these paths, which must be known."""
         return np.stack([self._rows[tuple(path)] for path in paths])
+
+    def forced(self, seconds: float) -> Sequence[int]:
+        """Return the tokens that the grammar forces after the text; empty if none are known within so many seconds.
+
+        A grammar whose steps take longer is not waited for.
+        """
+        with self._changed:
+            if self._last_s < seconds:
+                self._changed.wait_for(lambda: self._forced is not None or not self._is_working, seconds)
+            return self._forced or ()
 
     @property
     def takes_candidates(self) -> bool:
@@ -214,6 +238,7 @@ class Following:
         with self._changed:
             self._is_slow = seconds > _SLOW_S
             if not path:
+                self._last_s = seconds
                 error = error or self._over_limit(seconds)
             if error is None and row is not None:
                 rows[path] = row
@@ -222,6 +247,23 @@ class Following:
             if error is not None or self._is_slow:
                 self._wanted = deque(one for one in self._wanted if not one)
             self._changed.notify_all()
+            is_wanted = self._foresees and not path and error is None and not self._is_slow and self._forced is None
+        if is_wanted and row is not None:
+            self._foresee(row, rows)
+
+    def _foresee(self, row: MaskRow, rows: dict[_Key, MaskRow]) -> None:
+        """Find out what is forced after the text whose masks are ``rows``; its own mask is ``row``."""
+        forced: Sequence[int] = ()
+        if np.count_nonzero(row) == 1:
+            try:
+                forced = self._state.forced()
+            except Exception as error:  # plain decoding does not ask, so no text may end by it
+                logger.warning("what a grammar forces is not proposed: %s", in_words(error))
+                self._foresees = False
+        with self._changed:
+            if rows is self._rows:  # the text has not gone on
+                self._forced = tuple(forced)
+                self._changed.notify_all()
 
     def _over_limit(self, seconds: float) -> GrammarError | None:
         """Count a step of the text itself. Steps of candidates do not count: plain decoding would not have them."""
