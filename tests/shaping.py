@@ -99,7 +99,7 @@ class ToyGrammar:
     def advance(self, token_ids: Sequence[int]) -> None:
         self._text += tuple(token_ids)
 
-    def forced(self) -> Sequence[int]:
+    def forced(self, path: Path) -> Sequence[int]:
         return ()
 
     def allowed(self, paths: Sequence[Path]) -> np.ndarray:

@@ -4,7 +4,7 @@ What a text may go on with is known once its last token is. So the mask after th
 committed it, those after candidates when their pass begins, and the pass takes those that are there. No pass waits long
 for a mask: a candidate without one does not count, and a text without one sits out until it has it.
 
-A grammar can also say what it forces after the text. That is no part of any mask, and costs a text none of its time.
+A grammar can also say what it forces. That is no part of any mask, and takes none of the time that a text may take.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Following:
         """Take a state at the beginning of its grammar, for this text alone; begin the first mask.
 
         Args:
-            foresees: find out what the grammar forces after the text too.
+            foresees: find out what the grammar forces too.
         """
         self._state, self._lanes, self._foresees = state, lanes, foresees
         self._changed = threading.Condition()  # guards all below
@@ -102,7 +102,8 @@ class Following:
         self._error: GrammarError | None = None
         self._was_late = False  # a pass came to its end before the mask that it needed
         self._asked_at = time.monotonic()  # for the mask after the present text
-        self._forced: tuple[int, ...] | None = None  # after the present text; None: not known yet
+        self._forced: dict[_Key, tuple[int, ...]] = {}  # by path below the present text
+        self._foreseen: set[_Key] = {()} if foresees else set()  # paths for which this is found out
         self._last_s = 0.0  # of the last step of the text itself
         self._begin_work()
 
@@ -112,9 +113,10 @@ class Following:
             self._unread += token_ids
             self._rows, self._wanted = {}, deque([()])
             self._was_late, self._asked_at = False, time.monotonic()
-            known, num_new = self._forced or (), len(token_ids)
-            goes_on = known[:num_new] == tuple(token_ids)
-            self._forced = (known[num_new:] or None) if goes_on else None
+            known, num_new = self._forced.get((), ()), len(token_ids)
+            goes_on = len(known) > num_new and known[:num_new] == tuple(token_ids)
+            self._forced = {(): known[num_new:]} if goes_on else {}
+            self._foreseen = {()} if self._foresees else set()
         self._begin_work()
 
     def begin(self, paths: Sequence[Path]) -> None:
@@ -158,15 +160,22 @@ class Following:
         """Return the masks after these paths, which must be known."""
         return np.stack([self._rows[tuple(path)] for path in paths])
 
-    def forced(self, seconds: float) -> Sequence[int]:
-        """Return the tokens that the grammar forces after the text; empty if none are known within so many seconds.
+    def forced(self, path: Path, seconds: float) -> Sequence[int]:
+        """Return the tokens that the grammar forces after a path; empty if none are known within so many seconds.
 
         A grammar whose steps take longer is not waited for.
         """
+        key = tuple(path)
         with self._changed:
-            if self._last_s < seconds:
-                self._changed.wait_for(lambda: self._forced is not None or not self._is_working, seconds)
-            return self._forced or ()
+            if not self._foresees or self._is_slow or self._last_s > seconds:
+                return self._forced.get(key, ())
+            if key not in self._foreseen:
+                self._foreseen.add(key)
+                self._wanted.appendleft(key)
+        self._begin_work()
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._forced or not self._is_working, seconds)
+            return self._forced.get(key, ())
 
     @property
     def takes_candidates(self) -> bool:
@@ -247,22 +256,24 @@ class Following:
             if error is not None or self._is_slow:
                 self._wanted = deque(one for one in self._wanted if not one)
             self._changed.notify_all()
-            is_wanted = self._foresees and not path and error is None and not self._is_slow and self._forced is None
-        if is_wanted and row is not None:
-            self._foresee(row, rows)
+            is_foreseen = path in self._foreseen and path not in self._forced
+        if is_foreseen:
+            is_forced = error is None and row is not None and np.count_nonzero(row) == 1
+            self._publish(path, self._forced_after(path) if is_forced else (), rows)
 
-    def _foresee(self, row: MaskRow, rows: dict[_Key, MaskRow]) -> None:
-        """Find out what is forced after the text whose masks are ``rows``; its own mask is ``row``."""
-        forced: Sequence[int] = ()
-        if np.count_nonzero(row) == 1:
-            try:
-                forced = self._state.forced()
-            except Exception as error:  # plain decoding does not ask, so no text may end by it
-                logger.warning("what a grammar forces is not proposed: %s", in_words(error))
-                self._foresees = False
+    def _forced_after(self, path: _Key) -> Sequence[int]:
+        try:
+            return self._state.forced(path)
+        except BaseException as error:  # plain decoding does not ask, so no text may end by it
+            logger.warning("what a grammar forces is not proposed: %s", in_words(error))
+            self._foresees = False
+            return ()
+
+    def _publish(self, path: _Key, forced: Sequence[int], rows: dict[_Key, MaskRow]) -> None:
+        """Note what is forced after a path below the text that ``rows`` are of, unless this has gone on."""
         with self._changed:
-            if rows is self._rows:  # the text has not gone on
-                self._forced = tuple(forced)
+            if rows is self._rows:
+                self._forced[path] = tuple(forced)
                 self._changed.notify_all()
 
     def _over_limit(self, seconds: float) -> GrammarError | None:

@@ -88,9 +88,9 @@ class MatcherState:
                 rows[idx] = self._bits()
         return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
 
-    def forced(self) -> list[int]:
-        """Return the tokens that must follow the text, see `GrammarState`."""
-        if self._lost is not None or not self._go(()):
+    def forced(self, path: Path) -> list[int]:
+        """Return the tokens that must follow the text and a path, see `GrammarState`."""
+        if self._lost is not None or not self._go(path):
             return []
         forced: list[int] = self._checked(self._matcher.compute_ff_tokens())
         ends = (idx for idx, token_id in enumerate(forced) if token_id in self._end_ids or token_id >= self._num_ids)

@@ -36,10 +36,10 @@ class GrammarState(Protocol):
         Raises: GrammarError if the grammar is too costly to follow there; the state is as before.
         """
 
-    def forced(self) -> Sequence[int]:
-        """Return the only tokens that may follow the text, one after the other, as the tokenizer splits them.
+    def forced(self, path: Path) -> Sequence[int]:
+        """Return the only tokens that may follow the text and a path, one after the other, as the tokenizer splits them.
 
-        Empty if there is a choice, or if the text is at its end. They are a guess: `allowed` decides.
+        Empty if there is a choice, or if the text ends there. They are a guess: `allowed` decides.
         Raises: GrammarError as `allowed` does.
         """
 
