@@ -100,7 +100,10 @@ class ToyGrammar:
         self._text += tuple(token_ids)
 
     def forced(self, path: Path) -> Sequence[int]:
-        return ()
+        found: list[int] = []
+        while (row := self.follows((*self._text, *path, *found))).count(True) == 1 and not row[self.END]:
+            found.append(row.index(True))
+        return found
 
     def allowed(self, paths: Sequence[Path]) -> np.ndarray:
         if not self.has(self._text):

@@ -258,7 +258,8 @@ class Following:
             self._changed.notify_all()
             is_foreseen = path in self._foreseen and path not in self._forced
         if is_foreseen:
-            is_forced = error is None and row is not None and np.count_nonzero(row) == 1
+            is_quick = error is None and not self._is_slow
+            is_forced = is_quick and row is not None and np.count_nonzero(row) == 1
             self._publish(path, self._forced_after(path) if is_forced else (), rows)
 
     def _forced_after(self, path: _Key) -> Sequence[int]:

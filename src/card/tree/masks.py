@@ -37,9 +37,9 @@ class GrammarState(Protocol):
         """
 
     def forced(self, path: Path) -> Sequence[int]:
-        """Return the only tokens that may follow the text and a path, one after the other, as the tokenizer splits them.
+        """Return the tokens that must follow the text and a path, as the tokenizer splits them: a guess for `allowed`.
 
-        Empty if there is a choice, or if the text ends there. They are a guess: `allowed` decides.
+        Empty if there is a choice, or if the text ends there.
         Raises: GrammarError as `allowed` does.
         """
 
