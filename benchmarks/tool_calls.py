@@ -75,10 +75,10 @@ def grammar_of(name: str, *, is_compact: bool) -> Grammar:
 
 
 def answers_of(llm: LLM, *, is_compact: bool, temperature: float) -> list[RequestOutput]:
-    """Return the answer of each question by each tool, one after the other."""
-    found = []
+    """Return the answer of each question by its own tool and by the next one, one after the other."""
+    found, names = [], list(TOOLS)
     for seed, question in enumerate(QUESTIONS):
-        for name in TOOLS:
+        for name in (names[seed], names[(seed + 1) % len(names)]):
             params = SamplingParams(
                 temperature=temperature, seed=seed, max_tokens=160, grammar=grammar_of(name, is_compact=is_compact)
             )

@@ -138,8 +138,7 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 _WRITERS = (
-    "Sources of candidates, such as beam,suffix: beam (the draft model), grammar (what a request's form forces), "
-    f"{', '.join(writer_names())}.  "
+    f"Sources of candidates, such as beam,suffix: beam (the draft model), grammar, {', '.join(writer_names())}.  "
     "[default: by method]"
 )
 

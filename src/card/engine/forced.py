@@ -19,7 +19,7 @@ FORCED_WAIT_S = 1e-3
 
 
 class ForcedText(WriterSequence):
-    """What the grammar of one request forces."""
+    """The grammar of one request as a writer."""
 
     def __init__(self, masks: Following, vocab_size: int) -> None:
         """Propose what these masks foresee, up to the first token that the target does not have."""
