@@ -122,14 +122,14 @@ def test_a_grammar_that_is_wrong_or_fails_costs_acceptance_alone(caplog):
 @pytest.mark.parametrize("has_drafter", [False, True])
 def test_in_a_batch_only_requests_with_a_grammar_ask_one(has_drafter, monkeypatch):
     target, free = toy_target(), SAMPLED.replace(grammar=None)
-    queried, asked = list[int](), list[Following]()
+    queried, asked = list[int](), list[ForcedText]()
     query, propose = TargetWorker.query, ForcedText.propose
     monkeypatch.setattr(
         TargetWorker,
         "query",
         lambda self, one, **how: queried.append(one.request.request_id) or query(self, one, **how),
     )
-    monkeypatch.setattr(ForcedText, "propose", lambda self, *how: asked.append(self._masks) or propose(self, *how))
+    monkeypatch.setattr(ForcedText, "propose", lambda self, *how: asked.append(self) or propose(self, *how))
     requests = [
         make_request(
             idx,
