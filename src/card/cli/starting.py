@@ -65,7 +65,7 @@ class ReadingSpinner:
 
     def __init__(self, words: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._words, self._clock = words, clock
-        self._say: Say = lambda words: None
+        self.say: Say = lambda words: None
         self._first: tuple[int, float] | None = None  # tokens read by the first pass, and when
 
     def tell_read(self, num_read: int, num_all: int) -> None:
@@ -75,11 +75,11 @@ class ReadingSpinner:
             self._first = num_read, now
         num_since, seconds = num_read - self._first[0], now - self._first[1]
         rest = f", {math.ceil((num_all - num_read) * seconds / num_since)} s left" if num_since > 0 else ""
-        self._say(f"{self._words}: {num_read:,} of {num_all:,} tokens{rest}")
+        self.say(f"{self._words}: {num_read:,} of {num_all:,} tokens{rest}")
 
     def until_first(self, items: Iterator[T]) -> Generator[T, None, None]:
         """Yield the items; spin until the first one is there."""
-        with spinner(self._words) as self._say:
+        with spinner(self._words) as self.say:
             first = next(items)
         yield first
         yield from items
