@@ -91,8 +91,7 @@ class Host:
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
         self.home = Home()
-        has_candidates = bool(parts.plan.placements or parts.plan.writers or parts.plan.self_drafting)
-        self.is_exact = parts.plan.verifier.is_exact and (loaded.has_same_bits or not has_candidates)
+        self.is_exact = parts.plan.verifier.is_exact and (loaded.has_same_bits or not parts.plan.has_candidates)
         if self.link is not None:
             self._finalizer = weakref.finalize(self, self.home.closing(self.link.close))
 

@@ -225,7 +225,7 @@ def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) 
     """Warm up the passes, whose rows depend on the models around the target, and build the engine of the final plan."""
     plan, latencies = measured.plan, measured.latencies
     with pinned(latencies.with_useful_threads(plan.cores).alone):
-        runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
+        runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers or plan.foresees else 1)
     facts = replace(
         measured.facts,
         latencies=latencies,

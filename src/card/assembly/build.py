@@ -94,6 +94,7 @@ def _worker(plan: Plan, models: Models, writers: Mapping[str, LocalWriter], cloc
         row_store=_row_store(plan),
         may_grow=_is_memory_short(plan, models.target),
         lanes=models.lanes,
+        foresees=plan.foresees,
     )
 
 

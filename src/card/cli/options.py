@@ -138,7 +138,7 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 _WRITERS = (
-    f"Sources of candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
+    f"Sources of candidates, such as beam,suffix: beam (the draft model), grammar, {', '.join(writer_names())}.  "
     "[default: by method]"
 )
 
