@@ -73,6 +73,8 @@ class EngineSettings(Replaceable):
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
     kv_offload: str | None = setting(None, "Folder for paused KV.")
+    prefix_cache: str | None = setting(None, "Folder for KV of long beginnings, kept for the next start.")
+    prefix_cache_size: str | None = setting(None, "Most bytes in it.", shown="4GiB")
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
     threads: int | None = setting(None, "CPU threads of the target.", least=1, most=MAX_THREADS, shown="the fastest")
     draft_threads: int = setting(1, "CPU threads of the drafter.", least=1, most=MAX_THREADS, read_by=DRAFTING_HERE)
@@ -140,6 +142,10 @@ class EngineSettings(Replaceable):
         check(self)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
+        if self.prefix_cache_size is not None:
+            parse_size(self.prefix_cache_size)
+            allowed = f"set only together with {named('prefix_cache')}"
+            require(self.prefix_cache is not None, "prefix_cache_size", allowed, self.prefix_cache_size)
         if self.draft_address is None:
             allowed = f"set only together with {named('draft_address')}"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.protocol import LanguageModel, LengthDependent, Stateful
+from card.models.rows.prefix_cache import PrefixCache
+from card.models.rows.prefix_files import common_length
 
 BLOCK_ROWS = 32  # rows are counted in blocks of this many
 MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
@@ -35,6 +38,7 @@ class PoolStats:
     queries: int  # calls of open
     hits: int  # of these, how many reused rows
     reused_tokens: int
+    read_tokens: int  # of these, how many came from files
     used_bytes: int  # running and retained sequences
     retained_bytes: int
     num_open: int  # running sequences
@@ -49,6 +53,7 @@ class _Entry:
     num_rows: int
     text: IntArray
     is_long: bool  # the rows are those of a text beyond `switch_len`; they fit no shorter one
+    is_told: bool = False  # that it may leave soon
 
 
 class SequencePool:
@@ -60,12 +65,20 @@ class SequencePool:
     thread-safe; call it between forward passes.
     """
 
-    def __init__(self, model: LanguageModel, max_bytes: int, *, max_retained: int = MAX_RETAINED) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        max_bytes: int,
+        *,
+        max_retained: int = MAX_RETAINED,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         """Make an empty pool; all sequences of ``model`` should come from it.
 
         Args:
             max_bytes: memory for the rows of running and retained sequences together.
             max_retained: most retained sequences.
+            prefixes: keeps rows of long beginnings in files.
         Raises: SettingsError if not even the smallest sequence fits, or for a negative ``max_retained``.
         """
         least_bytes = sequence_bytes(model, min(BLOCK_ROWS, model.max_rows))
@@ -79,7 +92,11 @@ class SequencePool:
         self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
         self._running: dict[int, _Entry] = {}
         self._retained: dict[int, _Entry] = {}  # the least recently used first
-        self._queries = self._hits = self._reused_tokens = 0
+        self._queries = self._hits = self._reused_tokens = self._read_tokens = 0
+        self.version = 0  # odd while rows are moved or dropped; see `RowSource`
+        self._prefixes = prefixes
+        if prefixes is not None:
+            prefixes.watch(self)
 
     @property
     def stats(self) -> PoolStats:
@@ -89,6 +106,7 @@ class SequencePool:
             queries=self._queries,
             hits=self._hits,
             reused_tokens=self._reused_tokens,
+            read_tokens=self._read_tokens,
             used_bytes=self._bytes_of(self._running) + retained_bytes,
             retained_bytes=retained_bytes,
             num_open=len(self._running),
@@ -130,7 +148,8 @@ class SequencePool:
             )
         most = max(0, min(len(token_ids) - 1, num_rows))
         is_long = self._is_long(max(len(token_ids), text_len))
-        opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
+        with self._moving():
+            opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
         self._queries += 1
         self._hits += opened.num_reused > 0
         self._reused_tokens += opened.num_reused
@@ -154,9 +173,10 @@ class SequencePool:
         entry = self._running_entry(slot, ())
         if entry.is_long or not self._is_long(text_len):
             return False
-        self._model.keep(slot, 0)
-        self._make_long(slot)
-        entry.text, entry.is_long = entry.text[:0], True
+        with self._moving():
+            self._model.keep(slot, 0)
+            self._make_long(slot)
+            entry.text, entry.is_long = entry.text[:0], True
         return True
 
     def close(self, slot: int, token_ids: Sequence[int] = ()) -> None:
@@ -167,13 +187,18 @@ class SequencePool:
         Raises: ModelError if the sequence is not running or has fewer rows than the text has tokens.
         """
         entry = self._running_entry(slot, token_ids)
-        entry.text = np.array(token_ids, np.int64)
+        with self._moving():
+            self._close(entry, np.array(token_ids, np.int64))
+        self._tell_leaving()
+
+    def _close(self, entry: _Entry, text: IntArray) -> None:
+        entry.text, slot = text, entry.slot
         del self._running[slot]
         if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._is_retained(entry):
             self._model.close(slot)
             return
         for other in list(self._retained.values()):
-            if other.is_long == entry.is_long and _num_shared(other.text, entry.text) == len(other.text):
+            if other.is_long == entry.is_long and common_length(other.text, entry.text) == len(other.text):
                 self._drop(other)  # the new one can lend all that it could
         self._shrink(entry)
         self._retained[entry.slot] = entry
@@ -188,16 +213,17 @@ class SequencePool:
         Raises: CapacityError if there is no room, ModelError if the sequence is not running; nothing has changed then.
         """
         entry, num_rows = self._running_entry(slot, ()), self._round(num_rows)
-        del self._running[slot]
-        try:
-            entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
-        except CapacityError:
-            self._running[slot] = entry
-            raise
-        entry.num_rows = num_rows
-        self._running[entry.slot] = entry
-        self._model.copy_rows(slot, entry.slot, self._model.num_rows(slot))
-        self._model.close(slot)
+        with self._moving():
+            del self._running[slot]
+            try:
+                entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
+            except CapacityError:
+                self._running[slot] = entry
+                raise
+            entry.num_rows = num_rows
+            self._running[entry.slot] = entry
+            self._model.copy_rows(slot, entry.slot, self._model.num_rows(slot))
+            self._model.close(slot)
         return entry.slot
 
     def pause(self, slot: int) -> bool:
@@ -206,21 +232,61 @@ class SequencePool:
         Raises: ModelError if the sequence is not running.
         """
         entry = self._running_entry(slot, ())
-        del self._running[slot]
-        self._model.close(slot)
+        with self._moving():
+            del self._running[slot]
+            self._model.close(slot)
         return entry.is_long
 
     def resume(self, num_rows: int, *, is_long: bool) -> int:
         """Open an empty sequence in place of a paused one. Raises: CapacityError if there is no room."""
         num_rows = self._round(num_rows)
-        slot = self._make_slot(num_rows, is_long, spared=None)
-        self._running[slot] = _Entry(slot, num_rows, np.empty(0, np.int64), is_long)
+        with self._moving():
+            slot = self._make_slot(num_rows, is_long, spared=None)
+            self._running[slot] = _Entry(slot, num_rows, np.empty(0, np.int64), is_long)
         return slot
 
     def clear(self) -> None:
         """Drop all retained sequences."""
-        while self._retained:
-            self._drop(next(iter(self._retained.values())))
+        with self._moving():
+            while self._retained:
+                self._drop(next(iter(self._retained.values())))
+
+    def holder(self, text: IntArray, *, is_long: bool) -> int | None:
+        """Return the slot of a sequence whose first rows are those of a text; see `RowSource`."""
+        for entry in [*list(self._running.values()), *list(self._retained.values())]:
+            if entry.is_long == is_long and common_length(entry.text, text) == len(text):
+                return entry.slot
+        return None
+
+    def retained_texts(self) -> list[tuple[IntArray, bool]]:
+        """Return the texts of retained sequences, see `RowSource`."""
+        return [(entry.text, entry.is_long) for entry in self._retained.values()]
+
+    def close_prefixes(self) -> None:
+        """Write what is to outlive the process; see `PrefixCache.close`."""
+        if self._prefixes is not None:
+            self._prefixes.close()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Let readers of other threads know that rows are moved or dropped."""
+        self.version += 1
+        try:
+            yield
+        finally:
+            self.version += 1
+
+    def _tell_leaving(self) -> None:
+        """Say which sequence is dropped next, once the pool is half full."""
+        if self._prefixes is None:
+            return
+        used = self._bytes_of(self._running) + self._bytes_of(self._retained)
+        if 2 * used > self._max_bytes or 2 * len(self._retained) > self._max_retained:
+            for entry in self._retained.values():
+                if not entry.is_told:
+                    entry.is_told = True
+                    self._prefixes.note_leaving(entry.text, is_long=entry.is_long)
+                    return
 
     def _bytes_of(self, entries: dict[int, _Entry]) -> int:
         return sum(self._bytes(entry.num_rows) for entry in entries.values())
@@ -255,7 +321,11 @@ class SequencePool:
 
     def _open(self, text: IntArray, num_rows: int, is_long: bool) -> Opened:
         """Start a sequence of ``num_rows`` (whole blocks) that reuses what it can of ``text``."""
+        if self._prefixes is not None and (read := self._read(self._prefixes, text, num_rows, is_long)) is not None:
+            return read
         source, num_shared = self._find(text, is_long)
+        if self._prefixes is not None and source is not None:
+            self._prefixes.note_shared(text[:num_shared], is_long=is_long)
         try:
             slot = self._make_slot(num_rows, is_long, spared=source)
         except CapacityError:
@@ -273,6 +343,18 @@ class SequencePool:
                 self._touch(source)
         self._running[slot] = _Entry(slot, num_rows, text[:num_shared].copy(), is_long)
         return Opened(slot, num_shared)
+
+    def _read(self, prefixes: PrefixCache, text: IntArray, num_rows: int, is_long: bool) -> Opened | None:
+        """Start a sequence with rows from a file, if one holds more of the text than memory does; None if not."""
+        _, num_held = self._find(text, is_long)
+        while (found := prefixes.find(text, is_long=is_long, num_held=num_held)) is not None:
+            slot = self._make_slot(num_rows, is_long, spared=None)
+            if prefixes.read(found[0], slot, found[1]):
+                self._running[slot] = _Entry(slot, num_rows, text[: found[1]].copy(), is_long)
+                self._read_tokens += found[1]
+                return Opened(slot, found[1])
+            self._model.close(slot)  # a damaged file is not found again
+        return None
 
     def _make_slot(self, num_rows: int, is_long: bool, spared: _Entry | None) -> int:
         """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
@@ -316,7 +398,7 @@ class SequencePool:
                     continue
                 # To share more than `most` tokens, the token at that index must agree.
                 if len(entry.text) > most and len(text) > most and entry.text[most] == text[most]:
-                    num_shared = self._lendable(entry, _num_shared(entry.text, text))
+                    num_shared = self._lendable(entry, common_length(entry.text, text))
                     if num_shared > most:
                         best, most = entry, num_shared
         return (best, most) if best else (None, 0)
@@ -328,7 +410,7 @@ class SequencePool:
     def _is_retained(self, entry: _Entry) -> bool:
         """Return whether a retained sequence can lend all of an entry's text, and count it as used if so."""
         alike = [other for other in self._retained.values() if other.is_long == entry.is_long]
-        holder = next((other for other in alike if _num_shared(other.text, entry.text) == len(entry.text)), None)
+        holder = next((other for other in alike if common_length(other.text, entry.text) == len(entry.text)), None)
         if holder is not None:
             self._touch(holder)
         return holder is not None
@@ -350,11 +432,3 @@ class SequencePool:
 def sequence_bytes(model: LanguageModel, num_rows: int) -> int:
     """Return the memory that a sequence with room for so many rows takes, its states included."""
     return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Stateful) else 0)
-
-
-def _num_shared(one: IntArray, other: IntArray) -> int:
-    """Return the length of the longest common beginning."""
-    shorter = min(len(one), len(other))
-    differs = one[:shorter] != other[:shorter]
-    first = int(differs.argmax()) if shorter else 0
-    return first if shorter and differs[first] else shorter
