@@ -23,7 +23,7 @@ _MOST_NOTES = 64  # of files; the oldest go first
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What a file was when it was read."""
+    """A file as it was when it was read."""
 
     state: tuple[int, int, int]  # bytes, and times of the last change of content and of anything
     digest: str

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.protocol import LanguageModel, LengthDependent, Stateful
+from card.models.rows.pool_entries import MIN_SHARED_TOKENS, Entries, Entry, common_length
 from card.models.rows.prefix_cache import PrefixCache
-from card.models.rows.prefix_files import common_length
+from card.models.rows.row_tree import IntArray
 
 BLOCK_ROWS = 32  # rows are counted in blocks of this many
-MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
 MAX_RETAINED = 128  # keeps the search for a shared text well below a millisecond
 WORTH_SHRINKING = 2  # a finished sequence moves to a smaller place if that is at most 1 / this of what it has
 MAX_EXCESS = 2  # a retained sequence is taken over as it is only if it has at most this many times the rows needed
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +39,6 @@ class PoolStats:
     retained_bytes: int
     num_open: int  # running sequences
     num_retained: int
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One sequence: the room it takes, and the text that its first rows hold."""
-
-    slot: int
-    num_rows: int
-    text: IntArray
-    is_long: bool  # the rows are those of a text beyond `switch_len`; they fit no shorter one
-    is_told: bool = False  # that it may leave soon
 
 
 class SequencePool:
@@ -90,13 +75,12 @@ class SequencePool:
         self._with_state = model if isinstance(model, Stateful) else None
         self._state_bytes = sequence_bytes(model, 0)
         self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
-        self._running: dict[int, _Entry] = {}
-        self._retained: dict[int, _Entry] = {}  # the least recently used first
+        self._entries = Entries()
+        self._running, self._retained = self._entries.running, self._entries.retained
         self._queries = self._hits = self._reused_tokens = self._read_tokens = 0
-        self.version = 0  # odd while rows are moved or dropped; see `RowSource`
         self._prefixes = prefixes
         if prefixes is not None:
-            prefixes.watch(self)
+            prefixes.watch(self._entries)
 
     @property
     def stats(self) -> PoolStats:
@@ -148,7 +132,7 @@ class SequencePool:
             )
         most = max(0, min(len(token_ids) - 1, num_rows))
         is_long = self._is_long(max(len(token_ids), text_len))
-        with self._moving():
+        with self._entries.moving():
             opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
         self._queries += 1
         self._hits += opened.num_reused > 0
@@ -173,7 +157,7 @@ class SequencePool:
         entry = self._running_entry(slot, ())
         if entry.is_long or not self._is_long(text_len):
             return False
-        with self._moving():
+        with self._entries.moving():
             self._model.keep(slot, 0)
             self._make_long(slot)
             entry.text, entry.is_long = entry.text[:0], True
@@ -187,14 +171,14 @@ class SequencePool:
         Raises: ModelError if the sequence is not running or has fewer rows than the text has tokens.
         """
         entry = self._running_entry(slot, token_ids)
-        with self._moving():
+        with self._entries.moving():
             self._close(entry, np.array(token_ids, np.int64))
         self._tell_leaving()
 
-    def _close(self, entry: _Entry, text: IntArray) -> None:
+    def _close(self, entry: Entry, text: IntArray) -> None:
         entry.text, slot = text, entry.slot
         del self._running[slot]
-        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._is_retained(entry):
+        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._entries.has_retained(entry):
             self._model.close(slot)
             return
         for other in list(self._retained.values()):
@@ -213,7 +197,7 @@ class SequencePool:
         Raises: CapacityError if there is no room, ModelError if the sequence is not running; nothing has changed then.
         """
         entry, num_rows = self._running_entry(slot, ()), self._round(num_rows)
-        with self._moving():
+        with self._entries.moving():
             del self._running[slot]
             try:
                 entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
@@ -232,7 +216,7 @@ class SequencePool:
         Raises: ModelError if the sequence is not running.
         """
         entry = self._running_entry(slot, ())
-        with self._moving():
+        with self._entries.moving():
             del self._running[slot]
             self._model.close(slot)
         return entry.is_long
@@ -240,41 +224,21 @@ class SequencePool:
     def resume(self, num_rows: int, *, is_long: bool) -> int:
         """Open an empty sequence in place of a paused one. Raises: CapacityError if there is no room."""
         num_rows = self._round(num_rows)
-        with self._moving():
+        with self._entries.moving():
             slot = self._make_slot(num_rows, is_long, spared=None)
-            self._running[slot] = _Entry(slot, num_rows, np.empty(0, np.int64), is_long)
+            self._running[slot] = Entry(slot, num_rows, np.empty(0, np.int64), is_long)
         return slot
 
     def clear(self) -> None:
         """Drop all retained sequences."""
-        with self._moving():
+        with self._entries.moving():
             while self._retained:
                 self._drop(next(iter(self._retained.values())))
-
-    def holder(self, text: IntArray, *, is_long: bool) -> int | None:
-        """Return the slot of a sequence whose first rows are those of a text; see `RowSource`."""
-        for entry in [*list(self._running.values()), *list(self._retained.values())]:
-            if entry.is_long == is_long and common_length(entry.text, text) == len(text):
-                return entry.slot
-        return None
-
-    def retained_texts(self) -> list[tuple[IntArray, bool]]:
-        """Return the texts of retained sequences, see `RowSource`."""
-        return [(entry.text, entry.is_long) for entry in self._retained.values()]
 
     def close_prefixes(self) -> None:
         """Write what is to outlive the process; see `PrefixCache.close`."""
         if self._prefixes is not None:
             self._prefixes.close()
-
-    @contextmanager
-    def _moving(self) -> Iterator[None]:
-        """Let readers of other threads know that rows are moved or dropped."""
-        self.version += 1
-        try:
-            yield
-        finally:
-            self.version += 1
 
     def _tell_leaving(self) -> None:
         """Say which sequence is dropped next, once the pool is half full."""
@@ -288,7 +252,7 @@ class SequencePool:
                     self._prefixes.note_leaving(entry.text, is_long=entry.is_long)
                     return
 
-    def _bytes_of(self, entries: dict[int, _Entry]) -> int:
+    def _bytes_of(self, entries: dict[int, Entry]) -> int:
         return sum(self._bytes(entry.num_rows) for entry in entries.values())
 
     def _bytes(self, num_rows: int) -> int:
@@ -302,7 +266,7 @@ class SequencePool:
         used = self._bytes_of(self._running) + self._bytes_of(self._retained)
         return used + self._bytes(num_rows) <= self._max_bytes
 
-    def _running_entry(self, slot: int, token_ids: Sequence[int]) -> _Entry:
+    def _running_entry(self, slot: int, token_ids: Sequence[int]) -> Entry:
         if slot not in self._running:
             raise ModelError(f"slot {slot} is not running in this pool; running slots: {sorted(self._running)}")
         if len(token_ids) > self._model.num_rows(slot):
@@ -323,7 +287,7 @@ class SequencePool:
         """Start a sequence of ``num_rows`` (whole blocks) that reuses what it can of ``text``."""
         if self._prefixes is not None and (read := self._read(self._prefixes, text, num_rows, is_long)) is not None:
             return read
-        source, num_shared = self._find(text, is_long)
+        source, num_shared = self._entries.find(text, is_long, self._lendable)
         if self._prefixes is not None and source is not None:
             self._prefixes.note_shared(text[:num_shared], is_long=is_long)
         try:
@@ -340,23 +304,23 @@ class SequencePool:
         else:
             if source is not None:
                 self._model.copy_rows(source.slot, slot, num_shared)
-                self._touch(source)
-        self._running[slot] = _Entry(slot, num_rows, text[:num_shared].copy(), is_long)
+                self._entries.touch(source)
+        self._running[slot] = Entry(slot, num_rows, text[:num_shared].copy(), is_long)
         return Opened(slot, num_shared)
 
     def _read(self, prefixes: PrefixCache, text: IntArray, num_rows: int, is_long: bool) -> Opened | None:
         """Start a sequence with rows from a file, if one holds more of the text than memory does; None if not."""
-        _, num_held = self._find(text, is_long)
+        _, num_held = self._entries.find(text, is_long, self._lendable)
         while (found := prefixes.find(text, is_long=is_long, num_held=num_held)) is not None:
             slot = self._make_slot(num_rows, is_long, spared=None)
             if prefixes.read(found[0], slot, found[1]):
-                self._running[slot] = _Entry(slot, num_rows, text[: found[1]].copy(), is_long)
+                self._running[slot] = Entry(slot, num_rows, text[: found[1]].copy(), is_long)
                 self._read_tokens += found[1]
                 return Opened(slot, found[1])
             self._model.close(slot)  # a damaged file is not found again
         return None
 
-    def _make_slot(self, num_rows: int, is_long: bool, spared: _Entry | None) -> int:
+    def _make_slot(self, num_rows: int, is_long: bool, spared: Entry | None) -> int:
         """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
         kept_bytes = self._bytes_of(self._running)
         if spared is not None and spared.slot in self._retained:
@@ -381,41 +345,15 @@ class SequencePool:
             self._make_long(slot)
         return slot
 
-    def _drop(self, retained: _Entry) -> None:
+    def _drop(self, retained: Entry) -> None:
         del self._retained[retained.slot]
         self._model.close(retained.slot)
 
-    def _touch(self, entry: _Entry) -> None:
-        if entry.slot in self._retained:
-            self._retained[entry.slot] = self._retained.pop(entry.slot)
-
-    def _find(self, text: IntArray, is_long: bool) -> tuple[_Entry | None, int]:
-        """Return the sequence that shares the longest beginning with ``text``, and how many tokens that is."""
-        best, most = None, MIN_SHARED_TOKENS - 1
-        for entries in (self._running, self._retained):  # at a tie a running one: it is not in the way of others
-            for entry in entries.values():
-                if entry.is_long != is_long:
-                    continue
-                # To share more than `most` tokens, the token at that index must agree.
-                if len(entry.text) > most and len(text) > most and entry.text[most] == text[most]:
-                    num_shared = self._lendable(entry, common_length(entry.text, text))
-                    if num_shared > most:
-                        best, most = entry, num_shared
-        return (best, most) if best else (None, 0)
-
-    def _lendable(self, entry: _Entry, num_rows: int) -> int:
+    def _lendable(self, entry: Entry, num_rows: int) -> int:
         """Return how many of the first rows can be copied: those of a state are up to a place where it was kept."""
         return num_rows if self._with_state is None else self._with_state.lendable_rows(entry.slot, num_rows)
 
-    def _is_retained(self, entry: _Entry) -> bool:
-        """Return whether a retained sequence can lend all of an entry's text, and count it as used if so."""
-        alike = [other for other in self._retained.values() if other.is_long == entry.is_long]
-        holder = next((other for other in alike if common_length(other.text, entry.text) == len(entry.text)), None)
-        if holder is not None:
-            self._touch(holder)
-        return holder is not None
-
-    def _shrink(self, entry: _Entry) -> None:
+    def _shrink(self, entry: Entry) -> None:
         """Move a finished sequence, counted nowhere, to a smaller place if it wastes much and both fit for now."""
         needed = self._round(len(entry.text))
         if WORTH_SHRINKING * needed > entry.num_rows or not self._has_spare(entry.num_rows + needed):

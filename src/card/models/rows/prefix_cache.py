@@ -13,13 +13,14 @@ import queue
 import sys
 import threading
 import time
-from typing import Protocol
 
 import numpy as np
 
 from card.errors import ModelError
 from card.models.protocol import Divisible
-from card.models.rows.prefix_files import BLOCK_ROWS, IntArray, KeptBeginning, PrefixFiles
+from card.models.rows.pool_entries import Entries
+from card.models.rows.prefix_files import BLOCK_ROWS, KeptBeginning, PrefixFiles
+from card.models.rows.row_tree import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -34,33 +35,19 @@ _LOOK_S = 0.001  # until the pool has moved its rows
 _LOWEST = 19  # priority of a thread
 
 
-class RowSource(Protocol):
-    """Tells where in memory rows are."""
-
-    @property
-    def version(self) -> int:
-        """A number that is odd while rows are moved or dropped, and another one afterwards."""
-
-    def holder(self, text: IntArray, *, is_long: bool) -> int | None:
-        """Return the slot of a sequence whose first rows are those of a text."""
-
-    def retained_texts(self) -> list[tuple[IntArray, bool]]:
-        """Return the texts that wait to be reused, the least recently used first, and whether their rows are long."""
-
-
 class PrefixCache:
     """Decides which beginnings go to files, writes them there, and reads them back."""
 
     def __init__(self, model: Divisible, files: PrefixFiles) -> None:
         self._model, self._files = model, files
-        self._source: RowSource | None = None
+        self._source: Entries | None = None
         self._jobs: queue.Queue[tuple[IntArray, bool] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._is_ending = False
         self._rests_until = 0.0
 
-    def watch(self, source: RowSource) -> None:
-        """Take rows from here."""
+    def watch(self, source: Entries) -> None:
+        """Take rows from the sequences of a pool."""
         self._source = source
 
     def find(self, text: IntArray, *, is_long: bool, num_held: int) -> tuple[KeptBeginning, int] | None:
@@ -87,8 +74,8 @@ class PrefixCache:
     def close(self) -> None:
         """Write what memory holds of long texts, the last used one first, for some seconds; then end the thread."""
         if self._source is not None:
-            for text, is_long in reversed(self._source.retained_texts()):
-                self.note_leaving(text, is_long=is_long)
+            for entry in reversed(self._source.retained.values()):
+                self.note_leaving(entry.text, is_long=entry.is_long)
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(_CLOSE_S)
@@ -100,7 +87,12 @@ class PrefixCache:
         """Have the rows of a text written. Placeholders of images are no tokens: only what is before them is kept."""
         outside = (text < 0) | (text >= self._model.vocab_size)
         text = text[: int(outside.argmax())] if outside.any() else text
-        if len(text) < SHARED_TOKENS or self._jobs.qsize() >= _MOST_JOBS or time.monotonic() < self._rests_until:
+        if (
+            self._is_ending
+            or len(text) < SHARED_TOKENS
+            or self._jobs.qsize() >= _MOST_JOBS
+            or time.monotonic() < self._rests_until
+        ):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="card-prefixes", daemon=True)

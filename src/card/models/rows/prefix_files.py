@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from card.machine.folders import make_private, opened, why_unsafe
+from card.models.rows.pool_entries import common_length
+from card.models.rows.row_tree import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,9 @@ _SUFFIX, _PART = ".rows", ".part"
 _STALE_S = 3600.0  # a part that nobody has written to for so long belongs to a process that was killed
 _SETTLED_NS = 1_000_000_000  # a folder's time is only trusted when it is older: times of files are coarse
 
-IntArray = npt.NDArray[np.int64]
-
 
 class _Damaged(Exception):
-    """What is wrong with a file, in words."""
+    """The fault of a file, in words."""
 
 
 class _Head(NamedTuple):
@@ -220,8 +219,10 @@ class PrefixFiles:
             head = _Head(*_HEAD.unpack(raw))
             if head.magic != _MAGIC or not 0 < head.num_tokens <= _MOST_TOKENS:
                 raise _Damaged("it holds no rows")
-            tokens, stored = stream.read(4 * head.num_tokens), stream.read(_CHECK.size)
             size = os.fstat(stream.fileno()).st_size
+            if size < _rows_start(head.num_tokens):
+                raise _Damaged("it is cut off")
+            tokens, stored = stream.read(4 * head.num_tokens), stream.read(_CHECK.size)
         check = zlib.crc32(raw + tokens)
         if len(stored) < _CHECK.size or _CHECK.unpack(stored)[0] != check:
             raise _Damaged("it is damaged at its beginning")
@@ -260,14 +261,6 @@ class PrefixFiles:
             total, free = total - sizes[path], free + sizes[path]
         if num_bytes > free:
             raise OSError(errno.ENOSPC, f"the disk has no room for {num_bytes} bytes and {SPARE_BYTES} besides")
-
-
-def common_length(one: IntArray, other: IntArray) -> int:
-    """Return the length of the longest common beginning."""
-    shorter = min(len(one), len(other))
-    differs = one[:shorter] != other[:shorter]
-    first = int(differs.argmax()) if shorter else 0
-    return first if shorter and differs[first] else shorter
 
 
 def _rows_start(num_tokens: int) -> int:
