@@ -71,7 +71,7 @@ class Process:
 
 
 @pytest.fixture(autouse=True)
-def _short_texts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_texts_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARED_TOKENS", 100)
     monkeypatch.setattr(module, "LONG_TOKENS", 200)
 
