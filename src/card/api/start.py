@@ -18,6 +18,7 @@ from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahea
 from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, room_tokens
+from card.assembly.prefixes import prefix_cache
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
 from card.kernels.compiler_process import CompilerProcess
@@ -31,6 +32,7 @@ from card.models.others import others
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
 from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
+from card.models.rows.prefix_cache import PrefixCache
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.following import Threads
@@ -54,6 +56,7 @@ class Loaded:
     runner: RowRunner
     tokenizer: Tokenizer
     prompts: PromptReader
+    prefixes: PrefixCache | None
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed
     end_ids: frozenset[int]
@@ -116,6 +119,9 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
     stated = sampling_defaults(model) if settings.generation_config == "auto" else {}
     runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
     prompts = PromptReader.for_target(tokenizer, settings, asked.target, runner, model.dtype)
+    if settings.prefix_cache is not None:
+        asked.say("comparing the weights with those of kept rows")
+    prefixes = prefix_cache(settings, runner, is_named=isinstance(asked.target, str))
     check_once(runner, settings, is_named=isinstance(asked.target, str))
     limit_s = settings.grammar_timeout_s
     return Loaded(
@@ -124,6 +130,7 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
         runner=runner,
         tokenizer=tokenizer,
         prompts=prompts,
+        prefixes=prefixes,
         grammars=GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_ids), limit_s=limit_s),
         lanes=Threads(limit_s),
         end_ids=end_ids,
@@ -170,7 +177,13 @@ def _with_drafter(asked: Asked, loaded: Loaded, measured: Measured, writers: Map
         give_back_memory()  # memory left over from loading a drafter here
         watchers = _watchers_of(asked, plan, runner, writers, shown)
         models = Models(
-            target=runner, link=link, latencies=latencies, watchers=watchers, writers=writers, lanes=loaded.lanes
+            target=runner,
+            link=link,
+            latencies=latencies,
+            watchers=watchers,
+            writers=writers,
+            prefixes=loaded.prefixes,
+            lanes=loaded.lanes,
         )
         parts = _built(asked, measured, runner, models)
         if link is not None:

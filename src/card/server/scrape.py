@@ -116,6 +116,7 @@ class Scrape:
             ("drafter_restarts", "Times that the drafter was replaced.", stats.drafter_restarts),
             ("prefix_cache_queries", "Prompts looked up among kept prefixes.", stats.prefix_queries),
             ("prefix_cache_hits", "Of these, how many were found.", stats.prefix_hits),
+            ("prefix_cache_read_tokens", "Tokens of prompts with KV from files.", stats.prefix_read_tokens),
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
 
