@@ -31,12 +31,10 @@ from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
-from card.models.block_loading import load_block
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
-from card.models.names import OWN_BLOCK
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_decoder import prepare_code
@@ -217,7 +215,8 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
 def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter:
     """Return the drafter with its model in this process."""
     draft = _draft_model(plan, source)
-    model = _restricted(_given(plan, source, draft), draft)
+    assert source.model is not None
+    model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
     lane = _lane_on(str(model.device))
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
@@ -244,15 +243,6 @@ def _lane_on(device: str) -> Lane:
         return Lane()
     lane: Lane = others("cuda.stream_lane", f"device {device}").StreamLane(device)
     return lane
-
-
-def _given(plan: Plan, source: DraftSource, draft: DraftModel) -> LoadedModel:
-    """Return the draft model of a source, loaded if it is a name."""
-    if source.model == OWN_BLOCK:
-        name, cache_dir = plan.settings.target, draft.cache_dir
-        return load_block(name, source.target, dtype=draft.dtype, cache_dir=cache_dir)
-    assert source.model is not None
-    return _load(draft) if isinstance(source.model, str) else source.model
 
 
 def _load(draft: DraftModel) -> LoadedModel:

@@ -23,23 +23,31 @@ def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
     """
     if not isinstance(target, str):
         raise ModelError(f"{named('draft')} {OWN_BLOCK} is read from the target's files: give the target by name")
+    if not has_block(target, cache_dir=cache_dir):
+        raise ModelError(
+            f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
+            f"here: {_INSTEAD}"
+        )
+
+
+def has_block(target: str, *, cache_dir: str | None) -> bool:
+    """Return whether a target's checkpoint holds a block that drafts, from the headers of its files.
+
+    Raises: ModelError if they cannot be read, or hold a block that cannot be run.
+    """
     with quiet():
         source = find_source(target, cache_dir)
         with explained(source, "the weights of {} cannot be read"):
-            is_here = source.is_folder and has_folder_block(Path(source.path))
-            has_it = is_here if source.gguf is None else source.gguf.block is not None
-        if not has_it:
-            raise ModelError(
-                f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
-                f"here: {_INSTEAD}"
-            )
+            if source.gguf is not None:
+                return source.gguf.block is not None
+            return source.is_folder and has_folder_block(Path(source.path))
 
 
 def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> DraftBlock:
     """Load the block of a checkpoint for the target that was loaded from it.
 
     Args:
-        name: of the target, for which `require_block` found one.
+        name: of the target, for which `has_block`.
         dtype: of the draft model, as of `card.models.loading.load_decoder`.
     Raises: ModelError, one line, if it cannot be run.
     """
