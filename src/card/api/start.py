@@ -30,8 +30,8 @@ from card.models.block_loading import load_block
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
-from card.models.names import OWN_BLOCK
 from card.models.others import others
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
 from card.models.parallel_draft import wants_states
@@ -84,6 +84,7 @@ def load(asked: Asked) -> Loaded:
     check_format_name(str(asked.settings.get("answer_format", AUTO)))
     choice = choose_draft(asked, _first_facts(asked))
     asked, facts = choice.asked, _first_facts(choice.asked)
+    facts = replace(facts, wants_states=facts.wants_states or choice.block is not None)
     plan = asked.plan(facts)
     verifier, named = choose_verifier(plan.settings, asked.verifier)
     facts = replace(facts, verifier=verifier, verifier_named=named)
@@ -93,7 +94,8 @@ def load(asked: Asked) -> Loaded:
     asked.say(f"loading {plan.settings.target}")
     with CompilerProcess() as compiler:
         with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
-            target = load_target(asked.target, asked.draft, plan, compiler, asked.tokenizer)
+            has_block = choice.block is not None
+            target = load_target(asked.target, asked.draft, plan, compiler, asked.tokenizer, has_block=has_block)
         facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
         facts = replace(facts, room_tokens=_room_tokens(target, asked.plan(facts)))
         loaded = _read(target, choice, facts)
@@ -132,10 +134,11 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
     prompts = PromptReader.for_target(tokenizer, settings, asked.target, runner, model.dtype)
     check_once(runner, settings, is_named=isinstance(asked.target, str))
     block: DraftBlock | None = None
-    if plan.placements and asked.draft == OWN_BLOCK:
+    if plan.placements and choice.block is not None:
         try:
             dtype, folder = settings.dtype_of_draft, settings.weights_dir
-            block = load_block(settings.target, runner, dtype=dtype, cache_dir=folder)
+            head = model.lm_head.weight if isinstance(model, DecoderModel) else None
+            block = load_block(choice.block, runner, dtype=dtype, cache_dir=folder, head=head)
         except ModelError as error:
             choice = choice.without_block(error)
             facts = replace(facts, has_draft=False, wants_states=False)

@@ -31,12 +31,13 @@ from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
-from card.models.draft_vocab import always_drafted, restrict_head
+from card.models.draft_vocab import always_drafted, restrict_head, with_more_tokens
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
+from card.models.own.draft_block import DraftBlock
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
 from card.models.runner import RowRunner
@@ -252,12 +253,13 @@ def _load(draft: DraftModel) -> LoadedModel:
 def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
     """Return the model with only the part of its head that proposes tokens."""
     if draft.draft_vocab is None:
-        return model
+        return with_more_tokens(model, {*draft.always_drafted, *end_token_ids(model)})
     return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
 
 
 def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
     settings, tokenizer = plan.settings, source.tokenizer
+    has_part = settings.draft_vocab is not None or isinstance(source.model, DraftBlock)
     return DraftModel(
         name=source.model if isinstance(source.model, str) else "",
         dtype=settings.dtype_of_draft,
@@ -269,7 +271,7 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         measuring_s=MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
         draft_vocab=settings.draft_vocab,
-        always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),
+        always_drafted=always_drafted(tokenizer) if has_part and tokenizer is not None else (),
     )
 
 

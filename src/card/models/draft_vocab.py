@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from card.models.rows.row_tree import IntArray
 from card.text.tokenizer import Tokenizer
 
 _MARK = "head_ids"
+M = TypeVar("M", bound=LoadedModel)
 
 
 def always_drafted(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -42,10 +44,20 @@ def restrict_head(model: LoadedModel, num_tokens: int, more_ids: Iterable[int]) 
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
     ids = {*range(min(num_tokens, vocab_size)), *(one for one in more_ids if one < vocab_size)}
+    return with_head_of(model, ids) if len(ids) < vocab_size else copy.copy(model)
+
+
+def with_head_of(model: M, ids: Iterable[int]) -> M:
+    """Return the model with a head that knows these tokens only; otherwise as `restrict_head`."""
     restricted = copy.copy(model)
-    if len(ids) < vocab_size:
-        setattr(restricted, _MARK, np.array(sorted(ids), np.int64))
+    setattr(restricted, _MARK, np.array(sorted(ids), np.int64))
     return restricted
+
+
+def with_more_tokens(model: LoadedModel, ids: Iterable[int]) -> LoadedModel:
+    """Return a model whose head knows some tokens so that it knows these too; a whole head is left as it is."""
+    known = kept_ids(model)
+    return model if known is None else with_head_of(model, {*known.tolist(), *ids})
 
 
 def kept_ids(model: LoadedModel) -> IntArray | None:

@@ -19,6 +19,7 @@ import numpy as np
 from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
+from card.models.draft_vocab import with_head_of
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
@@ -68,6 +69,7 @@ class Lent:
     embeddings: Weight  # [V, D]
     head: PackedLinear
     head_blocks: BlockWeight | None = None  # the same head, to choose some of its tokens; None: it is no blocks
+    head_weight: Weight | None = None  # as it is stored, for the same; None: the checkpoint tells
 
 
 class DraftBlock(DecoderModel):
@@ -151,8 +153,15 @@ def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str) -> DraftBlock:
     architecture = find_architecture(config.model_type)
     assert architecture is not None
     head = weights.pop(_HEAD, None)
+    if gguf.is_block_alone and (stated := (config.vocab_size, config.hidden_size)) != lent.embeddings.shape:
+        raise BlockError(
+            f"it is made for a model of {stated[0]} tokens and a width of {stated[1]}, and the target has "
+            f"{lent.embeddings.shape[0]} and {lent.embeddings.shape[1]}"
+        )
     block = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
-    return block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+    ids = gguf.block_ids
+    return made if ids is None else with_head_of(made, ids)
 
 
 def block_of(
@@ -181,8 +190,8 @@ def block_of(
     own = copy.copy(config)
     own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
     weights[_TABLE] = lent.embeddings
-    if lent.head_blocks is not None:
-        weights[_HEAD] = lent.head_blocks
+    if (lent_head := lent.head_blocks or lent.head_weight) is not None:
+        weights[_HEAD], own.tie_word_embeddings = lent_head, False
     elif not own.tie_word_embeddings:
         if head is None:
             raise BlockError("its head is missing")
