@@ -31,7 +31,7 @@ from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
-from card.models.draft_vocab import always_drafted, restrict_head, with_more_tokens
+from card.models.draft_vocab import BLOCK_TOKENS, always_drafted, drafted_ids, kept_ids, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
@@ -155,6 +155,23 @@ def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
     child.tell_ahead(msgspec.json.encode(likely))
 
 
+def proposed_ids(
+    model: str | LoadedModel | None, tokenizer: Tokenizer | None, vocab_size: int, num_tokens: int | None
+) -> tuple[int, ...] | None:
+    """Return the tokens that a draft model proposes; None for all.
+
+    Args:
+        tokenizer, vocab_size: of the target.
+        num_tokens: that are asked for; None: as many as is usual for its kind.
+    """
+    if num_tokens is None and isinstance(model, DraftBlock):
+        if (known := kept_ids(model)) is not None:
+            more = () if tokenizer is None else always_drafted(tokenizer)
+            return tuple(sorted({*known.tolist(), *more}))
+        num_tokens = BLOCK_TOKENS if vocab_size >= 2 * BLOCK_TOKENS else None
+    return None if num_tokens is None else drafted_ids(tokenizer, num_tokens)
+
+
 def load_likely(likely: LikelyModel) -> LoadedModel | None:
     """Return the model; None if it cannot be loaded: if the settings do ask for it, its error is raised then.
 
@@ -183,7 +200,7 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
     use_threads(threads, in_integers=False)
     whole = loaded or _load(draft)
     use_threads(threads, in_integers=is_exact(whole))
-    model = _restricted(whole, draft)
+    model = restricted(whole, draft.drafted_ids)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = plain_runner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
@@ -217,7 +234,8 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     """Return the drafter with its model in this process."""
     draft = _draft_model(plan, source)
     assert source.model is not None
-    model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
+    whole = _load(draft) if isinstance(source.model, str) else source.model
+    model = restricted(whole, draft.drafted_ids)
     lane = _lane_on(str(model.device))
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
@@ -250,16 +268,13 @@ def _load(draft: DraftModel) -> LoadedModel:
     return load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
 
 
-def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
-    """Return the model with only the part of its head that proposes tokens."""
-    if draft.draft_vocab is None:
-        return with_more_tokens(model, {*draft.always_drafted, *end_token_ids(model)})
-    return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
+def restricted(model: LoadedModel, ids: Iterable[int] | None) -> LoadedModel:
+    """Return the model with only the part of its head that proposes these tokens, or ends texts; None is all."""
+    return model if ids is None else restrict_head(model, {*ids, *end_token_ids(model)})
 
 
 def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
-    settings, tokenizer = plan.settings, source.tokenizer
-    has_part = settings.draft_vocab is not None or isinstance(source.model, DraftBlock)
+    settings = plan.settings
     return DraftModel(
         name=source.model if isinstance(source.model, str) else "",
         dtype=settings.dtype_of_draft,
@@ -270,8 +285,7 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         kv_cache_bytes=source.kv_cache_bytes,
         measuring_s=MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
-        draft_vocab=settings.draft_vocab,
-        always_drafted=always_drafted(tokenizer) if has_part and tokenizer is not None else (),
+        drafted_ids=proposed_ids(source.model, source.tokenizer, source.vocab_size, settings.draft_vocab),
     )
 
 

@@ -108,6 +108,21 @@ class DraftBlock(DecoderModel):
         )
 
     @property
+    def own_weights(self) -> Iterator[Weight]:
+        """The weights that the block does not share with its target, but for those that make inputs."""
+        return (weight for name, weight in self.weights if name not in (_TABLE, _HEAD))
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of its own."""
+        return sum(int(one.size) for one in self.own_weights) + 2 * self.inputs.width * (self.inputs.width + 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its own weights."""
+        return sum(int(one.nbytes) for one in self.own_weights) + int(self.inputs.join.panels.nbytes)
+
+    @property
     def ending(self) -> Iterator[tuple[str, Weight]]:
         """The last norm by name: the head has been looked at with the target."""
         yield self._norm_name, self.norm
