@@ -29,6 +29,7 @@ from card.cli.tables import show, table
 from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
 from card.config.fields import declared
 from card.config.method import ALONE
+from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError, VocabularyError, named
 from card.models.block_loading import is_block_file, load_block
@@ -141,18 +142,8 @@ def examine(
         policy = tuned.host.policy
         assert isinstance(policy, TunedPolicy)
         costs = policy.costs
-        if block is not None:
-            draft_model = _load_block(block, model, plain.host, options["dtype"])
-        else:
-            device = options["draft_device"] or options["device"]
-            draft_model = load_decoder(draft, dtype=options["dtype"], device=device)
-        num_drafts = sum(cost.drafter is not None for cost in costs.values())
-        draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
         hint_at_int8(plain.host.could_run_int8)
-        how_run = how_it_runs(plain.host.runner), how_it_runs(draft_runner)
-        memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
-        drafter = drafter_of(draft_model, draft_runner, is_own=block == target)
-        del draft_model, draft_runner
+        models = _described(model, plain.host, draft, block, tuned.max_model_len, costs, options)
         predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
         speeds = measure_speeds(plain, tuned, prompts, max_tokens, limit, tell)
     is_worth_it, reason = verdict(costs, agreement.share, speeds.speed_up if speeds else None, DraftSettings())
@@ -162,15 +153,37 @@ def examine(
         is_worth_it,
         reason,
         target_cost=plain.target_cost,
-        how_run=how_run,
-        drafter=drafter,
-        memory=memory,
+        **models,
         latencies=latencies(costs),
         agreement=agreement,
         predicted_tokens_per_s=predicted,
         speeds=speeds,
         left_out=_left_out(agreement, speeds, len(prompts)),
     )
+
+
+def _described(
+    target: LoadedModel,
+    host: Host,
+    draft: str,
+    block: str | None,
+    max_model_len: int,
+    costs: Mapping[Schedule, ScheduleCost],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the fields of the report about how both models run, and the memory that they take."""
+    dtype, device = options["dtype"], options["draft_device"] or options["device"]
+    if block is not None:
+        model = _load_block(block, target, host, dtype)
+    else:
+        model = load_decoder(draft, dtype=dtype, device=device)
+    runner = plain_runner(model, max_model_len=min(max_model_len, context_limit(model)))
+    num_drafts = sum(cost.drafter is not None for cost in costs.values())
+    return {
+        "how_run": (how_it_runs(host.runner), how_it_runs(runner)),
+        "memory": (memory_of(target, host.runner, 1), memory_of(model, runner, num_drafts)),
+        "drafter": drafter_of(model, runner, is_own=draft == OWN_BLOCK),
+    }
 
 
 def _load_block(block: str, target: LoadedModel, host: Host, dtype: str) -> LoadedModel:

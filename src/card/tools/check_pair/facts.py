@@ -41,7 +41,7 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class DrafterFacts:
-    """What a draft model is, and what one of its steps reads, in bytes of weights as they run."""
+    """Kind of a draft model, and the bytes of weights that one of its steps reads, as they run."""
 
     kind: str
     reads_states: bool  # the target's last one, of each token
