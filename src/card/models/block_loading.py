@@ -7,12 +7,12 @@ from pathlib import Path
 
 from card.config import INT8
 from card.errors import ModelError, named
-from card.models.dtypes import parse_dtype
+from card.models.dtypes import CPU, parse_dtype, runs_as_blocks
 from card.models.files.places import hub_file, local_model
-from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.files.sources import explained, find_source, quiet
 from card.models.names import OWN_BLOCK
 from card.models.own.decoder_model import LoadedModel
-from card.models.own.draft_block import DraftBlock, Lent, has_folder_block, read_folder_block, read_gguf_block
+from card.models.own.draft_block import DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.layers import Weight
 from card.models.runner import ExactRunner, RowRunner
 
@@ -78,12 +78,11 @@ def load_block(
     with quiet():
         source = find_source(name, cache_dir)
         with explained(source, f"the block of {{}} cannot draft ({_INSTEAD})"):
-            block = _read(source, replace(target.lent, head_weight=head), parse_dtype(dtype))
+            lent, wanted = replace(target.lent, head_weight=head), parse_dtype(dtype)
+            if source.gguf is None:
+                block = read_folder_block(Path(source.path), lent, dtype=wanted)
+            else:
+                as_stored = runs_as_blocks(source.gguf, dtype, CPU)
+                block = read_gguf_block(source.gguf, lent, dtype=wanted, as_stored=as_stored)
     block.computes_int8 = dtype == INT8
     return block
-
-
-def _read(source: Source, lent: Lent, dtype: str) -> DraftBlock:
-    if source.gguf is not None:
-        return read_gguf_block(source.gguf, lent, dtype=dtype)
-    return read_folder_block(Path(source.path), lent, dtype=dtype)

@@ -18,6 +18,7 @@ from card.family.states.writer import OWN_STATES, StateSequence, StateWriter, ma
 from card.models.block_loading import load_block
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
+from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
@@ -251,6 +252,35 @@ def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
         expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
     with LLM(**drafted) as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("in_own_file", [False, True])
+def test_a_block_of_a_quantised_file_runs_in_its_own_blocks_and_gives_nearly_the_same_numbers(
+    folder: Any, tmp_path: Path, kind: str, in_own_file: bool
+) -> None:
+    checkpoint, source = random_of(kind), Path(folder(kind))
+    name = checkpoint.save_gguf(source, tmp_path / "target.gguf", kind=Kind.Q8_0)
+    block = checkpoint.save_block_file(source, tmp_path / "mtp.gguf", kind=Kind.Q8_0) if in_own_file else name
+    target = plain_runner(load_decoder(name), max_model_len=64)
+    tokens, found = [5, 9, 30, 2], []
+    states = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    for dtype in ("auto", "float32"):
+        loaded = load_block(block, target, dtype=dtype, cache_dir="")
+        assert any(one.has_blocks for one in loaded.layers[0].linears.values()) == (dtype == "auto")
+        runner = plain_runner(loaded, max_model_len=64)
+        rows = loaded.inputs.rows(target.embeddings(tokens), states)
+        whole = plain_runner(load_decoder(name, dtype=dtype), max_model_len=64)
+        found.append(
+            (
+                runner.forward([Extension(runner.open(), tokens, range(-1, 3), 0, inputs=rows)])[0],
+                whole.forward([Extension(whole.open(), tokens, range(-1, 3), 0)])[0],
+            )
+        )
+    of_block, of_target = (
+        np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(*found, strict=True)
+    )
+    assert of_block < 0.5 * of_target, "inputs of products have eight bits in both; a misplaced weight is far off"
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 100])

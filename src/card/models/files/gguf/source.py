@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,10 +238,27 @@ class GgufSource:
         """The tokens that a block alone in its file proposes; None for all."""
         return read_kept_ids(self._header)
 
-    def block_weights(self, dtype: str) -> dict[str, Array]:
+    @property
+    def block_runs_as_stored(self) -> bool:
+        """Return whether all matrices of the block that drafts are numbers, or blocks that passes multiply by."""
+        assert self.block is not None
+        types = {one.place.type_id for one in self.block.weights}
+        return types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
+
+    def stored_block_weights(self) -> dict[str, Array | BlockWeight]:
+        """Return the weights of the block that drafts, as `block_decoder` has those of the model; no head."""
+        assert self.block is not None
+        weights = read_blocks(self.block)
+        self._check_unchanged()
+        return weights
+
+    def block_weights(self, dtype: str, only: Container[str] | None = None) -> dict[str, Array]:
         """Return the weights of the block that drafts, and the head if it stands apart, read into memory.
 
         `block` must not be None. The head's blocks are left out: passes multiply by them as they are.
+
+        Args:
+            only: the names of those that are read; None: all.
         """
         assert self.block is not None
         stored = self.stored_dtype(dtype)
@@ -250,6 +267,7 @@ class GgufSource:
         found = {
             name: np.concatenate([piece.reshape(-1) for piece in pieces]).reshape(shape)
             for name, _, shape, pieces in _joined(replace(self.block, weights=places), stored)
+            if only is None or name in only
         }
         self._check_unchanged()
         return found
