@@ -144,9 +144,9 @@ def run(name: str, words: str = _WORDS, what: str = "", /, **options: Any) -> in
 # ---- the drafter's process -------------------------------------------------------------------------------------------
 
 
-def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
+def start_drafter_child(method: str | None, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
     """Start a process for the drafter if these options need one; loading the models takes it over."""
-    if draft is None or not _asks_for_a_process(method, options):
+    if method is None or draft is None or not _asks_for_a_process(method, options):
         return None
     try:
         return DrafterChild(options.get("draft_threads") or 1)
