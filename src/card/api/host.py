@@ -77,8 +77,8 @@ class Host:
             loaded = load(asked)
             unfinished.callback(loaded.grammars.close)
             unfinished.callback(loaded.lanes.close)
-            measured = measure(asked, loaded)
-            parts = build_engine(asked, loaded, measured)
+            measured = measure(loaded)
+            parts = build_engine(loaded, measured)
             unfinished.pop_all()  # they stay open until `close`
         self.plan, self.engine, self.policy, self.link = parts.plan, parts.engine, parts.policy, parts.link
         self.method, self.settings, self.draft_settings = parts.plan.method, parts.plan.settings, parts.plan.draft
@@ -86,7 +86,7 @@ class Host:
         self.runner, self.tokenizer, self.grammars = loaded.runner, loaded.tokenizer, loaded.grammars
         self.end_ids, self.sampling_defaults = loaded.end_ids, loaded.sampling_defaults
         self.target_cost, self.could_run_int8 = loaded.target_cost, loaded.could_run_int8
-        self.latencies = measured.latencies
+        self.latencies, self.draft_note = measured.latencies, loaded.choice.note
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts

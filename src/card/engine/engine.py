@@ -133,7 +133,7 @@ class Engine:
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
-        totals.prefix_reused_tokens = pool.reused_tokens
+        totals.prefix_reused_tokens, totals.prefix_read_tokens = pool.reused_tokens, pool.read_tokens
         totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
         if not totals.num_running:

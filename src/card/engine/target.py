@@ -26,6 +26,7 @@ from card.errors import PromptError
 from card.models.images import Seeing
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent, Routed
 from card.models.rows.pool import SequencePool
+from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_store import RowStore
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.text.following import AtOnce, Following, Lanes
@@ -53,6 +54,7 @@ class TargetWorker:
         self_drafting: SelfDrafting | None = None,
         row_store: RowStore | None = None,
         may_grow: bool = False,
+        prefixes: PrefixCache | None = None,
         lanes: Lanes = AtOnce(),  # noqa: B008
         foresees: bool = False,
     ) -> None:
@@ -68,6 +70,7 @@ class TargetWorker:
             self_drafting: settings of self-drafting; None: the target does not draft for itself.
             row_store: takes the rows of paused requests.
             may_grow: requests may get less room than their maximum, and be paused; with ``row_store`` they always may.
+            prefixes: keeps rows of long beginnings in files.
             lanes: where the masks of grammars are computed.
             foresees: the grammar of a request proposes what it forces.
         Raises: SettingsError if it is to draft for itself but its passes cannot read chosen rows, or if rows are to be
@@ -81,7 +84,8 @@ class TargetWorker:
         self._watchers = watchers
         self._writers = dict(writers or {})
         self._top_k = top_k
-        self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
+        most_bytes = max_kv_bytes if max_kv_bytes is not None else 1 << 62
+        self.pool = SequencePool(model, most_bytes, prefixes=prefixes)
         self.moves = RowMoves(model, self.pool, row_store) if may_grow or row_store is not None else None
         self._clock = clock
         self._lanes = lanes

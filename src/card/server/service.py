@@ -17,6 +17,7 @@ from card.api.prompts import Prompt
 from card.config import Grammar
 from card.errors import PromptError, SettingsError, named
 from card.server.admission import given_key
+from card.server.ahead import ReadingAhead
 from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, too_long
@@ -63,6 +64,7 @@ class Service:
         self.infill = find_infill(llm.host.tokenizer)
         limits_s = settings.first_token_timeout_s, settings.request_timeout_s
         self.arrivals = Arrivals(*limits_s, _MOST_BODIES * settings.max_request_bytes)
+        self.ahead = ReadingAhead(self)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         self._ignored = set[str]()  # fields that were logged
@@ -75,6 +77,10 @@ class Service:
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
         return self.llm.host.tokenizer
+
+    def is_quiet(self) -> bool:
+        """Return whether nobody is being answered, and the server goes on."""
+        return not self.gate.num_requests and self.arrivals.is_open
 
     @property
     def vocab_size(self) -> int:
@@ -244,6 +250,7 @@ class Service:
 
     def close(self) -> None:
         """Start no more work beside the event loop, without waiting for running work."""
+        self.ahead.stop()
         for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
