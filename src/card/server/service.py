@@ -17,13 +17,13 @@ from card.api.prompts import Prompt
 from card.config import Grammar
 from card.errors import PromptError, SettingsError, named
 from card.server.admission import given_key
-from card.server.ahead import ReadingAhead
 from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, too_long
 from card.server.limits import Gate
 from card.server.logs import log_event
 from card.server.metrics import Ledger
+from card.server.reading import ReadingAhead
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.server.waiting import end_of, unless_gone

@@ -27,7 +27,7 @@ _READ = SamplingParams(max_tokens=1, temperature=0.0, seed=0, speculates=False)
 
 
 class _Server(Protocol):
-    """What reading ahead needs of the server."""
+    """The part of the server that reading ahead needs."""
 
     llm: AsyncLLM
     tools: ToolSupport
