@@ -15,7 +15,7 @@ from card.errors import ModelError
 from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import why_not_int8
 from card.models.files.gguf import model as gguf_model
-from card.models.files.gguf.source import open_gguf
+from card.models.files.gguf.model import open_gguf
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
