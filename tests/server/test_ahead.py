@@ -95,9 +95,10 @@ def test_a_stream_is_read_behind_too_and_what_is_known_is_not_read_again(thinker
 
 
 def test_it_ends_when_somebody_asks(thinker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, generate = list[bool](), thinker.llm.generate
+    begun, ended, generate = list[bool](), list[bool](), thinker.llm.generate
 
     async def endless() -> AsyncIterator[Any]:
+        begun.append(True)
         try:
             await asyncio.Event().wait()
             yield
@@ -109,6 +110,7 @@ def test_it_ends_when_somebody_asks(thinker: Running, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(thinker.llm, "generate", read_for_ever)
     thinker.post(CHAT, asked(user("plain")))
+    until(lambda: len(begun) == 1)
     assert not ended
     thinker.post(CHAT, asked(user("plain")))
     until(lambda: len(ended) == 1)
