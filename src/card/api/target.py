@@ -10,7 +10,7 @@ from card.config import EngineSettings, parse_size
 from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
-from card.models.block_loading import require_block
+from card.models.block_loading import is_head, require_block
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
@@ -68,8 +68,9 @@ def load_target(
     if needs_draft and draft == OWN_BLOCK and not method.needs_parallel_draft:
         require_block(target, cache_dir=settings.weights_dir)
     elif needs_draft and draft is not None:
-        has_images = settings.max_images > 0
-        check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
+        if not is_head(draft):
+            has_images = settings.max_images > 0
+            check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
     _tell_products(compiler, target, draft if needs_draft and isinstance(draft, str) else None, plan)

@@ -31,7 +31,7 @@ from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
-from card.models.block_loading import load_block
+from card.models.block_loading import is_head, load_block, load_head
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
@@ -251,6 +251,8 @@ def _given(plan: Plan, source: DraftSource, draft: DraftModel) -> LoadedModel:
     if source.model == OWN_BLOCK:
         name, cache_dir = plan.settings.target, draft.cache_dir
         return load_block(name, source.target, dtype=draft.dtype, cache_dir=cache_dir)
+    if isinstance(source.model, str) and is_head(source.model):
+        return load_head(source.model, source.target, dtype=draft.dtype, cache_dir=draft.cache_dir)
     assert source.model is not None
     return _load(draft) if isinstance(source.model, str) else source.model
 

@@ -1,4 +1,7 @@
-"""Load the block that drafts inside a target's checkpoint. Errors are one clear line."""
+"""Load what drafts from a target's states: the block in its checkpoint, or an EAGLE-3 head of its own.
+
+Errors are one clear line.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,20 @@ from pathlib import Path
 
 from card.config import INT8
 from card.errors import ModelError, named
-from card.models.dtypes import parse_dtype
+from card.kernels.number_types import STORED_DTYPES, Array
+from card.models.dtypes import AUTO, parse_dtype
+from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
+from card.models.files.mapped_weights import MappedWeights
+from card.models.files.places import local_model
 from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.files.weight_files import weight_files
 from card.models.names import OWN_BLOCK
 from card.models.own.decoder_model import LoadedModel
-from card.models.own.draft_block import DraftBlock, has_folder_block, read_folder_block, read_gguf_block
+from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
+from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
 from card.models.runner import ExactRunner, RowRunner
 
+_OTHER_HEAD = f"use the head of this target, or leave {named('draft')} out"
 _INSTEAD = f"name a draft model, or leave {named('draft')} out"
 
 
@@ -54,6 +64,55 @@ def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: st
             block = _read(source, target, parse_dtype(dtype))
     block.computes_int8 = dtype == INT8
     return block
+
+
+def is_head(draft: str | LoadedModel | None) -> bool:
+    """Return whether a draft model is an EAGLE-3 head; one on the hub is not looked at.
+
+    Raises: ModelError if a path is no model.
+    """
+    if not isinstance(draft, str):
+        return isinstance(draft, EagleHead)
+    place = None if draft == OWN_BLOCK else local_model(draft)
+    return place is not None and place.is_dir() and is_eagle_folder(place)
+
+
+def load_head(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> EagleHead:
+    """Load a head, for which `is_head` holds, for its target.
+
+    Args:
+        dtype: of the draft model, as of `card.models.loading.load_decoder`.
+    Raises: ModelError, one line, if it cannot be run.
+    """
+    if not isinstance(target, ExactRunner):
+        raise ModelError(
+            f"{name} is an EAGLE-3 head, which needs a target that runs in our own pass on a CPU, in the same process: "
+            f"{_INSTEAD}"
+        )
+    with quiet():
+        source = find_source(name, cache_dir)
+        with explained(source, f"{{}} cannot draft ({_OTHER_HEAD})"):
+            head = _read_head(Path(source.path), target, parse_dtype(dtype))
+    head.computes_int8 = dtype == INT8
+    return head
+
+
+def _read_head(folder: Path, target: ExactRunner, dtype: str) -> EagleHead:
+    facts = read_facts(folder)
+    files = tuple(MappedWeights(file) for file in weight_files(folder))
+    tensors: dict[str, Array] = {name: array for file in files for name, array in file.arrays.items()}
+    if FC not in tensors:
+        raise BlockError(f"its tensor {FC} is missing")
+    wanted = STORED_DTYPES[tensors[FC].dtype.name if dtype == AUTO else dtype]
+    original = target.original
+    made = eagle_head(
+        facts,
+        tensors,
+        HeadTarget(original.num_layers, original.hidden_size, target.max_model_len, target.lent),
+        wanted,
+    )
+    made.pages = files
+    return made
 
 
 def _read(source: Source, target: ExactRunner, dtype: str) -> DraftBlock:

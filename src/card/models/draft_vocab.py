@@ -38,10 +38,15 @@ def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
 def restrict_head(model: LoadedModel, num_tokens: int, more_ids: Iterable[int]) -> LoadedModel:
     """Return the model with a head that knows the first ``num_tokens`` tokens and ``more_ids`` only.
 
-    The weights are those of ``model``, which itself stays as it is.
+    The weights are those of ``model``, which itself stays as it is. Raises: SettingsError if its head knows none.
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
     ids = {*range(min(num_tokens, vocab_size)), *(one for one in more_ids if one < vocab_size)}
+    own = model.output_ids if isinstance(model, DecoderModel) else None
+    if own is not None and ids.isdisjoint(own.tolist()):
+        raise SettingsError(
+            f"{named('draft_vocab')} {num_tokens} leaves this drafter none of its {len(own)} tokens; leave it out"
+        )
     restricted = copy.copy(model)
     if len(ids) < vocab_size:
         setattr(restricted, _MARK, np.array(sorted(ids), np.int64))
@@ -56,8 +61,11 @@ def kept_ids(model: LoadedModel) -> IntArray | None:
 
 def head_of(model: DecoderModel) -> tuple[Linear, IntArray | None]:
     """Return the head to be computed, and the tokens that its outputs are for; None: all in order."""
-    ids = kept_ids(model)
-    return (model.lm_head, None) if ids is None else (model.lm_head.select(ids), ids)
+    ids, own = kept_ids(model), model.output_ids
+    if ids is None:
+        return model.lm_head, own
+    outputs = ids if own is None else np.flatnonzero(np.isin(own, ids))
+    return model.lm_head.select(outputs), ids if own is None else own[outputs]
 
 
 def spread(logits: Floats, ids: IntArray | None, vocab_size: int) -> Floats:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from card.errors import ModelError
 from card.machine.folders import expanded, replaced
+from card.models.files.eagle_folder import is_eagle_folder
 from card.models.files.weight_files import raw_config
 from card.models.names import OWN_BLOCK
 
@@ -161,5 +162,7 @@ def wants_states(draft: str | LoadedModel) -> bool:
         facts = parallel_draft_of(draft)
     else:
         folder = expanded(draft)  # one that is not there is refused when it is loaded
+        if folder.is_dir() and is_eagle_folder(folder):
+            return True
         facts = ParallelDraft.load(folder) if (folder / FILE).is_file() else None
     return facts is not None and facts.states_file is not None
