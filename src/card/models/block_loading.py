@@ -17,6 +17,7 @@ from card.models.files.places import local_model
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.files.weight_files import weight_files
 from card.models.names import OWN_BLOCK
+from card.models.others import others
 from card.models.own.decoder_model import LoadedModel
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
@@ -101,6 +102,8 @@ def _read_head(folder: Path, target: ExactRunner, dtype: str) -> EagleHead:
     facts = read_facts(folder)
     files = tuple(MappedWeights(file) for file in weight_files(folder))
     tensors: dict[str, Array] = {name: array for file in files for name, array in file.arrays.items()}
+    if not files:
+        tensors = others("transformers.pickled", "a head whose weights are pickles").read_pickled(folder)
     if FC not in tensors:
         raise BlockError(f"its tensor {FC} is missing")
     wanted = STORED_DTYPES[tensors[FC].dtype.name if dtype == AUTO else dtype]

@@ -52,6 +52,35 @@ def test_logits_and_states_are_those_of_the_formulas(target: str, folder: Any, f
     assert_rounds_are_right(drafting_of(target, folder(form), random_of(form)), num_accepted)
 
 
+def test_a_head_whose_weights_are_a_pickle_gives_the_same_numbers(target: str, tmp_path: Path) -> None:
+    head, folder = random_of("SafeAILab"), tmp_path / "head"
+    head.save(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(head.stored, folder / "pytorch_model.bin")
+    assert_rounds_are_right(drafting_of(target, str(folder), head), 2)
+
+
+class Harmful:
+    """What a pickle runs when it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_nothing_in_a_pickle_is_run(target: str, tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    random_of("SafeAILab").save(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"fc.weight": Harmful(tmp_path / "run")}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="head cannot draft") as caught:
+        LLM(target, str(folder), dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(target: str, folder: Any) -> None:
     head = random_of("SafeAILab")
     drafting = drafting_of(target, folder("SafeAILab"), head)

@@ -1,4 +1,4 @@
-"""Draft with a block or a head whose rows stand for a token and a state: row j has token j and the state behind token j - 1.
+"""Draft with a block or a head whose rows stand for a token and a state: row j has token j and the state before it.
 
 States of the text come from the target's passes. Those of candidates are the block's own: it hands on the state of each
 row. So rows of candidates are guesses, and every commit drops them; true ones are run with the next pass.
