@@ -11,7 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from gguf.quants import dequantize, quantize
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -78,6 +82,21 @@ FORMS: Mapping[str, Form] = {
         has_head_norms=True,
         has_subset=False,
     ),
+}
+
+
+_GGUF_NAMES: Mapping[str, str] = {
+    "fc": "fc",
+    "input_norm": "enc.output_norm",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "embed_tokens": "token_embd",
+    "input_layernorm": "attn_norm",
+    "hidden_norm": "attn_norm_2",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    **{f"mlp.{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
 }
 
 
@@ -182,6 +201,70 @@ class Head:
             return {**stated, "transformer_layer_config": {**of_layer, "model_type": "llama"}}
         return {**of_layer, **stated}
 
+    def save_gguf(
+        self,
+        file: Path,
+        *,
+        kind: Kind = Kind.F32,
+        without: Sequence[str] = (),
+        changes: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        stated: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a GGUF file as llama.cpp's converter does; return its name. Arguments as of `save`."""
+        facts: dict[str, Any] = {
+            "block_count": 1,
+            "context_length": 16,
+            "embedding_length": WIDTH,
+            "feed_forward_length": len(self.tensors["mlp.up_proj.weight"]),
+            "attention.head_count": self.sizes["num_attention_heads"],
+            "attention.head_count_kv": self.sizes["num_key_value_heads"],
+            "attention.key_length": self.sizes["head_dim"],
+            "attention.layer_norm_rms_epsilon": EPS,
+            "rope.freq_base": THETA,
+            "target_layers": list(self.form.layers),
+            "norm_before_residual": self.form.norm_before_residual,
+            "norm_before_fc": self.form.norms == "input_norm",
+            **(stated or {}),
+        }
+        writer = GGUFWriter(file, "eagle3")
+        for key, value in facts.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+            add.get(type(value), writer.add_array)(f"eagle3.{key}", value)
+        writer.add_token_list([f"<{one}>" for one in range(self.target.config.vocab_size)])
+        tensors = {_GGUF_NAMES[name.removesuffix(".weight")]: one.numpy() for name, one in self.outer.items()}
+        for name, one in self.tensors.items():
+            values, stem = one.numpy(), _GGUF_NAMES[name.removesuffix(".weight")]
+            if stem in ("attn_q", "attn_k"):  # halves of a head become neighbours
+                halves = values.reshape(-1, 2, self.sizes["head_dim"] // 2, values.shape[-1])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
+            tensors[f"blk.0.{stem}"] = values
+        tensors = {f"{name}.weight": values for name, values in tensors.items()}
+        for name, values in {**tensors, "d2t": self.ids.numpy(), **(changes or {})}.items():
+            if name in without:
+                continue
+            of = kind if values.ndim == 2 else Kind.F32
+            stored = np.ascontiguousarray(values)
+            if name == "d2t":
+                writer.add_tensor(name, stored)
+            else:
+                writer.add_tensor(name, quantize(stored, of), raw_dtype=of)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return str(file)
+
+    def rounded(self, kind: Kind) -> Head:
+        """Return the head with the weights that a file of this kind stands for."""
+
+        def of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {
+                name: torch.from_numpy(dequantize(quantize(one.numpy(), kind), kind)) if one.ndim == 2 else one
+                for name, one in tensors.items()
+            }
+
+        return replace(self, tensors=of(self.tensors), outer=of(self.outer))
+
     def save(
         self,
         folder: Path,
@@ -238,9 +321,9 @@ def random_head(form: Form, *, seed: int = 0, heads: int = 8, kv_heads: int = 4)
         "self_attn.k_proj.weight": matrix(kv_heads * head_dim, 2 * WIDTH),
         "self_attn.v_proj.weight": matrix(kv_heads * head_dim, 2 * WIDTH),
         "self_attn.o_proj.weight": matrix(WIDTH, heads * head_dim),
-        "mlp.gate_proj.weight": matrix(80, WIDTH),
-        "mlp.up_proj.weight": matrix(80, WIDTH),
-        "mlp.down_proj.weight": matrix(WIDTH, 80),
+        "mlp.gate_proj.weight": matrix(96, WIDTH),
+        "mlp.up_proj.weight": matrix(96, WIDTH),
+        "mlp.down_proj.weight": matrix(WIDTH, 96),
     }
     if form.has_head_norms:
         tensors |= {f"self_attn.{one}_norm.weight": norm(head_dim) for one in "qk"}

@@ -24,12 +24,12 @@ from card.kernels.compiler_process import CompilerProcess
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
+from card.models.block_loading import needs_states
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.others import others
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
-from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
@@ -80,7 +80,7 @@ def load(asked: Asked) -> Loaded:
         has_draft=draft is not None,
         has_pool=asked.leases is not None,
         is_draft_loaded=draft is not None and asked.draft_name is None,
-        wants_states=draft is not None and wants_states(draft),
+        wants_states=needs_states(draft),
         cores=usable_cores(),
         num_cores=num_usable_cores(),
         verifier=asked.verifier,

@@ -87,7 +87,7 @@ def _tell_products(compiler: CompilerProcess, target: str | LoadedModel, draft: 
     settings, cache_dir = plan.settings, plan.settings.weights_dir
     if isinstance(target, str):
         compiler.compile(products_in_file(target, dtype=settings.dtype, device=settings.device, cache_dir=cache_dir))
-    if draft is not None and draft != OWN_BLOCK:
+    if draft is not None and draft != OWN_BLOCK and not is_head(draft):
         device = settings.draft_device or settings.device
         compiler.compile(products_in_file(draft, dtype=settings.dtype_of_draft, device=device, cache_dir=cache_dir))
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from card.config import INT8
 from card.errors import ModelError, named
-from card.kernels.number_types import STORED_DTYPES, Array
+from card.kernels.number_types import STORED_DTYPES
+from card.machine.folders import expanded
 from card.models.dtypes import AUTO, parse_dtype
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
+from card.models.files.gguf.eagle import is_eagle_gguf, read_eagle_gguf
 from card.models.files.mapped_weights import MappedWeights
-from card.models.files.places import local_model
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.files.weight_files import weight_files
 from card.models.names import OWN_BLOCK
@@ -21,6 +22,7 @@ from card.models.others import others
 from card.models.own.decoder_model import LoadedModel
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
+from card.models.parallel_draft import wants_states
 from card.models.runner import ExactRunner, RowRunner
 
 _OTHER_HEAD = f"use the head of this target, or leave {named('draft')} out"
@@ -68,14 +70,19 @@ def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: st
 
 
 def is_head(draft: str | LoadedModel | None) -> bool:
-    """Return whether a draft model is an EAGLE-3 head; one on the hub is not looked at.
-
-    Raises: ModelError if a path is no model.
-    """
+    """Return whether a draft model is an EAGLE-3 head; one on the hub is not looked at."""
     if not isinstance(draft, str):
         return isinstance(draft, EagleHead)
-    place = None if draft == OWN_BLOCK else local_model(draft)
-    return place is not None and place.is_dir() and is_eagle_folder(place)
+    place = expanded(draft)  # one that is not there is refused when it is loaded
+    try:
+        return is_eagle_folder(place) if place.is_dir() else place.is_file() and is_eagle_gguf(place)
+    except OSError:  # likewise
+        return False
+
+
+def needs_states(draft: str | LoadedModel | None) -> bool:
+    """Return whether a draft model reads its target's hidden states. Raises: ModelError as `wants_states`."""
+    return draft is not None and (draft == OWN_BLOCK or is_head(draft) or wants_states(draft))
 
 
 def load_head(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> EagleHead:
@@ -93,27 +100,27 @@ def load_head(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str
     with quiet():
         source = find_source(name, cache_dir)
         with explained(source, f"{{}} cannot draft ({_OTHER_HEAD})"):
-            head = _read_head(Path(source.path), target, parse_dtype(dtype))
+            head = _read_head(source, target, parse_dtype(dtype))
     head.computes_int8 = dtype == INT8
     return head
 
 
-def _read_head(folder: Path, target: ExactRunner, dtype: str) -> EagleHead:
+def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:
+    original = target.original
+    facts_of_target = HeadTarget(original.num_layers, original.hidden_size, target.max_model_len, target.lent)
+    folder = Path(source.path)
+    if source.gguf is not None:
+        facts, tensors, stored = read_eagle_gguf(folder, dtype)
+        return eagle_head(facts, tensors, facts_of_target, stored)
     facts = read_facts(folder)
     files = tuple(MappedWeights(file) for file in weight_files(folder))
-    tensors: dict[str, Array] = {name: array for file in files for name, array in file.arrays.items()}
+    tensors = {name: array for file in files for name, array in file.arrays.items()}
     if not files:
         tensors = others("transformers.pickled", "a head whose weights are pickles").read_pickled(folder)
     if FC not in tensors:
         raise BlockError(f"its tensor {FC} is missing")
     wanted = STORED_DTYPES[tensors[FC].dtype.name if dtype == AUTO else dtype]
-    original = target.original
-    made = eagle_head(
-        facts,
-        tensors,
-        HeadTarget(original.num_layers, original.hidden_size, target.max_model_len, target.lent),
-        wanted,
-    )
+    made = eagle_head(facts, tensors, facts_of_target, wanted)
     made.pages = files
     return made
 

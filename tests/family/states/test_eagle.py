@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from card import LLM, SamplingParams
 from card.errors import ModelError, SettingsError
@@ -58,6 +59,48 @@ def test_a_head_whose_weights_are_a_pickle_gives_the_same_numbers(target: str, t
     (folder / "model.safetensors").unlink()
     torch.save(head.stored, folder / "pytorch_model.bin")
     assert_rounds_are_right(drafting_of(target, str(folder), head), 2)
+
+
+@pytest.mark.parametrize("form", ["SafeAILab", "SpecForge", "speculators", "speculators, other layers"])
+def test_a_head_in_a_gguf_file_gives_the_same_numbers(target: str, tmp_path: Path, form: str) -> None:
+    head = random_of(form)
+    file = head.save_gguf(tmp_path / "head.gguf")
+    assert_rounds_are_right(drafting_of(target, file, head), 2)
+
+
+def test_a_quantised_gguf_file_gives_the_numbers_of_its_weights(target: str, tmp_path: Path) -> None:
+    head = random_of("SafeAILab")
+    file = head.save_gguf(tmp_path / "head.gguf", kind=Kind.Q8_0)
+    assert_rounds_are_right(drafting_of(target, file, head.rounded(Kind.Q8_0)), 2)
+
+
+def test_texts_are_those_of_plain_decoding_with_a_head_in_a_gguf_file(target: str, tmp_path: Path) -> None:
+    file = random_of("SafeAILab").save_gguf(tmp_path / "head.gguf", kind=Kind.Q8_0)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
+    with LLM(target, file, dtype="float32", max_model_len=200, method="sps", placement="inline") as llm:
+        outputs = llm.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in outputs] == plain_texts(target, params, "float32")
+    assert sum(output.stats.verified_tokens for output in outputs)
+
+
+GGUF_FAULTS: dict[str, dict[str, Any]] = {
+    f"behind layer 9 of its target, which has {NUM_LAYERS}": {"stated": {"target_layers": [2, 4, 9]}},
+    "its d2t names token 299": {"changes": {"d2t": np.arange(100, 300)}},
+    "d2t is no list of whole numbers": {"changes": {"d2t": np.zeros(200, np.float32)}},
+    "its tensor midlayer.self_attn.k_proj.weight is missing": {"without": ["blk.0.attn_k.weight"]},
+    "a tensor blk.0.other.weight, which is not known": {"changes": {"blk.0.other.weight": np.zeros(64, np.float32)}},
+    "its eagle3.norm_before_fc is 1, it must be true": {"stated": {"norm_before_fc": 1}},
+    "its eagle3.feed_forward_length is 0": {"stated": {"feed_forward_length": 0}},
+}
+
+
+@pytest.mark.parametrize("words", GGUF_FAULTS)
+def test_a_gguf_file_that_does_not_fit_is_refused_in_a_line(target: str, tmp_path: Path, words: str) -> None:
+    file = random_of("SafeAILab").save_gguf(tmp_path / "head.gguf", **GGUF_FAULTS[words])
+    with pytest.raises(ModelError, match=words) as caught:
+        LLM(target, file, dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+    assert file in str(caught.value)
 
 
 class Harmful:

@@ -6,7 +6,7 @@ that of the layer (`transformer_layer_config`). Published configs often name a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,21 +88,26 @@ def read_facts(folder: Path) -> HeadFacts:
     )
 
 
-def _layers(stated: Mapping[str, Any], *, is_output: bool) -> tuple[int, ...] | None:
-    """Return the layers that a config states, counted by what they read.
+def counted_layers(ids: Sequence[int], *, is_output: bool) -> tuple[int, ...]:
+    """Return layers as transformers' ``hidden_states`` count them.
 
-    Two countings circulate, and some folders have the other one than their maker's. The usual first layer tells them
+    Two countings circulate, and some files have the other one than their maker's. The usual first layer tells them
     apart: 1 counts by what layers give, 2 by what they read.
 
     Args:
         is_output: the format counts by what layers give.
     """
+    if ids[0] in (1, 2):
+        is_output = ids[0] == 1
+    return tuple(one + is_output for one in ids)
+
+
+def _layers(stated: Mapping[str, Any], *, is_output: bool) -> tuple[int, ...] | None:
+    """Return the layers that a config states; None if it states none."""
     name = _LAYER_IDS if stated.get(_LAYER_IDS) is not None else _COUNTED_AS_OUTPUTS
     ids = stated.get(name)
     if ids is None:
         return None
     if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
         raise FlagError(f"its {name} is {str(ids)[:40]}, it must be a list of numbers of layers")
-    if name == _LAYER_IDS and ids[0] in (1, 2):
-        is_output = ids[0] == 1
-    return tuple(one + is_output for one in ids)
+    return counted_layers(ids, is_output=is_output)

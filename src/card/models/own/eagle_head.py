@@ -130,7 +130,7 @@ def eagle_head(facts: HeadFacts, stored: Mapping[str, Array], target: HeadTarget
     Raises: BlockError that names what does not fit, in words that follow the head's name.
     """
     tensors = _named(stored)
-    config = _config(facts, dtype, target.max_model_len)
+    config = _config(facts, dtype, target)
     layers = _target_layers(facts, target.num_layers)
     fc = _take(tensors, FC)
     _check_fc(fc, int(config.hidden_size), layers, target.width)
@@ -195,7 +195,7 @@ def _take(tensors: dict[str, Array], name: str, *shape: int) -> Array:
     return found
 
 
-def _config(facts: HeadFacts, dtype: Dtype, max_model_len: int) -> Any:
+def _config(facts: HeadFacts, dtype: Dtype, target: HeadTarget) -> Any:
     """Return the config of the layer. The length that it states is that of training, and no limit."""
     whole = {
         "model_type": "llama",
@@ -208,10 +208,10 @@ def _config(facts: HeadFacts, dtype: Dtype, max_model_len: int) -> Any:
         "dtype": dtype.name,
     }
     stated = {name: value for name, value in facts.sizes.items() if name not in ("torch_dtype", "auto_map")}
-    config = config_of({**stated, **whole})
+    config = config_of({"vocab_size": target.lent.embeddings.shape[0], **stated, **whole})
     if config is None:
         raise BlockError("its config.json lacks sizes of a Llama layer, or asks for more than is run here")
-    config.max_position_embeddings = max(config.max_position_embeddings, max_model_len)
+    config.max_position_embeddings = max(config.max_position_embeddings, target.max_model_len)
     return config
 
 

@@ -226,6 +226,7 @@ def _rotations(
 
 
 def rope_of(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
+    """Return the settings of the angles. Raises: GgufError if they ask for more than is built here."""
     theta = facts.number("rope.freq_base", 10000.0, least=LEAST_SETTING)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if not header.tensors.keys().isdisjoint(_LONG_FACTORS.values()):  # some of these files name no type
