@@ -8,6 +8,7 @@ CORE_STAMP := $(VENV)/.core-installed
 LATEST := .venv-latest
 CLIENTS := .venv-clients
 LITELLM := .venv-litellm
+AGENTS := .venv-agents
 VLLM := .venv-vllm
 ONNX := .venv-onnx
 RAY := .venv-ray
@@ -27,7 +28,7 @@ WEIGHTS ?= build/weights
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -85,6 +86,9 @@ test-tokenizers: $(STAMP) ## set up, then fetch published tokenizers from the np
 test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
 
+test-agents: $(STAMP) $(AGENTS)/.installed tests/agents/node_modules/.installed ## set up apart, then let coding agents work on card serve (needs Node.js)
+	$(BIN)/python -m pytest -m agents tests/agents
+
 test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
 	$(VLLM)/bin/python -m pytest -m vllm tests/inside/vllm
 
@@ -106,7 +110,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(LITELLM) $(VLLM) $(ONNX) $(RAY) $(CORE)-* benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LATEST) $(CLIENTS) $(LITELLM) $(AGENTS) $(VLLM) $(ONNX) $(RAY) $(CORE)-* benchmarks/peers/.build tests/clients/node_modules tests/agents/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -128,6 +132,16 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt tests/clients/constraints.
 $(LITELLM)/.installed: tests/clients/litellm/requirements.txt
 	test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
 	$(LITELLM)/bin/python -m pip install -q -r tests/clients/litellm/requirements.txt
+	touch $@
+
+$(AGENTS)/.installed: tests/agents/requirements.txt tests/agents/constraints.txt
+	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install -q -c tests/agents/constraints.txt -r tests/agents/requirements.txt
+	touch $@
+
+tests/agents/node_modules/.installed: tests/agents/package.json tests/agents/package-lock.json
+	cd tests/agents && npm ci --ignore-scripts
+	cd tests/agents/node_modules && node @anthropic-ai/claude-code/install.cjs && node opencode-ai/postinstall.mjs
 	touch $@
 
 $(VLLM)/.installed: pyproject.toml tests/inside/vllm/requirements.txt

@@ -280,6 +280,16 @@ def test_a_stream_closed_early_frees_its_request_and_the_next_one_is_right(make,
     )  # a thread may still have to read it
 
 
+def test_a_stream_tells_how_far_its_prompt_is_read(make):
+    told = []
+    llm = make("card", placement="inline", max_model_len=1024)
+    ids = list(range(3, 20)) * 40
+    list(llm.stream(ids, SAMPLED, tell_read=lambda num_read, num_all: told.append((num_read, num_all))))
+    assert told and {num_all for _, num_all in told} == {len(ids)}
+    assert [num_read for num_read, _ in told] == sorted(num_read for num_read, _ in told)
+    assert 0 < told[-1][0] < len(ids), "nothing is told once the answer has begun"
+
+
 @pytest.mark.parametrize("placement", ["inline", "thread"])
 def test_two_streams_may_take_turns(make, plain, placement):
     llm = make("card", placement=placement)

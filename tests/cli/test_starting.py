@@ -16,7 +16,7 @@ import card
 from card.cli import main
 from card.cli.help import CardCommand
 from card.cli.main import cli
-from card.cli.starting import load
+from card.cli.starting import ReadingSpinner, load
 from card.config.registry import methods
 from tests.cli.terminal import terminal
 from tests.pair import Pair
@@ -164,3 +164,13 @@ def test_no_garbage_is_looked_for_while_a_command_imports_and_it_is_again_afterw
     monkeypatch.syspath_prepend(tmp_path)
     assert not load("imported_once", "").was_enabled
     assert gc.isenabled()
+
+
+def test_a_spinner_says_how_far_a_prompt_is_read_and_how_long_the_rest_takes() -> None:
+    now, said = 0.0, list[str]()
+    spinner = ReadingSpinner("reading", lambda: now)
+    spinner.tell_read(8, 100)  # before anything is shown
+    spinner._say = said.append
+    for now, num_read in ((2.0, 28), (4.0, 68)):  # noqa: B007
+        spinner.tell_read(num_read, 100)
+    assert said == ["reading: 28 of 100 tokens, 8 s left", "reading: 68 of 100 tokens, 3 s left"]

@@ -55,7 +55,7 @@ def _tokenizer(
     return wrapped
 
 
-def chain_model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM:
+def chain_model(num_tokens: int, follows: Mapping[int, int], max_model_len: int = 4096) -> LlamaForCausalLM:
     """Return a Llama whose layers add nothing, so that the last token alone decides."""
     size = -(-num_tokens // 8) * 8
     config = LlamaConfig(
@@ -64,7 +64,7 @@ def chain_model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM
         intermediate_size=8,
         num_hidden_layers=1,
         num_attention_heads=1,
-        max_position_embeddings=4096,
+        max_position_embeddings=max_model_len,
         eos_token_id=1,
         tie_word_embeddings=False,
     )
@@ -79,7 +79,9 @@ def chain_model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM
     return model
 
 
-def scripted_bytes(scripts: Mapping[str, list[str]], template: str, special: tuple[str, ...] = ()) -> Scripted:
+def scripted_bytes(
+    scripts: Mapping[str, list[str]], template: str, special: tuple[str, ...] = (), *, max_model_len: int = 4096
+) -> Scripted:
     """Return a model as `scripted` does, with a tokenizer of bytes that grammars can be followed with.
 
     Args:
@@ -103,4 +105,4 @@ def scripted_bytes(scripts: Mapping[str, list[str]], template: str, special: tup
     for name, script in scripts.items():
         ids = [core.token_to_id(one) for one in (name, *script)]
         follows |= dict(zip(ids, [*ids[1:], 1], strict=True))
-    return Scripted(chain_model(len(wrapped), follows), wrapped)
+    return Scripted(chain_model(len(wrapped), follows, max_model_len), wrapped)

@@ -176,6 +176,17 @@ def test_blocks_become_the_messages_that_a_template_reads() -> None:
     assert [one.tool_call_id for one in chat.messages[3:5]] == ["t1", "t2"]
 
 
+def test_what_the_system_says_on_the_way_is_a_reminder_in_the_users_turn() -> None:
+    late = {"role": "system", "content": [{"type": "text", "text": "Be quick."}]}
+    told = "<system-reminder>\nBe quick.\n</system-reminder>"
+    chat = fitted(asked([{"role": "user", "content": "Go"}, late]), MessagesRequest).as_chat()
+    assert [(one.role, one.content) for one in chat.messages] == [("user", f"Go\n{told}")]
+    chat = fitted(
+        asked([*BLOCKS[:2], BLOCKS[2] | {"content": BLOCKS[2]["content"][:2]}, late]), MessagesRequest
+    ).as_chat()
+    assert (chat.messages[-1].role, chat.messages[-1].content) == ("user", told), "behind the results of calls"
+
+
 def test_images_of_messages_and_of_results_reach_the_model() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a shot"}, image]}

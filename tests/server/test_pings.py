@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 
 import pytest
 
 from card.server.streaming import with_pings
-from tests.server.running import Running
+from tests.server.running import Running, serving
 
 COMMENT = b":\n\n"
 
@@ -76,3 +77,19 @@ def test_a_stream_with_pings_has_the_events_of_one_without(server: Running) -> N
     body = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "stream": True}
     lines = server.post("/v1/completions", body).text.split("\n\n")
     assert lines[-2] == "data: [DONE]" and all(line.startswith(("data: ", ":")) or not line for line in lines)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_says_how_far_its_prompt_is_read_if_asked(server: Running, path: str) -> None:
+    text = "A farmer has 12 cows. " * 80
+    prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    asked = {**prompt, "max_tokens": 2, "temperature": 0, "stream": True}
+    with serving(server.llm, ping_interval_s=1e-4) as restless:
+        told = restless.post(path, asked | {"return_progress": True}).text
+        silent = restless.post(path, asked).text
+    found = [json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: {")]
+    progress = [one["prompt_progress"] for one in found if "prompt_progress" in one]
+    assert progress and "prompt_progress" not in silent
+    assert all(0 <= one["cache"] <= one["processed"] <= one["total"] for one in progress)
+    assert [one["processed"] for one in progress] == sorted(one["processed"] for one in progress)
+    assert "prompt_progress" not in found[-1], "an answer has begun by then"

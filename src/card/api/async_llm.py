@@ -192,6 +192,11 @@ class RequestStream(AsyncIterator[StreamChunk]):
         self._is_over = chunk.finish_reason is not None
         return chunk
 
+    @property
+    def num_read(self) -> tuple[int, int]:
+        """Tokens of the text that are read by now, and how many of these for an earlier text; 0 while it waits."""
+        return self._llm.host.engine.num_read(self._number)
+
     def tell_unread(self, tell: Callable[[int], None]) -> None:
         """Have about how many bytes more, or fewer, are unread told from now on, in the event loop of the stream."""
         self._mailbox.tell = tell

@@ -36,12 +36,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+TellRead = Callable[[int, int], None]  # gets how many tokens of a prompt are read, and how many it has
+
+
 @dataclass(slots=True)
 class _UnreadRequest:
     """A request in the engine and its results that were not read yet."""
 
     prepared: PreparedRequest
     updates: deque[Update] = field(default_factory=deque)
+    tell_read: TellRead | None = None
 
 
 class LLM(Hosted):
@@ -149,12 +153,15 @@ class LLM(Hosted):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reads_parts: bool = False,
+        tell_read: TellRead | None = None,
     ) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
 
         Args:
             tools, chat_template_kwargs: of a conversation, as in `chat`.
             reads_parts: whether the chunks of an answer have its `pieces`: thoughts apart from content.
+            tell_read: gets how many tokens of the prompt are read, and how many it has, after each pass before an
+                answer.
 
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
         own error (TargetError, WorkerError) where it fails.
@@ -162,10 +169,10 @@ class LLM(Hosted):
         asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
         params = SamplingParams() if sampling_params is None else sampling_params
         if not reads_parts or not self._host.answers.has_parts():
-            return self._stream(self._prepare(asked, params))
+            return self._stream(self._prepare(asked, params), tell_read)
         prompt_ids = self._host.encode(asked)
         view = self._host.answers.view(prompt_ids)
-        return self._stream(self._host.make_request(prompt_ids, params, next(self._request_ids), view))
+        return self._stream(self._host.make_request(prompt_ids, params, next(self._request_ids), view), tell_read)
 
     def stats(self) -> EngineStats:
         """Return gauges and totals of the engine. Raises: WorkerError if it was closed."""
@@ -236,6 +243,9 @@ class LLM(Hosted):
                 for update in engine.step():
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
+                num_read, _ = engine.num_read(live.prepared.request.request_id)
+            if live.tell_read is not None and not live.updates:
+                live.tell_read(num_read, len(live.prepared.request.prompt_ids))
 
     def _updates(self, live: _UnreadRequest) -> Iterator[tuple[AnswerText, Update]]:
         """Yield each round's result for a request until it ends, with the text that became certain."""
@@ -249,8 +259,9 @@ class LLM(Hosted):
                 self._end(live)
                 return
 
-    def _stream(self, prepared: PreparedRequest) -> Iterator[StreamChunk]:
+    def _stream(self, prepared: PreparedRequest, tell_read: TellRead | None = None) -> Iterator[StreamChunk]:
         live = self._begin(prepared)
+        live.tell_read = tell_read
         try:
             for text, update in self._updates(live):
                 if update.error is not None:

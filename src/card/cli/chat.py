@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from card.cli.interrupts import noting_interrupts
 from card.cli.loops import without_loops
 from card.cli.options import pop_sampling_params
 from card.cli.remarks import demo_note, remark
-from card.cli.starting import spin_until_first
+from card.cli.starting import ReadingSpinner
 from card.cli.thinking import ThoughtLine
 from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams
@@ -24,7 +23,7 @@ from card.engine.metrics import RequestStats
 from card.errors import PromptError, plain_words
 
 if TYPE_CHECKING:  # loaded by make_llm
-    from card.api.llm import LLM, StreamChunk
+    from card.api.llm import LLM
 
 _WORDLESS = frozenset({"/reset", "/stats", "/thoughts", "/help", "/quit"})
 _LEAVE = Turn("", command="/quit")
@@ -104,8 +103,10 @@ class ChatSession:
         line = ThoughtLine()
         try:
             messages = [*system_turn(self.system), *self.messages, asked]
-            stream = self.llm.stream(messages, self.params, reads_parts=True)
-            with noting_interrupts() as interrupt, closing(self._read(stream)) as chunks:
+            reading = ReadingSpinner("reading")
+            stream = self.llm.stream(messages, self.params, reads_parts=True, tell_read=reading.tell_read)
+            read = without_loops(reading.until_first(stream), self.llm, self.params)
+            with noting_interrupts() as interrupt, closing(read) as chunks:
                 for chunk in chunks:
                     answer += chunk.text
                     self.stats = chunk.stats
@@ -127,9 +128,6 @@ class ChatSession:
             self.messages += [asked, {"role": "assistant", "content": answer, **thoughts}]
         if self.shows_stats:
             self._tell_stats()
-
-    def _read(self, stream: Iterator[StreamChunk]) -> Generator[StreamChunk, None, None]:
-        return without_loops(spin_until_first(stream, "reading"), self.llm, self.params)
 
     def _tell_stats(self) -> None:
         if self.stats is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -58,12 +60,29 @@ def tell(words: str) -> None:
     write_line(f"card: {words}")
 
 
-def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]:
-    """Yield the items; spin until the first one is there."""
-    with spinner(words):
-        first = next(items)
-    yield first
-    yield from items
+class ReadingSpinner:
+    """Spins until the first piece of an answer is there, and says how far the prompt is read meanwhile."""
+
+    def __init__(self, words: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._words, self._clock = words, clock
+        self._say: Say = lambda words: None
+        self._first: tuple[int, float] | None = None  # tokens read by the first pass, and when
+
+    def tell_read(self, num_read: int, num_all: int) -> None:
+        """Take how many tokens are read, and how many there are, after a pass."""
+        now = self._clock()
+        if self._first is None:
+            self._first = num_read, now
+        num_since, seconds = num_read - self._first[0], now - self._first[1]
+        rest = f", {math.ceil((num_all - num_read) * seconds / num_since)} s left" if num_since > 0 else ""
+        self._say(f"{self._words}: {num_read:,} of {num_all:,} tokens{rest}")
+
+    def until_first(self, items: Iterator[T]) -> Generator[T, None, None]:
+        """Yield the items; spin until the first one is there."""
+        with spinner(self._words) as self._say:
+            first = next(items)
+        yield first
+        yield from items
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------

@@ -115,6 +115,14 @@ class Engine:
         with pinned(self._policy.reading_cores if self._queue.only_reads(_LONG_PROMPT) else self._policy.cores):
             return self._round(started, refused)
 
+    def num_read(self, request_id: int) -> tuple[int, int]:
+        """Return how many tokens of a request's text have rows by now, and how many of these another text's were.
+
+        A request that does not run has none. Any thread may ask.
+        """
+        found = self._queue.find(request_id)
+        return (0, 0) if found is None else (found.sequence.num_rows, found.sequence.stats.reused_prompt_tokens)
+
     def stats(self) -> EngineStats:
         """Return gauges and totals as of now."""
         pool, totals = self._worker.pool.stats, self._totals

@@ -32,7 +32,8 @@ async def chat_completions(request: Request) -> Response:
     plan = await run_apart(request, service.tools.plan, fields)
     generation = await start_chat(request, service, fields, plan)
     if fields.stream:
-        return EventStream(generation, _events(service, fields, plan, generation))
+        head = generation.stream_head("chatcmpl", "chat.completion.chunk")
+        return EventStream(generation, _events(service, fields, plan, generation, head), head=head)
     try:
         await unless_gone(request, generation.collect())
     finally:
@@ -165,10 +166,9 @@ class _Writer:
 
 
 async def _events(
-    service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation
+    service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation, head: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events; what arrives together is sent together."""
-    head = generation.stream_head("chatcmpl", "chat.completion.chunk")
     writers = [_Writer(service, fields, plan, head) for _ in generation.choices]
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:

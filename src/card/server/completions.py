@@ -52,7 +52,8 @@ async def completions(request: Request) -> Response:
     try:
         echoes = await unless_gone(request, _echo(request, service, fields, prompts, jobs))
         if fields.stream:
-            return EventStream(generation, _events(request, fields, generation, echoes))
+            head = generation.stream_head("cmpl", "text_completion")
+            return EventStream(generation, _events(request, fields, generation, echoes, head), head=head)
         await unless_gone(request, generation.collect())
     except BaseException:
         await generation.close()
@@ -165,11 +166,10 @@ def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes:
 
 
 async def _events(
-    request: Request, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]
+    request: Request, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo], head: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events, an echoed prompt first."""
     service: Service = request.app.state.service
-    head = generation.stream_head("cmpl", "text_completion")
     scores = [_Scores(service, choice, echoes[choice.index // fields.n]) for choice in generation.choices]
 
     def piece(choice: Choice, text: str, reason: str | None, **more: Any) -> bytes:

@@ -69,6 +69,7 @@ class Generation:
         self._service, self._ticket, self._fields = service, ticket, fields
         self.ping_interval_s = service.settings.ping_interval_s
         self._is_closed = False
+        self._began_at = time.monotonic()
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return the first fields of the answer."""
@@ -137,6 +138,24 @@ class Generation:
         tail = {"usage": self.usage()} if self._fields.includes_usage else {}
         tail |= self.metrics()
         return event({**head, "choices": [], **tail}) if tail else b""
+
+    @property
+    def tells_progress(self) -> bool:
+        """True if the client wants to know how far its prompt is read."""
+        return self._fields.return_progress
+
+    def progress(self) -> dict[str, int] | None:
+        """Return how far the prompts are read, in llama.cpp's words; None once an answer has begun."""
+        streams = [one.stream for one in self.choices if one.stream is not None]
+        if any(one.record.stats.num_new_tokens for one in self.choices):
+            return None
+        read = [one.num_read for one in streams]
+        return {
+            "total": sum(len(one.prompt_ids) for one in self.choices),
+            "cache": sum(num_reused for _, num_reused in read),
+            "processed": sum(num_read for num_read, _ in read),
+            "time_ms": round(1000 * (time.monotonic() - self._began_at)),
+        }
 
     async def events(self) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
         """Yield the chunks of all choices as they come. Raises: CardError."""

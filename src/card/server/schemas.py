@@ -161,6 +161,7 @@ class SamplingFields(CommonFields, GuidedFields):
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream_options: StreamOptions | None = None
     best_of: int = Field(1, ge=1, le=1, description="ignored")
+    return_progress: bool = Field(False, description="a stream says how far the prompt is read")
     shows_tree: bool = Field(False, description="list the writer of each token, and the candidates beside it")
 
     @property

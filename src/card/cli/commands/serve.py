@@ -137,16 +137,20 @@ def serve(model_argument: str | None, **options: Any) -> None:
     if chosen.note:
         logger.info(chosen.note)
 
+    context = ""
+
     def make_llm() -> AsyncLLM:
+        nonlocal context
         make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
         fetch_models(chosen.target, chosen.draft)
         with spinner(f"loading {chosen.target}", write=logger.info) as say:  # log lines have a format
             llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
         hint_at_int8(llm.host.could_run_int8, logger.info)
+        context = f", {llm.max_model_len:,} tokens of context,"
         return llm
 
     def announce(address: str) -> None:
-        click.echo(f"card serve: {chosen.target} ready on {address}")
+        click.echo(f"card serve: {chosen.target}{context} ready on {address}")
 
     with bind(settings) as own:
         spare = start_drafter_child(chosen.method, chosen.draft, options)

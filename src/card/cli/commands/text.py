@@ -30,7 +30,7 @@ from card.cli.options import (
 )
 from card.cli.prompt_input import read_prompt
 from card.cli.remarks import demo_note, remark
-from card.cli.starting import load, run, spin_until_first, spinner, tell
+from card.cli.starting import ReadingSpinner, load, run, spinner, tell
 from card.config import SamplingParams
 from card.config.fields import declared
 from card.config.registry import all_methods
@@ -102,9 +102,11 @@ def generate(
         if note := demo_note(llm.settings.target):
             tell(note)
         with llm.trace() if trace_file else nullcontext() as trace:
-            stream = llm.stream(text if raw else [*system_turn(system), _turn(text, images)], params)
+            reading = ReadingSpinner("reading the prompt")
+            asked = text if raw else [*system_turn(system), _turn(text, images)]
+            stream = llm.stream(asked, params, tell_read=reading.tell_read)
             if not as_json:
-                chunks = _show(without_loops(spin_until_first(stream, "reading the prompt"), llm, params))
+                chunks = _show(without_loops(reading.until_first(stream), llm, params))
             else:
                 with spinner("answering"):
                     chunks = list(stream)
