@@ -73,12 +73,13 @@ def decode(
     request_id: int | None = None,
     writers: tuple[str, ...] = (),
     grammar: GrammarState | None = None,
+    foresees: bool = False,
 ) -> tuple[list[int], str, RequestStats]:
     """Return the new tokens, the finish reason and the counters.
 
     A request whose id is not said gets one of its own, as a drafter that served another may still send layers for it.
     """
-    engine = make_engine(target, link, method, writers=writers)
+    engine = make_engine(target, link, method, writers=writers, foresees=foresees)
     request = make_request(
         next(_FRESH_IDS) if request_id is None else request_id,
         method=method,
@@ -107,6 +108,7 @@ def make_engine(
     *,
     writers: tuple[str, ...] = (),
     limits: Limits | None = None,
+    foresees: bool = False,
 ) -> Engine:
     """Return an engine with the method's own writers and those named besides."""
     chosen = find_method(method)
@@ -120,7 +122,9 @@ def make_engine(
         ends = {"num_first": min(1, rule.num_first), "num_last": min(1, rule.num_last)}
         rule = replace(rule, least=LEAST_READ, **ends)
         drafting = SelfDrafting(rule, chosen.num_looked_up)
-    worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k, self_drafting=drafting)
+    worker = TargetWorker(
+        target, clock=time.perf_counter, writers=openers, top_k=top_k, self_drafting=drafting, foresees=foresees
+    )
     return Engine(worker, link, limits=limits)
 
 

@@ -672,6 +672,9 @@ def write_gguf(
 
 def _add_more(writer: gguf.GGUFWriter, more: Mapping[str, np.ndarray], kind: Kind) -> None:
     for own, values in more.items():
+        if values.dtype.kind == "i":
+            writer.add_tensor(own, values)
+            continue
         of = Kind.F32 if values.ndim == 1 or "ffn_gate_inp" in own else kind
         writer.add_tensor(own, quantize(values, of), raw_dtype=of)
 

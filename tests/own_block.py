@@ -23,6 +23,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from card.models.files.gguf.header import read_header
 from tests.gguf_files import write_gguf
 from tests.pair import make_tokenizer
 from tests.tiny import CLEAR, NO_ENDS, SIZES
@@ -138,6 +139,36 @@ class Checkpoint:
 
     def save_gguf(self, folder: Path, file: Path, *, kind: Kind = Kind.F32, without: Sequence[str] = ()) -> str:
         """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name."""
+        more = {name: values for name, values in self.gguf_tensors.items() if not name.endswith(tuple(without))}
+        return str(write_gguf(folder, file, kind=kind, metadata=self._gguf_counts, more=more))
+
+    def save_block_file(
+        self, folder: Path, file: Path, *, kind: Kind = Kind.F32, ids: Sequence[int] | None = None, num_rows: int = 0
+    ) -> str:
+        """Write a GGUF file with the block alone, as `mtp-*.gguf` beside the model's; return its name.
+
+        Args:
+            ids: of the tokens that its head is for; None: all.
+            num_rows: of that head, if not one for each of them.
+        """
+        whole = write_gguf(folder, file.with_name("whole.gguf"))
+        layers = tuple(name for name in read_header(whole).tensors if name.startswith("blk."))
+        more = dict(self.gguf_tensors)
+        if ids is not None:
+            layers += ("output.weight",)
+            head = self.target.get_output_embeddings().weight.detach().numpy()
+            more["output.weight"] = head[: num_rows or len(ids)]
+            more["d2t"] = np.array(ids, np.int64)
+        counts = self._gguf_counts
+        return str(write_gguf(folder, file, kind=kind, metadata=counts, more=more, without=layers))
+
+    @property
+    def _gguf_counts(self) -> dict[str, Any]:
+        return {"block_count": self.target.config.num_hidden_layers + 1, "nextn_predict_layers": 1}
+
+    @property
+    def gguf_tensors(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The block's weights under the names of GGUF files."""
         more: dict[str, np.ndarray[Any, Any]] = {}
         begin = f"blk.{self.target.config.num_hidden_layers}"
         for name, weight in self.tensors.items():
@@ -150,9 +181,7 @@ class Checkpoint:
             else:
                 parts = {_GGUF_NAMES[stem]: values[0] if "shared_expert_gate" in stem else values}
             more |= {f"{begin}.{own}.weight": np.ascontiguousarray(part) for own, part in parts.items()}
-        more = {name: values for name, values in more.items() if not name.endswith(tuple(without))}
-        counts = {"block_count": self.target.config.num_hidden_layers + 1, "nextn_predict_layers": 1}
-        return str(write_gguf(folder, file, kind=kind, metadata=counts, more=more))
+        return more
 
     def save(self, folder: Path, *, without: Sequence[str] = (), changes: Mapping[str, Tensor] | None = None) -> str:
         """Write a folder with target, block and tokenizer; return its name.

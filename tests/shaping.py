@@ -99,6 +99,12 @@ class ToyGrammar:
     def advance(self, token_ids: Sequence[int]) -> None:
         self._text += tuple(token_ids)
 
+    def forced(self, path: Path) -> Sequence[int]:
+        found: list[int] = []
+        while (row := self.follows((*self._text, *path, *found))).count(True) == 1 and not row[self.END]:
+            found.append(row.index(True))
+        return found
+
     def allowed(self, paths: Sequence[Path]) -> np.ndarray:
         if not self.has(self._text):
             raise TargetError("not of the grammar")

@@ -47,11 +47,18 @@ class Drafting:
     """A writer over the drafter of a target, with what each of its passes gave."""
 
     def __init__(
-        self, target_name: str, load: Callable[[RowRunner], DecoderModel], checkpoint: Reference, **spec: Any
+        self,
+        target_name: str,
+        load: Callable[[RowRunner, DecoderModel], DecoderModel],
+        checkpoint: Reference,
+        **spec: Any,
     ) -> None:
+        """Load a target, then its drafter by ``load``, which is given the target's runner and weights."""
         self.checkpoint = checkpoint
-        target = plain_runner(load_decoder(target_name, dtype="float32"), max_model_len=256)
-        runner = plain_runner(load(target), max_model_len=256)
+        model = load_decoder(target_name, dtype="float32")
+        assert isinstance(model, DecoderModel)
+        target = plain_runner(model, max_model_len=256)
+        runner = plain_runner(load(target, model), max_model_len=256)
         writer = make_writer(runner, target=target, find_grammar=None)
         assert isinstance(writer, StateWriter)
         self.writer, self._forward = writer, runner.forward

@@ -153,6 +153,25 @@ def test_copies_join_the_draft_model_under_a_policy_that_weighs_them_unless_writ
     assert resolve({"allows_inexact": True, **settings}, facts, method=method).writers == writers
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "foresees"),
+    [
+        ("card", {}, True),
+        ("suffix", {}, True),
+        ("sps", {}, True),
+        ("sparsespec", {}, True),
+        ("vanilla", {}, False),
+        ("vanilla", {"writers": ("grammar",)}, True),
+        ("card", {"writers": ("beam", "suffix")}, False),
+        ("card", {"writers": ("beam", "grammar")}, True),
+    ],
+)
+def test_grammars_write_unless_a_method_has_no_candidates_or_other_writers_are_named(method, settings, foresees):
+    plan = resolve(settings, TWO_CORES, method=method)
+    assert (plan.foresees, "grammar" in plan.writers) == (foresees, False)
+    assert plan.has_candidates == (method != "vanilla" or foresees)
+
+
 def test_trees_that_fan_out_have_room_for_all_outcomes():
     narrow, wide = (
         resolve({"growth": growth, "beam_width": 2, **fan_out}, TWO_CORES).draft_tree_rows

@@ -67,7 +67,7 @@ def test_a_known_target_brings_its_draft_and_one_line_says_so(
     target: str, method: str | None, taken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = choose_models(options(target=target, method=method))
-    assert (chosen.method, chosen.target, chosen.draft, chosen.note) == (taken, target, DRAFT, "")
+    assert (chosen.method, chosen.target, chosen.draft) == (taken, target, DRAFT)
     assert capsys.readouterr().err == (
         f"card: {target} brings its draft model, {DRAFT}; both files are 1.6 GB, fetched once, and need 3.0 GB of "
         "memory; Apache-2.0; --draft none does without\n"
@@ -83,12 +83,12 @@ def test_a_known_target_brings_its_draft_and_one_line_says_so(
         ({"draft": "demo-draft"}, "card", "demo-draft"),
         ({"target": None, "draft": "none"}, "suffix", None),
         ({"target": None}, "card", "demo-draft"),
-        ({"target": PAIR.draft.repository}, "suffix", None),
+        ({"target": PAIR.draft.repository}, None, None),
         ({"draft_address": "tcp://127.0.0.1:1"}, "card", None),
     ],
 )
 def test_nothing_is_brought_where_it_is_not_wanted(
-    given: dict[str, Any], method: str, draft: str | None, capsys: pytest.CaptureFixture[str]
+    given: dict[str, Any], method: str | None, draft: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = choose_models(options(**given))
     assert (chosen.method, chosen.draft) == (method, draft)
@@ -105,7 +105,7 @@ def test_a_folder_of_the_name_of_a_known_target_brings_nothing(tmp_path: Path, m
     (tmp_path / TARGET / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     chosen = choose_models(options())
-    assert (chosen.method, chosen.draft) == ("suffix", None)
+    assert (chosen.method, chosen.draft) == (None, None)
 
 
 def test_commands_about_a_pair_take_the_known_one() -> None:

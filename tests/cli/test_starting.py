@@ -170,7 +170,7 @@ def test_a_spinner_says_how_far_a_prompt_is_read_and_how_long_the_rest_takes() -
     now, said = 0.0, list[str]()
     spinner = ReadingSpinner("reading", lambda: now)
     spinner.tell_read(8, 100)  # before anything is shown
-    spinner._say = said.append
+    spinner.say = said.append
     for now, num_read in ((2.0, 28), (4.0, 68)):  # noqa: B007
         spinner.tell_read(num_read, 100)
     assert said == ["reading: 28 of 100 tokens, 8 s left", "reading: 68 of 100 tokens, 3 s left"]

@@ -67,10 +67,10 @@ def check(answer: Answer, setup: Setup, text: str) -> None:
 def test_a_method_writes_the_text_of_plain_decoding_by_every_door(
     method: str, door: str, kind: str, plain: Plain, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One that needs a trained part, or is run by another command, says so."""
+    """One that needs a trained part, is run by another command, or writes by steps and is to penalise, says so."""
     setup = setup_of(METHODS[method])
     answer = DOORS[door](setup, REQUESTS[kind], tmp_path, capfd)
-    if setup.method.runs and door == "generate" and find_spec("torch") is not None:
+    if setup.method.runs and door == "generate" and kind != "penalised" and find_spec("torch") is not None:
         assert answer.text
     elif setup.method.runs or setup.method.needs_training:
         assert answer.refusal.count("\n") == 1 and method in answer.refusal

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from card.config.registry import methods
 from card.drafting.drafted import Drafting
 from card.errors import SettingsError
 from card.kernels.int8_linear import why_not_int8
-from card.models.draft_vocab import always_drafted, restrict_head
+from card.models.draft_vocab import drafted_ids, first_used, restrict_head
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
+from card.models.token_ranks import used_ids
 from card.protocol.messages import Layer
 from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
@@ -65,7 +68,7 @@ def logits(model: object) -> torch.Tensor:
 def test_every_method_writes_the_text_of_plain_decoding(pair, expected, drafted, method, num_tokens):
     options = {"dtype": "float32", "placement": "inline", "policy": "fixed", "draft_vocab": num_tokens}
     with LLM(pair.target, pair.draft, method=method, **options) as llm:
-        allowed = {*range(num_tokens), *always_drafted(llm.host.tokenizer), 0, 1}
+        allowed = {*drafted_ids(llm.host.tokenizer, num_tokens), 0, 1}
         kinds = [params for params in (GREEDY, SAMPLED, ENDING) for _ in PROMPTS]
         outputs = [one.outputs[0].token_ids for one in llm.generate(PROMPTS * 3, kinds)]
         assert outputs == [*expected(GREEDY), *expected(SAMPLED), *expected(ENDING)]
@@ -106,13 +109,32 @@ def test_logits_are_those_of_the_whole_head_or_minus_infinity(pair, kind):
         if kind == "int8":
             model.computes_int8 = True
     kept = [*range(100), 200, 290]
-    whole, part = logits(model), logits(restrict_head(model, 100, [200, 290, 5000]))
+    whole, part = logits(model), logits(restrict_head(model, [*range(100), 200, 290, 5000]))
     others = torch.ones(whole.shape[1], dtype=torch.bool)
     others[kept] = False
     torch.testing.assert_close(part[:, kept], whole[:, kept])
     assert part.shape == whole.shape
     assert torch.isneginf(part[:, others]).all()
-    assert torch.equal(logits(restrict_head(model, whole.shape[1], [])), whole)
+    assert torch.equal(logits(restrict_head(model, range(whole.shape[1]))), whole)
+
+
+@pytest.mark.parametrize("in_bytes", [True, False])
+def test_tokens_that_texts_use_come_first_in_vocabularies_of_both_kinds(in_bytes: bool) -> None:
+    blank = "\u0120" if in_bytes else "\u2581"
+    words = [f"{blank}the", f"{blank}return", "ing", "\u00c3\u00a9" if in_bytes else "\u00e9"]
+    rare = [f"{blank}zqxj{i}" for i in range(50)]
+    vocabulary = {token: i for i, token in enumerate([blank, *rare, *words])}
+    assert set(first_used(vocabulary, 5)) == {vocabulary[one] for one in (blank, *words)}
+    assert first_used(vocabulary, 7)[5:] == [1, 2], "then the first ids"
+    assert sorted(first_used(vocabulary, 99)) == list(range(len(vocabulary)))
+
+
+def test_the_counts_know_most_words_of_a_text_that_they_were_not_made_of() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    words = set(re.findall(r"(?<= )[a-z]{2,9}(?=[ .,])", text))
+    vocabulary = {"\u0120": 0, **{f"\u0120{word}": i + 1 for i, word in enumerate(sorted(words))}}
+    assert len(words) > 100
+    assert len(used_ids(vocabulary)) > 0.8 * len(words)
 
 
 @pytest.mark.parametrize(

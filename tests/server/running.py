@@ -118,9 +118,9 @@ class Streamed:
 
 
 async def sse(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield the data of each event; anything else is an error."""
+    """Yield the data of each event; anything else is an error, but for the comments that fill a long silence."""
     async for line in lines:
-        if line:
+        if line and line != ":":
             assert line.startswith("data: "), line
             yield line.removeprefix("data: ")
 

@@ -251,6 +251,14 @@ def test_an_answer_may_be_held_to_json(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+PAIR = {
+    "type": "object",
+    "properties": {"a": {"const": 1}, "b": {"const": 2}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
 @pytest.mark.parametrize(
     ("form", "pattern"),
     [
@@ -261,6 +269,7 @@ def test_an_answer_may_be_held_to_json(client: openai.OpenAI) -> None:
         ({"guided_grammar": 'start: "ab" | "cd"'}, "ab|cd"),
         ({"guided_grammar": 'root ::= item item\nitem ::= "x" | "y"'}, "[xy]{2}"),
         ({"structured_outputs": {"json": {"enum": [17]}}}, "17"),
+        ({"structured_outputs": {"json": PAIR, "disable_any_whitespace": True}}, r'\{"a":1,"b":2\}'),
         ({"structured_outputs": {"choice": ["forty"]}}, "forty"),
         ({"structured_outputs": {"regex": "[xy]{3}"}}, "[xy]{3}"),
         ({"structured_outputs": {"grammar": 'start: "ab"'}}, "ab"),

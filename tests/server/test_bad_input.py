@@ -82,6 +82,11 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": USER, "functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"messages": USER, "max_tokens": -2}, "max_tokens"),
         (CHAT, {"messages": USER, "structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        (
+            CHAT,
+            {"messages": USER, "structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs",
+        ),
         (CHAT, {"messages": USER, "guided_json": "{"}, "guided_json"),
         (CHAT, {"messages": USER, "guided_regex": "("}, "guided_regex"),
         (CHAT, {"messages": USER, "guided_choice": []}, "guided_choice"),

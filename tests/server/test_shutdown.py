@@ -54,7 +54,7 @@ class Reader(threading.Thread):
         try:
             with httpx2.stream("POST", url, json=body, headers=HEADERS, timeout=PATIENCE_S) as response:
                 for line in response.iter_lines():
-                    if line:
+                    if line and line != ":":  # a comment, which fills a long silence
                         data = line.removeprefix("data: ")
                         self.events.append(data if data == "[DONE]" else json.loads(data))
         except httpx2.HTTPError as error:

@@ -122,6 +122,17 @@ def test_a_schema_may_have_what_llguidance_does_not_know_unless_it_is_strict() -
                 fits(forced, HERMES.write([GOOD]))
 
 
+def test_arguments_have_no_white_space_where_their_schema_says_so() -> None:
+    schema: Any = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]}
+    compact, spaced = '{"a":1,"b":2}', '{"a": 1, "b": 2}'
+    for strict in (False, True):
+        for said, fitting in ((False, [compact]), (True, [compact, spaced])):
+            parameters = {**schema, "x-guidance": {"whitespace_flexible": said}}
+            function = FunctionDefinition(name="f", parameters=parameters, strict=strict)
+            forced = grammars(HERMES, functions=[function]).forced()
+            assert [text for text in (compact, spaced) if fits(forced, HERMES.write([("f", text)]))] == fitting
+
+
 def test_arguments_that_a_schema_does_not_list_are_not_invented_unless_it_says_that_there_may_be_some() -> None:
     inner: dict[str, Any] = {"type": "object", "properties": {"b": {"const": 1}}}
     for said, may_be_more in (({}, False), ({"additionalProperties": {"const": 1}}, True)):

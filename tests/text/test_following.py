@@ -160,6 +160,79 @@ def test_whatever_the_library_raises_costs_this_text_alone() -> None:
         following.num_known([()])
 
 
+class Forcing(Costly):
+    """A grammar that counts up, and is asked what that forces."""
+
+    def follows(self, text: Sequence[int]) -> list[bool]:
+        return [token == len(text) for token in range(12)]
+
+    def forced(self, path: Path) -> Sequence[int]:
+        self.asked.append(("forced", *path))
+        return super().forced(path)
+
+
+def test_what_is_forced_is_known_once_its_mask_is_and_is_kept_while_the_text_keeps_to_it() -> None:
+    lanes = ByHand()
+    grammar = Forcing(lanes, lambda path: 0.0)
+    following = Following(grammar, lanes, foresees=True)
+    assert not following.forced((), 0.0), "nobody has worked yet"
+    lanes.work()
+    assert list(following.forced((), 0.0)) == [*range(11)]
+    following.advance([0, 1])
+    assert list(following.forced((), 0.0)) == [*range(2, 11)], "without any work"
+    assert not following.forced([2, 3], 0.0)
+    lanes.work()
+    assert list(following.forced([2, 3], 0.0)) == [*range(4, 11)]
+    assert following.num_known([(), (2, 3)]) == 2, "the mask there serves the pass"
+    assert [one for one in grammar.asked if "forced" in one] == [("forced",), ("forced", 2, 3)]
+    following.advance([*range(2, 11)])
+    assert not following.forced((), 0.0)
+    lanes.work()
+    assert not following.forced((), 0.0), "only the end follows"
+
+
+def test_what_was_forced_in_a_text_that_has_gone_on_is_dropped() -> None:
+    lanes = ByHand()
+    following = Following(ToyGrammar(30), lanes, foresees=True)
+
+    class Meanwhile(Forcing):
+        def forced(self, path: Path) -> Sequence[int]:
+            following.advance([0])
+            return super().forced(path)
+
+    following = Following(Meanwhile(lanes, lambda path: 0.0), lanes, foresees=True)
+    lanes.jobs[1][0]()
+    assert not following.forced((), 0.0)
+
+
+def test_what_slow_grammars_force_is_not_asked_for_and_takes_none_of_the_texts_time() -> None:
+    lanes = ByHand(limit_s=0.1)
+
+    class Slow(Forcing):
+        def forced(self, path: Path) -> Sequence[int]:
+            lanes.now += 10.0
+            return super().forced(path)
+
+    quick = Following(Slow(lanes, lambda path: 0.001), lanes, foresees=True)
+    lanes.work()
+    started = time.monotonic()
+    assert not quick.forced([0], 0.0005), "its steps take longer than the caller would wait"
+    assert time.monotonic() - started < 0.0005 * 100 and not lanes.jobs
+    assert quick.num_known([()]) == 1, "plain decoding would not have asked"
+    slow = Slow(lanes, lambda path: 0.03)
+    following = Following(slow, lanes, foresees=True)
+    lanes.work()
+    assert not following.forced((), 1.0) and ("forced",) not in slow.asked
+
+
+def test_a_grammar_is_asked_for_what_it_forces_only_where_somebody_wants_it() -> None:
+    lanes = ByHand()
+    grammar = Forcing(lanes, lambda path: 0.0)
+    following = Following(grammar, lanes)
+    lanes.work()
+    assert not following.forced((), 0.0) and grammar.asked == [()]
+
+
 def test_a_mask_that_never_comes_ends_the_text() -> None:
     following = Following(ToyGrammar(3), ByHand(limit_s=0.01))
     following.sit_out()

@@ -238,6 +238,36 @@ def test_white_space_in_json_is_a_blank_or_an_indented_line(
     assert permits(compiler.compile(Grammar("json_object")), [path]) == [fits]
 
 
+@pytest.mark.parametrize(("is_flexible", "spaced_fits"), [(False, False), (True, True)])
+def test_a_schema_may_ask_for_json_without_white_space(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, is_flexible: bool, spaced_fits: bool
+) -> None:
+    schema = {"type": "object", "x-guidance": {"whitespace_flexible": is_flexible}}
+    state = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    texts = ['{"a":[1,2]}', '{"a": [1, 2]}', '{"a":  [1,2]}']
+    assert permits(state, [[*tokenizer.encode(text), 0] for text in texts]) == [True, spaced_fits, False]
+
+
+# ---- what is forced --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_forced_is_what_every_text_goes_on_with(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(Grammar("regex", "the (cat|mat) sat on;(a|b)"))
+    first = tokenizer.decode(state.forced(()))
+    assert first and "the ".startswith(first)
+    begun = tokenizer.encode("the c")
+    assert tokenizer.decode(state.forced(begun)).startswith("at sat on")
+    assert not list(state.forced(tokenizer.encode("the "))), "there is a choice"
+    assert not list(state.forced(tokenizer.encode("no"))), "a path that the grammar forbids"
+    for end in range(len(forced := state.forced(begun))):
+        (row,) = state.allowed([[*begun, *forced[:end]]])
+        assert np.flatnonzero(row).tolist() == [forced[end]], "the mask leaves no other choice"
+    state.advance(begun)
+    assert list(state.forced(())) == list(forced)
+    state.advance([*tokenizer.encode("at sat on;a"), 0])
+    assert not list(state.forced(())), "the text has ended"
+
+
 # ---- whole requests -------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +313,40 @@ def fits_at_all(kind: str, text: str) -> bool:
         return fits(kind, text)
     except ValueError:
         return False
+
+
+CALL = Grammar(
+    "lark",
+    'start: "{\\"name\\": \\"find\\", \\"arguments\\": " arguments "}"\n'
+    f"arguments: %json {json.dumps({**PERSON, 'x-guidance': {'whitespace_flexible': False}})}",
+)
+THOUGHTS = Grammar("lark", 'start: lead ";the answer is " ("one" | "two")\nlead[max_tokens=5]: /[a-z ]*/')
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_tools_signature_forces_takes_few_passes_and_changes_no_text(pair: Pair, temperature: float) -> None:
+    target, tokenizer = load_model(pair.target, dtype="float32"), load_tokenizer(pair.target)
+    grammars = [CALL, THOUGHTS, None, SCHEMA, CALL]
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=120, grammar=grammar)
+        for seed, grammar in enumerate(grammars)
+    ]
+    results = {}
+    for writers in (None, ("grammar",)):
+        with LLM(target, tokenizer=tokenizer, method="vanilla", writers=writers) as llm:
+            results[writers] = llm.generate([PROMPT] * len(params), params)
+    plain, forced = results.values()
+    assert [one.outputs[0] for one in forced] == [one.outputs[0] for one in plain]
+    call = plain[0].outputs[0]
+    head = '{"name": "find", "arguments": {"name":"'
+    assert call.text.startswith(head)
+    num_head = len(tokenizer.encode(head))
+    tokens_a_pass = len(call.token_ids) / forced[0].stats.target_passes
+    assert tokens_a_pass > 2 * len(call.token_ids) / plain[0].stats.target_passes
+    assert forced[0].stats.accepted_by_writer["grammar"] >= num_head - 2
+    assert [one.stats.verified_tokens for one in plain] == [0] * len(params)
+    assert forced[1].stats.accepted_by_writer["grammar"] >= len(tokenizer.encode(";the answer is")) - 2
+    assert forced[2].stats.verified_tokens == 0, "a request without a grammar"
 
 
 def test_any_object_is_an_object(llms: dict[str, LLM]) -> None:

@@ -77,8 +77,8 @@ class Host:
             loaded = load(asked)
             unfinished.callback(loaded.grammars.close)
             unfinished.callback(loaded.lanes.close)
-            measured = measure(asked, loaded)
-            parts = build_engine(asked, loaded, measured)
+            measured = measure(loaded)
+            parts = build_engine(loaded, measured)
             unfinished.pop_all()  # they stay open until `close`
         self.plan, self.engine, self.policy, self.link = parts.plan, parts.engine, parts.policy, parts.link
         self.method, self.settings, self.draft_settings = parts.plan.method, parts.plan.settings, parts.plan.draft
@@ -86,13 +86,12 @@ class Host:
         self.runner, self.tokenizer, self.grammars = loaded.runner, loaded.tokenizer, loaded.grammars
         self.end_ids, self.sampling_defaults = loaded.end_ids, loaded.sampling_defaults
         self.target_cost, self.could_run_int8 = loaded.target_cost, loaded.could_run_int8
-        self.latencies = measured.latencies
+        self.latencies, self.draft_note = measured.latencies, loaded.choice.note
         chunk = self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, parts.worker.pool, lambda: self.policy.cores, chunk=chunk)
         self._prompts, self._lanes, self._parts = loaded.prompts, loaded.lanes, parts
         self.home = Home()
-        has_candidates = bool(parts.plan.placements or parts.plan.writers or parts.plan.self_drafting)
-        self.is_exact = parts.plan.verifier.is_exact and (loaded.has_same_bits or not has_candidates)
+        self.is_exact = parts.plan.verifier.is_exact and (loaded.has_same_bits or not parts.plan.has_candidates)
         if self.link is not None:
             self._finalizer = weakref.finalize(self, self.home.closing(self.link.close))
 

@@ -76,7 +76,7 @@ class LLM(Hosted):
 
         Args:
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
-            draft: the same, or None; a loaded model cannot run in another process.
+            draft: the same; None tries the block in the checkpoint, if any; a loaded model is in no other process.
             tokenizer: one of transformers, or the folder or name of one; None: the target's own.
             method: a name that `card methods` lists; None takes card if there is a draft model and suffix if not.
             verifier: decides which candidates to accept, see `card.tree.verify`; an inexact one needs allows_inexact.

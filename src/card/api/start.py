@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from card.api.asked import Asked
+from card.api.own_draft import Choice, choose_draft
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
 from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
@@ -18,19 +19,23 @@ from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahea
 from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, room_tokens
+from card.assembly.prefixes import prefix_cache
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
+from card.errors import ModelError
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
-from card.models.block_loading import needs_states
+from card.models.block_loading import StateDrafter, load_state_drafter, needs_states
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.others import others
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
 from card.models.rows.pool import sequence_bytes
+from card.models.rows.prefix_cache import PrefixCache
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.following import Threads
@@ -49,11 +54,14 @@ logger = logging.getLogger(__name__)
 class Loaded:
     """A target before its first pass, with the facts that it and its tokenizer give about texts."""
 
+    choice: Choice
+    state_drafter: StateDrafter | None  # the block or head that drafts, if one does
     facts: Facts
     plan: Plan
     runner: RowRunner
     tokenizer: Tokenizer
     prompts: PromptReader
+    prefixes: PrefixCache | None
     grammars: GrammarCompiler
     lanes: Threads  # where the masks of grammars are computed
     end_ids: frozenset[int]
@@ -75,16 +83,9 @@ class Measured:
 def load(asked: Asked) -> Loaded:
     """Refuse contradictory settings, then load the target. Raises: SettingsError, ModelError, VocabularyError."""
     check_format_name(str(asked.settings.get("answer_format", AUTO)))
-    draft = asked.draft
-    facts = Facts(
-        has_draft=draft is not None,
-        has_pool=asked.leases is not None,
-        is_draft_loaded=draft is not None and asked.draft_name is None,
-        wants_states=needs_states(draft),
-        cores=usable_cores(),
-        num_cores=num_usable_cores(),
-        verifier=asked.verifier,
-    )
+    choice = choose_draft(asked, _first_facts(asked))
+    asked, facts = choice.asked, _first_facts(choice.asked)
+    facts = replace(facts, wants_states=facts.wants_states or choice.state_drafter is not None)
     plan = asked.plan(facts)
     verifier, named = choose_verifier(plan.settings, asked.verifier)
     facts = replace(facts, verifier=verifier, verifier_named=named)
@@ -94,12 +95,29 @@ def load(asked: Asked) -> Loaded:
     asked.say(f"loading {plan.settings.target}")
     with CompilerProcess() as compiler:
         with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
-            target = load_target(asked.target, draft, plan, compiler, asked.tokenizer)
+            is_made_for_it = choice.state_drafter is not None
+            target = load_target(
+                asked.target, asked.draft, plan, compiler, asked.tokenizer, is_made_for_it=is_made_for_it
+            )
         facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
         facts = replace(facts, room_tokens=_room_tokens(target, asked.plan(facts)))
-        loaded = _read(target, asked, facts)
+        loaded = _read(target, choice, facts)
     give_back_memory()  # before the first pass brings the weights into memory
     return loaded
+
+
+def _first_facts(asked: Asked) -> Facts:
+    """Return what is known before anything is loaded."""
+    draft = asked.draft
+    return Facts(
+        has_draft=draft is not None,
+        has_pool=asked.leases is not None,
+        is_draft_loaded=draft is not None and asked.draft_name is None,
+        wants_states=needs_states(draft),
+        cores=usable_cores(),
+        num_cores=num_usable_cores(),
+        verifier=asked.verifier,
+    )
 
 
 def _room_tokens(target: Target, plan: Plan) -> int:
@@ -108,22 +126,41 @@ def _room_tokens(target: Target, plan: Plan) -> int:
     return room_tokens(plan, row_bytes=about_row_bytes(target.model), state_bytes=0, free_bytes=free_bytes)
 
 
-def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
+def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
     """Make the runner, and read the facts that model and tokenizer give about texts."""
+    asked = choice.asked
     plan = asked.plan(facts)
     model, tokenizer, settings = target.model, target.tokenizer, plan.settings
     target_cost, end_ids, has_int8 = price_in_words(model), end_token_ids(model, tokenizer), could_run_int8(model)
     stated = sampling_defaults(model) if settings.generation_config == "auto" else {}
     runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
     prompts = PromptReader.for_target(tokenizer, settings, asked.target, runner, model.dtype)
+    if settings.prefix_cache is not None:
+        asked.say("comparing the weights with those of kept rows")
+    prefixes = prefix_cache(settings, runner, is_named=isinstance(asked.target, str))
     check_once(runner, settings, is_named=isinstance(asked.target, str))
+    state_drafter: StateDrafter | None = None
+    if plan.placements and choice.state_drafter is not None:
+        try:
+            dtype, folder = settings.dtype_of_draft, settings.weights_dir
+            head = model.lm_head.weight if isinstance(model, DecoderModel) else None
+            name = choice.state_drafter
+            state_drafter = load_state_drafter(name, runner, dtype=dtype, cache_dir=folder, head=head)
+        except ModelError as error:
+            choice = choice.without_block(error)
+            facts = replace(facts, has_draft=False, wants_states=False)
+            plan = choice.asked.plan(facts)
+    choice.tell()
     limit_s = settings.grammar_timeout_s
     return Loaded(
+        choice=choice,
+        state_drafter=state_drafter,
         facts=facts,
         plan=plan,
         runner=runner,
         tokenizer=tokenizer,
         prompts=prompts,
+        prefixes=prefixes,
         grammars=GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_ids), limit_s=limit_s),
         lanes=Threads(limit_s),
         end_ids=end_ids,
@@ -134,8 +171,9 @@ def _read(target: Target, asked: Asked, facts: Facts) -> Loaded:
     )
 
 
-def measure(asked: Asked, loaded: Loaded) -> Measured:
+def measure(loaded: Loaded) -> Measured:
     """Measure what no earlier start measured: which threads are useful, and how the target slows down without cores."""
+    asked = loaded.choice.asked
     asked.say("measuring the cost of passes here")
     facts, plan, runner = loaded.facts, loaded.plan, loaded.runner
     names = {"is_target_named": isinstance(asked.target, str), "is_draft_named": asked.draft_name is not None}
@@ -147,21 +185,21 @@ def measure(asked: Asked, loaded: Loaded) -> Measured:
     return Measured(facts, plan, latencies)
 
 
-def build_engine(asked: Asked, loaded: Loaded, measured: Measured) -> Parts:
+def build_engine(loaded: Loaded, measured: Measured) -> Parts:
     """Start the drafter and build the engine. Raises: SettingsError, ModelError, WorkerError."""
     writers = make_writers(measured.plan, loaded.runner.vocab_size, loaded.tokenizer)
     with closed_if_it_fails(writers):
         for writer in writers.values():
             writer.attach(loaded.runner)
-        parts = _with_drafter(asked, loaded, measured, writers)
+        parts = _with_drafter(loaded, measured, writers)
     measured.latencies.watch_rounds()
     return parts
 
 
-def _with_drafter(asked: Asked, loaded: Loaded, measured: Measured, writers: Mapping[str, LocalWriter]) -> Parts:
+def _with_drafter(loaded: Loaded, measured: Measured, writers: Mapping[str, LocalWriter]) -> Parts:
     """Start the drafter, if there is one, and build the engine; a drafter is closed if that fails."""
-    plan, runner, latencies = measured.plan, loaded.runner, measured.latencies
-    drafter = _drafter_of(asked, loaded, measured)
+    asked, plan, runner, latencies = loaded.choice.asked, measured.plan, loaded.runner, measured.latencies
+    drafter = _drafter_of(loaded, measured)
     link, shown = (None, ()) if drafter is None else (drafter.link, drafter.consumers)
     try:
         if link is not None and latencies.waits_for_drafter:  # it takes a core while it loads
@@ -170,7 +208,13 @@ def _with_drafter(asked: Asked, loaded: Loaded, measured: Measured, writers: Map
         give_back_memory()  # memory left over from loading a drafter here
         watchers = _watchers_of(asked, plan, runner, writers, shown)
         models = Models(
-            target=runner, link=link, latencies=latencies, watchers=watchers, writers=writers, lanes=loaded.lanes
+            target=runner,
+            link=link,
+            latencies=latencies,
+            watchers=watchers,
+            writers=writers,
+            prefixes=loaded.prefixes,
+            lanes=loaded.lanes,
         )
         parts = _built(asked, measured, runner, models)
         if link is not None:
@@ -182,15 +226,16 @@ def _with_drafter(asked: Asked, loaded: Loaded, measured: Measured, writers: Map
     return parts
 
 
-def _drafter_of(asked: Asked, loaded: Loaded, measured: Measured) -> Drafter | None:
+def _drafter_of(loaded: Loaded, measured: Measured) -> Drafter | None:
     """Return the drafter, if there is one."""
+    asked = loaded.choice.asked
     plan, spare = measured.plan, asked.spare
     if spare is not None and not plan.has_drafter_process:
         spare.close()
     if not plan.placements:
         return None
     source = DraftSource(
-        model=asked.draft,
+        model=loaded.state_drafter or asked.draft,
         vocab_size=loaded.runner.vocab_size,
         tokenizer=loaded.tokenizer,
         find_grammar=loaded.grammars.find,
@@ -225,7 +270,7 @@ def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) 
     """Warm up the passes, whose rows depend on the models around the target, and build the engine of the final plan."""
     plan, latencies = measured.plan, measured.latencies
     with pinned(latencies.with_useful_threads(plan.cores).alone):
-        runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
+        runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers or plan.foresees else 1)
     facts = replace(
         measured.facts,
         latencies=latencies,

@@ -10,7 +10,7 @@ from card.config import EngineSettings, parse_size
 from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
-from card.models.block_loading import is_head, require_block
+from card.models.block_loading import require_block
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
@@ -49,6 +49,8 @@ def load_target(
     plan: Plan,
     compiler: CompilerProcess,
     given: str | Tokenizer | PreTrainedTokenizerBase | None = None,
+    *,
+    is_made_for_it: bool = False,
 ) -> Target:
     """Load what is given by name, and inflate the model if the plan's settings say so.
 
@@ -56,6 +58,7 @@ def load_target(
         draft: the draft model that must fit; None: there is none.
         compiler: is told what both models need.
         given: a tokenizer, of ours or of transformers, or the name of one; None: the tokenizer of ``target``.
+        is_made_for_it: the draft model is a block or a head, which has the target's tokens.
     Raises: SettingsError, ModelError, VocabularyError.
     """
     settings, method = plan.settings, plan.method
@@ -68,12 +71,13 @@ def load_target(
     if needs_draft and draft == OWN_BLOCK and not method.needs_parallel_draft:
         require_block(target, cache_dir=settings.weights_dir)
     elif needs_draft and draft is not None:
-        if not is_head(draft):
+        if not is_made_for_it:
             has_images = settings.max_images > 0
             check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
-    _tell_products(compiler, target, draft if needs_draft and isinstance(draft, str) else None, plan)
+    other_model = draft if needs_draft and isinstance(draft, str) and not is_made_for_it else None
+    _tell_products(compiler, target, other_model, plan)
     if isinstance(target, str):
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = _load(target, settings) if isinstance(target, str) else _given(target)
@@ -87,7 +91,7 @@ def _tell_products(compiler: CompilerProcess, target: str | LoadedModel, draft: 
     settings, cache_dir = plan.settings, plan.settings.weights_dir
     if isinstance(target, str):
         compiler.compile(products_in_file(target, dtype=settings.dtype, device=settings.device, cache_dir=cache_dir))
-    if draft is not None and draft != OWN_BLOCK and not is_head(draft):
+    if draft is not None:
         device = settings.draft_device or settings.device
         compiler.compile(products_in_file(draft, dtype=settings.dtype_of_draft, device=device, cache_dir=cache_dir))
 

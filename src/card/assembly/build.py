@@ -22,6 +22,7 @@ from card.errors import SettingsError
 from card.links.link import DrafterLink
 from card.models.protocol import LanguageModel, Recurrent
 from card.models.rows.pool import sequence_bytes
+from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_store import RowStore
 from card.text.fit import tokenizer_fingerprint
 from card.text.following import AtOnce, Lanes
@@ -39,6 +40,7 @@ class Models:
     latencies: Latencies | None = None  # for a policy that tunes itself
     watchers: Watchers | None = None  # of the target's features
     writers: Mapping[str, LocalWriter] | None = None  # the plan's, attached to the target; None: to be made
+    prefixes: PrefixCache | None = None  # keeps rows of long beginnings in files
     lanes: Lanes = field(default_factory=AtOnce)  # where the masks of grammars are computed
 
 
@@ -55,7 +57,8 @@ class Parts:
     writers: Mapping[str, LocalWriter]  # those without a model
 
     def close(self) -> None:
-        """End the local writers. The caller that made the link closes it."""
+        """End the local writers, and write what outlives the process. The caller that made the link closes it."""
+        self.worker.pool.close_prefixes()
         for writer in self.writers.values():
             writer.close()
 
@@ -93,7 +96,9 @@ def _worker(plan: Plan, models: Models, writers: Mapping[str, LocalWriter], cloc
         self_drafting=plan.self_drafting,
         row_store=_row_store(plan),
         may_grow=_is_memory_short(plan, models.target),
+        prefixes=models.prefixes,
         lanes=models.lanes,
+        foresees=plan.foresees,
     )
 
 

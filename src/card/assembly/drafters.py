@@ -31,14 +31,13 @@ from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
-from card.models.block_loading import is_head, load_block, load_head
-from card.models.draft_vocab import always_drafted, restrict_head
+from card.models.draft_vocab import BLOCK_TOKENS, always_drafted, drafted_ids, kept_ids, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
-from card.models.names import OWN_BLOCK
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
+from card.models.own.draft_block import DraftBlock
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
 from card.models.runner import RowRunner
@@ -156,6 +155,23 @@ def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
     child.tell_ahead(msgspec.json.encode(likely))
 
 
+def proposed_ids(
+    model: str | LoadedModel | None, tokenizer: Tokenizer | None, vocab_size: int, num_tokens: int | None
+) -> tuple[int, ...] | None:
+    """Return the tokens that a draft model proposes; None for all.
+
+    Args:
+        tokenizer, vocab_size: of the target.
+        num_tokens: that are asked for; None: as many as is usual for its kind.
+    """
+    if num_tokens is None and isinstance(model, DraftBlock):
+        if (known := kept_ids(model)) is not None:
+            more = () if tokenizer is None else always_drafted(tokenizer)
+            return tuple(sorted({*known.tolist(), *more}))
+        num_tokens = BLOCK_TOKENS if vocab_size >= 2 * BLOCK_TOKENS else None
+    return None if num_tokens is None else drafted_ids(tokenizer, num_tokens)
+
+
 def load_likely(likely: LikelyModel) -> LoadedModel | None:
     """Return the model; None if it cannot be loaded: if the settings do ask for it, its error is raised then.
 
@@ -184,7 +200,7 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
     use_threads(threads, in_integers=False)
     whole = loaded or _load(draft)
     use_threads(threads, in_integers=is_exact(whole))
-    model = _restricted(whole, draft)
+    model = restricted(whole, draft.drafted_ids)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = plain_runner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
@@ -217,7 +233,9 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
 def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter:
     """Return the drafter with its model in this process."""
     draft = _draft_model(plan, source)
-    model = _restricted(_given(plan, source, draft), draft)
+    assert source.model is not None
+    whole = _load(draft) if isinstance(source.model, str) else source.model
+    model = restricted(whole, draft.drafted_ids)
     lane = _lane_on(str(model.device))
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
@@ -246,30 +264,17 @@ def _lane_on(device: str) -> Lane:
     return lane
 
 
-def _given(plan: Plan, source: DraftSource, draft: DraftModel) -> LoadedModel:
-    """Return the draft model of a source, loaded if it is a name."""
-    if source.model == OWN_BLOCK:
-        name, cache_dir = plan.settings.target, draft.cache_dir
-        return load_block(name, source.target, dtype=draft.dtype, cache_dir=cache_dir)
-    if isinstance(source.model, str) and is_head(source.model):
-        return load_head(source.model, source.target, dtype=draft.dtype, cache_dir=draft.cache_dir)
-    assert source.model is not None
-    return _load(draft) if isinstance(source.model, str) else source.model
-
-
 def _load(draft: DraftModel) -> LoadedModel:
     return load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
 
 
-def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
-    """Return the model with only the part of its head that proposes tokens."""
-    if draft.draft_vocab is None:
-        return model
-    return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
+def restricted(model: LoadedModel, ids: Iterable[int] | None) -> LoadedModel:
+    """Return the model with only the part of its head that proposes these tokens, or ends texts; None is all."""
+    return model if ids is None else restrict_head(model, {*ids, *end_token_ids(model)})
 
 
 def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
-    settings, tokenizer = plan.settings, source.tokenizer
+    settings = plan.settings
     return DraftModel(
         name=source.model if isinstance(source.model, str) else "",
         dtype=settings.dtype_of_draft,
@@ -280,8 +285,7 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         kv_cache_bytes=source.kv_cache_bytes,
         measuring_s=MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
-        draft_vocab=settings.draft_vocab,
-        always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),
+        drafted_ids=proposed_ids(source.model, source.tokenizer, source.vocab_size, settings.draft_vocab),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from card.assembly.sharing import foresees_forced, share_out
 from card.config import DraftSettings, EngineSettings, Placement, Schedule, TreeShape, parse_size
 from card.config.fields import Setting, declared
 from card.config.method import Method, default_method
@@ -17,8 +18,6 @@ from card.config.reading import CANDIDATES, DRAFTING, DRAFTING_HERE, IMAGES, ref
 from card.config.registry import find_method
 from card.config.selection import SelfDrafting, parse_selection
 from card.config.splitting import engine_settings, split_settings
-from card.drafting.local import find_writer
-from card.engine.offers import DRAFTER
 from card.errors import SettingsError, named
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
@@ -84,7 +83,8 @@ class Plan:
     draft: DraftSettings  # as the method shapes them
     pinned: frozenset[str]  # names of those of them that were set
     placements: Mapping[Schedule, Placement]  # where the drafter runs under each schedule; empty: there is none
-    writers: tuple[str, ...]  # those without a model
+    writers: tuple[str, ...]  # those without a model, but for the grammars of requests
+    foresees: bool  # the grammar of a request is a writer too
     cores: CorePlan
     max_model_len: int
     target_tree_rows: int  # KV rows of one sequence beyond its text, in the target
@@ -99,6 +99,11 @@ class Plan:
         if usual is None:
             return None
         return SelfDrafting(parse_selection(self.method.select(self.settings) or usual), self.method.num_looked_up)
+
+    @property
+    def has_candidates(self) -> bool:
+        """True if a pass may verify candidates."""
+        return bool(self.placements or self.writers or self.foresees or self.method.selection is not None)
 
     @property
     def first_schedule(self) -> Schedule:
@@ -134,7 +139,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     engine = EngineSettings(**{**engine_changes, "method": chosen.name})
     # A policy that weighs candidates can afford those of more writers, and an exact text is the same with them.
     takes_more = engine.policy != "fixed" and draft_changes.get("verify") != "chain" and facts.verifier.is_exact
-    drafts, writers = _share_out(chosen, engine.writers, chosen.usual_writers if takes_more else ())
+    drafts, writers = share_out(chosen, engine.writers, chosen.usual_writers if takes_more else ())
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
@@ -151,6 +156,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
         pinned=frozenset(draft_changes),
         placements=placements,
         writers=writers,
+        foresees=foresees_forced(chosen, engine.writers),
         cores=cores if facts.latencies is None else facts.latencies.with_useful_threads(cores),
         max_model_len=max_model_len,
         target_tree_rows=target_tree_rows,
@@ -165,7 +171,7 @@ def readable(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Return those of some settings that a method reads, for tools that give the same ones to several methods."""
     engine_changes, draft_changes = split_settings(settings)
     chosen, engine = find_method(method), EngineSettings(**engine_changes)
-    drafts, writers = _share_out(chosen, engine.writers, ())
+    drafts, writers = share_out(chosen, engine.writers, ())
     growth = chosen.shape(DraftSettings(**draft_changes)).growth
     left_out = unread(settings, _known(), _readers(chosen, engine, drafts=drafts, writers=writers, growth=growth))
     return {name: value for name, value in settings.items() if name not in left_out}
@@ -216,28 +222,6 @@ def round_length(method: Method, draft: DraftSettings, *, target: PassCost, draf
 # ---- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the draft model writes, and which local writers do.
-
-    Args:
-        names: those that were named; None: by the method.
-        usual: local ones that then join those of the method.
-    """
-    if names is None:
-        return method.needs_draft, (*method.writers, *usual)
-    if DRAFTER in names and not method.needs_draft:
-        raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of {named('writers')}")
-    if DRAFTER not in names and method.needs_draft and not method.is_tuned:
-        raise SettingsError(
-            f"method {method.name} is defined by its draft model: add {DRAFTER} to {named('writers')}, or use method "
-            "card"
-        )
-    local = [*method.writers, *(name for name in names if name != DRAFTER)]
-    for name in local:
-        find_writer(name)
-    return DRAFTER in names, tuple(dict.fromkeys(local))
-
-
 def _known() -> Mapping[str, Setting]:
     return {**engine_settings(), **declared(DraftSettings)}
 
@@ -247,7 +231,8 @@ def _readers(
 ) -> frozenset[str]:
     """Return what reads settings in this engine, in the words of `card.config.reading`."""
     there = {f"method {method.name}", f"growth {growth}", *(f"writer {name}" for name in writers)}
-    there |= {CANDIDATES} if drafts or writers or method.selection is not None else set()
+    foresees = foresees_forced(method, settings.writers)
+    there |= {CANDIDATES} if drafts or writers or foresees or method.selection is not None else set()
     there |= {IMAGES} if settings.max_images else set()
     there |= {DRAFTING} if drafts else set()
     return frozenset(there | ({DRAFTING_HERE} if drafts and settings.draft_address is None else set()))

@@ -10,9 +10,9 @@ import click
 from card.cli.fetching import fetch_models
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, given
 from card.cli.starting import load, spinner, start_drafter_child, tell
-from card.config.method import ALONE, default_method
+from card.config.method import default_method
 from card.config.registry import find_method
-from card.errors import SettingsError, named
+from card.errors import SettingsError, named, spelled
 from card.models.files.known_pairs import KnownPair, gigabytes, known_pair
 from card.models.files.places import local_model
 
@@ -68,14 +68,13 @@ def _known_draft(target: str) -> str | None:
 class ChosenModels:
     """A method and its models."""
 
-    method: str
+    method: str | None  # None: what `LLM` takes where no draft model is named
     target: str
-    draft: str | None  # None also for a remote draft model
-    note: str  # a note about the choice for the user; may be empty
+    draft: str | None  # None also for a remote draft model, and where the target may have one
 
 
 def choose_models(options: dict[str, Any]) -> ChosenModels:
-    """Remove method, target and draft from ``options``. A target alone gets a method without a draft model.
+    """Remove method, target and draft from ``options``. A target alone may draft with a part of its own.
 
     Raises: ModelError and SettingsError as in `resolve_models`.
     """
@@ -88,14 +87,17 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     )
     goes_alone = not (asked or has_draft or has_server or wants_draft)
     method = asked or default_method(has_draft=not goes_alone)
+    is_open = options["draft"] is None and not has_sibling and not has_server
+    may_have_block = is_open and not find_method(method).needs_parallel_draft
     names, is_named = options.get("writers"), options["draft"] not in (None, NO_DRAFT)
     needs_draft = find_method(method).needs_draft and not has_server and (names is None or DRAFTER in names)
     if find_method(method).needs_parallel_draft and options["draft"] is None:
         options["draft"] = NO_DRAFT  # a sibling of the target is not a draft model
+    if may_have_block and local_model(options["target"]) is not None:
+        needs_draft = False  # loading it tells
     target, draft = resolve_models(options, needs_draft=needs_draft)
-    note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
     draft = draft if needs_draft or is_named else None  # one that was named must be read, or is refused
-    return ChosenModels(method, target, draft, note if goes_alone else "")
+    return ChosenModels(None if goes_alone and may_have_block else method, target, draft)
 
 
 def make_llm(options: dict[str, Any]) -> LLM:
@@ -106,6 +108,6 @@ def make_llm(options: dict[str, Any]) -> LLM:
     fetch_models(chosen.target, chosen.draft)
     with spinner(f"loading {chosen.target}") as say:
         llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
-    if chosen.note:  # after loading, so that a failed load prints one line
-        tell(chosen.note)
+    if note := llm.host.draft_note:  # after loading, so that a failed load prints one line
+        tell(spelled(note, lambda setting: f"--{setting}"))
     return llm

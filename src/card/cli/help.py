@@ -39,7 +39,8 @@ _SECTIONS = {
     "Form of the answer": ("json_object json_schema regex", ""),
     "Machine": (
         "threads max_num_seqs",
-        "kernels draft_threads cores draft_cores kv_cache_memory kv_offload prefill_chunk "
+        "kernels draft_threads cores draft_cores kv_cache_memory kv_offload prefix_cache "
+        "prefix_cache_size prefill_chunk "
         "wait_for_drafter cache check cache_dir drafter_timeout_s",
     ),
     "Drafting": (

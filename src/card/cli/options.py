@@ -138,7 +138,7 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 _WRITERS = (
-    f"Sources of candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
+    f"Sources of candidates, such as beam,suffix: beam (the draft model), grammar, {', '.join(writer_names())}.  "
     "[default: by method]"
 )
 
@@ -185,7 +185,9 @@ model_options = with_options(
     kernels_option,
     option_of(EngineSettings, "device", is_filled=True),
     *options_of(
-        EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory kv_offload prefill_chunk"
+        EngineSettings,
+        "draft_device target_cost max_model_len max_num_seqs kv_cache_memory kv_offload prefix_cache "
+        "prefix_cache_size prefill_chunk",
     ),
     option_of(EngineSettings, "threads"),
     option_of(EngineSettings, "draft_threads", is_filled=True),

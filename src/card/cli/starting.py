@@ -65,7 +65,7 @@ class ReadingSpinner:
 
     def __init__(self, words: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._words, self._clock = words, clock
-        self._say: Say = lambda words: None
+        self.say: Say = lambda words: None
         self._first: tuple[int, float] | None = None  # tokens read by the first pass, and when
 
     def tell_read(self, num_read: int, num_all: int) -> None:
@@ -75,11 +75,11 @@ class ReadingSpinner:
             self._first = num_read, now
         num_since, seconds = num_read - self._first[0], now - self._first[1]
         rest = f", {math.ceil((num_all - num_read) * seconds / num_since)} s left" if num_since > 0 else ""
-        self._say(f"{self._words}: {num_read:,} of {num_all:,} tokens{rest}")
+        self.say(f"{self._words}: {num_read:,} of {num_all:,} tokens{rest}")
 
     def until_first(self, items: Iterator[T]) -> Generator[T, None, None]:
         """Yield the items; spin until the first one is there."""
-        with spinner(self._words) as self._say:
+        with spinner(self._words) as self.say:
             first = next(items)
         yield first
         yield from items
@@ -144,9 +144,9 @@ def run(name: str, words: str = _WORDS, what: str = "", /, **options: Any) -> in
 # ---- the drafter's process -------------------------------------------------------------------------------------------
 
 
-def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
+def start_drafter_child(method: str | None, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
     """Start a process for the drafter if these options need one; loading the models takes it over."""
-    if draft is None or not _asks_for_a_process(method, options):
+    if method is None or draft is None or not _asks_for_a_process(method, options):
         return None
     try:
         return DrafterChild(options.get("draft_threads") or 1)

@@ -44,7 +44,7 @@ class EngineSettings(Replaceable):
         shown="by method",
         read_by=DRAFTING_HERE,
     )
-    schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or the faster one (auto).")
+    schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or the faster (auto).")
     policy: PolicyName = setting("auto", "Tune all unset options (auto) or nothing (fixed).")
     draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.", read_by=DRAFTING)
     draft_keys: str | None = setting(None, "Folder of card keys for a draft server.")
@@ -70,20 +70,22 @@ class EngineSettings(Replaceable):
     max_images: int = setting(0, "Most images in a prompt.", least=0)
     image_dir: str | None = setting(None, "Folder of images that prompts may name.", read_by=IMAGES)
     kv_cache_memory: str | None = setting(
-        None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
+        None, "Most target KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
     kv_offload: str | None = setting(None, "Folder for paused KV.")
+    prefix_cache: str | None = setting(None, "Folder for lasting KV.")
+    prefix_cache_size: str | None = setting(None, "Its size.", shown="4GiB")
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
     threads: int | None = setting(None, "CPU threads of the target.", least=1, most=MAX_THREADS, shown="the fastest")
     draft_threads: int = setting(1, "CPU threads of the drafter.", least=1, most=MAX_THREADS, read_by=DRAFTING_HERE)
     cores: tuple[int, ...] | None = setting(  # None divides the cores of this process
-        None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
+        None, "CPU cores of the target, such as 0,1.", least=0, allowed="a list of core numbers"
     )
     draft_cores: tuple[int, ...] | None = setting(
         None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers", read_by=DRAFTING_HERE
     )
     wait_for_drafter: bool | None = setting(
-        None, "Wait for the drafter before the first answer.", shown="not under --policy auto", read_by=DRAFTING
+        None, "Wait for the drafter at first.", shown="not under --policy auto", read_by=DRAFTING
     )
     draft_optional: bool = setting(False, "Decode plainly while no draft server answers, or end.", shown="required")
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
@@ -140,6 +142,10 @@ class EngineSettings(Replaceable):
         check(self)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
+        if self.prefix_cache_size is not None:
+            parse_size(self.prefix_cache_size)
+            allowed = f"set only together with {named('prefix_cache')}"
+            require(self.prefix_cache is not None, "prefix_cache_size", allowed, self.prefix_cache_size)
         if self.draft_address is None:
             allowed = f"set only together with {named('draft_address')}"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)

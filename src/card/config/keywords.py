@@ -55,6 +55,8 @@ class LLMSettings(DraftKeywords, total=False):
     image_dir: str | None
     kv_cache_memory: str | None
     kv_offload: str | None
+    prefix_cache: str | None
+    prefix_cache_size: str | None
     prefill_chunk: int
     threads: int | None
     draft_threads: int

@@ -133,7 +133,7 @@ class Engine:
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
-        totals.prefix_reused_tokens = pool.reused_tokens
+        totals.prefix_reused_tokens, totals.prefix_read_tokens = pool.reused_tokens, pool.read_tokens
         totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
         if not totals.num_running:
@@ -236,7 +236,7 @@ class Engine:
         """Return the policy's view of a round before any drafting."""
         takes_turns, is_off = self._drafter.takes_turns, self._policy.schedule == "off"
         undrafted = list[Nodes]()
-        if takes_turns and not is_off and self._worker.has_writers:
+        if takes_turns and not is_off and self._has_writers(decoding):
             undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
         return RoundView(
             requests=[one.sequence.request for one in decoding],
@@ -265,7 +265,7 @@ class Engine:
         asks_drafter = view.has_drafted or self._policy.schedule == "beside"
         if view.undrafted and not asks_drafter:
             offers = list(view.undrafted)
-        elif asks_drafter or self._worker.has_writers:
+        elif asks_drafter or self._has_writers(decoding):
             offers = [self._query(one.sequence, failures, asks_drafter=asks_drafter) for one in decoding]
         else:
             return [NO_NODES] * len(decoding)
@@ -275,10 +275,13 @@ class Engine:
         rows_left = [self._worker.rows_left(one.sequence) for one in decoding]
         return [offer.leading(most) for offer, most in zip(chosen, rows_left, strict=True)]
 
+    def _has_writers(self, decoding: list[LiveRequest]) -> bool:
+        return self._worker.has_writers or any(one.sequence.offers.is_guided for one in decoding)
+
     def _query(self, sequence: Sequence, failures: Failures, *, asks_drafter: bool) -> Nodes:
         with failures.of(sequence.request.request_id):
             writer_budget = self._policy.writer_budget(sequence.request) if self._worker.has_writers else 0
-            if writer_budget or asks_drafter:
+            if writer_budget or asks_drafter or sequence.offers.is_guided:
                 return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
         return NO_NODES
 

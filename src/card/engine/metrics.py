@@ -193,6 +193,7 @@ class EngineStats(DrafterHealth):
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_reused_tokens: int = 0
+    prefix_read_tokens: int = 0  # of these, from files of `prefix_cache`
     drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
     tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
     chains_only: bool = False  # the target keeps a recurrent state, so it verifies chains, never trees

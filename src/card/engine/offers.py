@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
+GRAMMAR = "grammar"  # the name of a request's grammar among the writers, the last of them
 DRAFTER_BIT = 1  # among the bits of `Nodes.writers`
 # A candidate whose path is likelier fills the budget: candidates of later writers rank behind it. Chosen,
 # not measured.
@@ -43,15 +44,27 @@ class Offers:
         self._begun: dict[str, WriterSequence] = {}
         self._heard: dict[str, WriterSequence] = {}  # the writers that have not failed
         self.names = (DRAFTER, *openers)  # of the writers, in the order of their bits
-        self._asked: tuple[Nodes, int, int] | None = None  # arguments of the last merge, cleared by a pass
+        self._asked: tuple[Nodes, int, int, int] | None = None  # arguments of the last merge, cleared by a pass
         self._merged = NO_NODES  # result of that merge
+        # The grammar is asked first, as what it forces is certain; its bit is the last, as few requests have one.
+        self._order = sorted(enumerate(self.names), key=lambda one: one[1] != GRAMMAR)
         for name, begin in openers.items():
             try:
                 self._begun[name] = self._heard[name] = begin()
             except Exception as error:
                 self._silence(name, error)
 
-    def merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
+    @property
+    def is_guided(self) -> bool:
+        """True if the request's grammar is among the writers."""
+        return GRAMMAR in self._heard
+
+    @property
+    def grammar_bit(self) -> int:
+        """The bit of the request's grammar in `Nodes.writers`; 0 if it is no writer."""
+        return 1 << self.names.index(GRAMMAR) if GRAMMAR in self.names else 0
+
+    def merge(self, drafted: Nodes, budget: int, max_depth: int, *, num_forced: int = 0) -> Nodes:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
 
         Asked again with the same arguments before the next pass, it returns the same object.
@@ -59,23 +72,24 @@ class Offers:
         Args:
             budget: most candidates of each writer, less the likely ones of earlier writers.
             max_depth: deepest layer below the last committed token that is offered.
+            num_forced: most candidates of the request's grammar.
         """
-        if not self._heard or budget < 1:
+        if not self._heard or max(budget, num_forced if self.is_guided else 0) < 1:
             return drafted
-        asked = (drafted, budget, max_depth)
+        asked = (drafted, budget, max_depth, num_forced)
         if asked != self._asked:
-            self._asked, self._merged = asked, self._merge(drafted, budget, max_depth)
+            self._asked, self._merged = asked, self._merge(drafted, budget, max_depth, num_forced)
         return self._merged
 
-    def _merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
+    def _merge(self, drafted: Nodes, budget: int, max_depth: int, num_forced: int) -> Nodes:
         tree = _Tree()
         tree.add_all(drafted, DRAFTER_BIT)
-        for bit, name in enumerate(self.names):
+        for bit, name in self._order:
             writer = self._heard.get(name)
-            room = budget - tree.num_likely()
-            if room < 1:
-                break
             if writer is None:
+                continue
+            room = num_forced if name == GRAMMAR else budget - tree.num_likely()
+            if room < 1:
                 continue
             path = tree.best_path()
             try:

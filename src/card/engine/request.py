@@ -156,6 +156,7 @@ class Verified:
     is_greedy: bool  # the request always takes the likeliest token
     num_agreed: int = 0  # candidates of the best path, verified or not, that are the target's tokens
     claims: tuple[float, ...] = ()  # the draft model's probability of each that was compared, one that differs included
+    grammar_bit: int = 0  # of the request's grammar in `Nodes.writers`; 0: it is no writer
 
     @property
     def num_compared(self) -> int:

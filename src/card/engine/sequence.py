@@ -12,7 +12,7 @@ from card.engine.request import FinishReason, Request
 from card.engine.self_draft import SelfDraft
 from card.engine.visible import VisibleText
 from card.protocol.messages import TargetMessage
-from card.text.following import Following, Lanes
+from card.text.following import Following
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.tree.sampling import Sampler
 from card.tree.shaping import Shaping
@@ -33,14 +33,14 @@ class Sequence:
         vocab_size: int,
         switch_len: int | None,
         offers: Offers,
-        lanes: Lanes,
+        masks: Following | None,
         self_draft: SelfDraft | None = None,
     ) -> None:
         """Begin with the prompt, of which ``num_reused`` tokens have KV rows already.
 
         Args:
             switch_len: of the slot's pool.
-            lanes: where the masks of its grammar are computed.
+            masks: of its grammar; None: it has none.
             self_draft: the request's own draft, if the target drafts for itself.
         """
         self.request = request
@@ -51,7 +51,7 @@ class Sequence:
         self.num_rows = num_reused  # KV rows of committed tokens; the last one never has a row between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
         rule = ShapingRule.of(request.params, num_prompt_tokens=len(request.prompt_ids), end_ids=request.end_ids)
-        self.masks = None if request.grammar is None else Following(request.grammar.fork(), lanes)
+        self.masks = masks
         self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, self.masks)
         self._max_model_len = max_model_len
         self._switch_len = switch_len

@@ -12,8 +12,9 @@ from functools import partial
 
 from card.config.selection import SelfDrafting
 from card.drafting.local.protocol import WriterSequence
+from card.engine.forced import ForcedText
 from card.engine.live import LiveRequest
-from card.engine.offers import Offers
+from card.engine.offers import GRAMMAR, Offers
 from card.engine.request import FinishReason, Request, StepResult, Update, Verified
 from card.engine.row_moves import RowMoves
 from card.engine.self_draft import SELF, SelfDraft
@@ -25,9 +26,10 @@ from card.errors import PromptError
 from card.models.images import Seeing
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent, Routed
 from card.models.rows.pool import SequencePool
+from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_store import RowStore
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
-from card.text.following import AtOnce, Lanes
+from card.text.following import AtOnce, Following, Lanes
 from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
@@ -52,7 +54,9 @@ class TargetWorker:
         self_drafting: SelfDrafting | None = None,
         row_store: RowStore | None = None,
         may_grow: bool = False,
+        prefixes: PrefixCache | None = None,
         lanes: Lanes = AtOnce(),  # noqa: B008
+        foresees: bool = False,
     ) -> None:
         """Take over ``model``.
 
@@ -66,7 +70,9 @@ class TargetWorker:
             self_drafting: settings of self-drafting; None: the target does not draft for itself.
             row_store: takes the rows of paused requests.
             may_grow: requests may get less room than their maximum, and be paused; with ``row_store`` they always may.
+            prefixes: keeps rows of long beginnings in files.
             lanes: where the masks of grammars are computed.
+            foresees: the grammar of a request proposes what it forces.
         Raises: SettingsError if it is to draft for itself but its passes cannot read chosen rows, or if rows are to be
             stored but cannot be moved.
         """
@@ -78,16 +84,18 @@ class TargetWorker:
         self._watchers = watchers
         self._writers = dict(writers or {})
         self._top_k = top_k
-        self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
+        most_bytes = max_kv_bytes if max_kv_bytes is not None else 1 << 62
+        self.pool = SequencePool(model, most_bytes, prefixes=prefixes)
         self.moves = RowMoves(model, self.pool, row_store) if may_grow or row_store is not None else None
         self._clock = clock
         self._lanes = lanes
+        self._foresees = foresees
         self._running: dict[int, Sequence] = {}
         self._beam_width: int | None = None  # None: as each request's settings say
 
     @property
     def has_writers(self) -> bool:
-        """True if there are writers besides the drafter, including the target itself."""
+        """True if every request has writers besides the drafter, including the target itself."""
         return bool(self._writers or self._self_drafter)
 
     def check(self, request: Request) -> LiveRequest:
@@ -106,7 +114,7 @@ class TargetWorker:
         for token_id in prompt_ids:
             if not 0 <= token_id < model.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
-        has_writers = bool(self._writers or self._self_drafter) and request.params.speculates
+        has_writers = request.params.speculates and (self.has_writers or self._is_foreseen(request))
         tree = request.draft.budget if request.uses_drafter or has_writers else 0
         num_rows = min(longest_text(request, model.max_model_len) + tree, model.max_rows)
         if not self.pool.can_ever_hold(num_rows):
@@ -145,6 +153,12 @@ class TargetWorker:
         if self_draft is not None:
             openers[SELF] = partial(_itself, self_draft)
         openers.update({name: partial(begin, request) for name, begin in writers.items()})
+        is_foreseen = self._is_foreseen(request)
+        masks = None
+        if request.grammar is not None:
+            masks = Following(request.grammar.fork(), self._lanes, foresees=is_foreseen)
+        if masks is not None and is_foreseen:
+            openers[GRAMMAR] = partial(ForcedText, masks, self.model.vocab_size)
         offers = Offers(openers, vocab_size=self.model.vocab_size)
         sequence = Sequence(
             request,
@@ -152,12 +166,15 @@ class TargetWorker:
             num_reused,
             offers=offers,
             switch_len=self.pool.switch_len,
-            lanes=self._lanes,
+            masks=masks,
             self_draft=self_draft,
             **sizes,
         )
         sequence.replica.tune(beam_width=self._beam_width)
         return sequence
+
+    def _is_foreseen(self, request: Request) -> bool:
+        return self._foresees and request.grammar is not None and request.params.speculates
 
     def remove(self, sequence: Sequence) -> list[TargetMessage]:
         """Drop a running request, finished or not; its rows stay for texts with the same beginning.
@@ -225,7 +242,8 @@ class TargetWorker:
         """Return candidates to verify, in the shape that the request wants and no deeper than its text may grow.
 
         Args:
-            writer_budget: most candidates of each local writer, if below the request's budget; None: that budget.
+            writer_budget: most candidates of each local writer but the grammar, if below the request's budget; None:
+                that budget.
             asks_drafter: False leaves the drafter's candidates out.
         """
         request, shape = sequence.request, sequence.request.draft.verify
@@ -237,9 +255,8 @@ class TargetWorker:
             shape = "chain"
         uses_drafter = asks_drafter and request.uses_drafter
         drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else NO_NODES
-        offer = sequence.offers.merge(
-            drafted, budget if writer_budget is None else min(budget, writer_budget), max_depth
-        )
+        most = budget if writer_budget is None else min(budget, writer_budget)
+        offer = sequence.offers.merge(drafted, most, max_depth, num_forced=budget)
         return sequence.permitted(offer.best_chain() if self.runs_chains_only else offer)
 
     def rows_left(self, sequence: Sequence) -> int:
@@ -354,8 +371,11 @@ class TargetWorker:
         if not was_prefilling:
             stats.count_verification(offer, verdict.accepted[: len(kept_rows)], sequence.offers.names)
             is_greedy = sequence.sampler.rule.is_greedy
-            compared = sequence.replica.compare(new_ids) if is_heard else ()
-            result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, *compared))
+            num_agreed, claims = sequence.replica.compare(new_ids) if is_heard else (0, ())
+            grammar_bit = sequence.offers.grammar_bit
+            result.verified.append(
+                Verified(request_id, offer, tuple(verdict.accepted), is_greedy, num_agreed, claims, grammar_bit)
+            )
         details = one.details.leading(len(kept_ids))
         result.updates.append(Update(request_id, tuple(kept_ids), reason, stats, details=details))
         if is_heard and reason is None and sequence.request.uses_drafter:

@@ -43,8 +43,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
     measuring_s: float = MEASURING_S  # for measuring the cost of passes for the targets; 0: not measured
     cache_dir: str | None = None  # for converted weights, as in `load_model`
-    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
-    always_drafted: tuple[int, ...] = ()  # and these tokens too
+    drafted_ids: tuple[int, ...] | None = None  # the tokens that are proposed; None: all
     has_unknown_target: bool = False  # the target must be sent the tokenizer's fingerprint
 
     @classmethod

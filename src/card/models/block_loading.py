@@ -1,20 +1,22 @@
-"""Load what drafts from a target's states: the block in its checkpoint, or an EAGLE-3 head of its own.
+"""Load what drafts from a target's states: the block of its checkpoint, or an EAGLE-3 head.
 
 Errors are one clear line.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from card.config import INT8
 from card.errors import ModelError, named
 from card.kernels.number_types import STORED_DTYPES
 from card.machine.folders import expanded
-from card.models.dtypes import AUTO, parse_dtype
+from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
 from card.models.files.gguf.eagle import is_eagle_gguf, read_eagle_gguf
 from card.models.files.mapped_weights import MappedWeights
+from card.models.files.places import hub_file, local_model
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.files.weight_files import weight_files
 from card.models.names import OWN_BLOCK
@@ -22,11 +24,14 @@ from card.models.others import others
 from card.models.own.decoder_model import LoadedModel
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
+from card.models.own.layers import Weight
 from card.models.parallel_draft import wants_states
 from card.models.runner import ExactRunner, RowRunner
 
 _OTHER_HEAD = f"use the head of this target, or leave {named('draft')} out"
 _INSTEAD = f"name a draft model, or leave {named('draft')} out"
+
+StateDrafter = DraftBlock | EagleHead
 
 
 def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
@@ -36,24 +41,65 @@ def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
     """
     if not isinstance(target, str):
         raise ModelError(f"{named('draft')} {OWN_BLOCK} is read from the target's files: give the target by name")
+    if not has_block(target, cache_dir=cache_dir):
+        raise ModelError(
+            f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
+            f"here: {_INSTEAD}"
+        )
+
+
+def has_block(target: str, *, cache_dir: str | None) -> bool:
+    """Return whether a target's checkpoint holds a block that drafts, from the headers of its files.
+
+    Raises: ModelError if they cannot be read, or hold a block that cannot be run.
+    """
     with quiet():
         source = find_source(target, cache_dir)
         with explained(source, "the weights of {} cannot be read"):
-            is_here = source.is_folder and has_folder_block(Path(source.path))
-            has_it = is_here if source.gguf is None else source.gguf.block is not None
-        if not has_it:
-            raise ModelError(
-                f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
-                f"here: {_INSTEAD}"
-            )
+            if source.gguf is not None:
+                return source.gguf.has_block
+            return source.is_folder and has_folder_block(Path(source.path))
 
 
-def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> DraftBlock:
-    """Load the block of a checkpoint for the target that was loaded from it.
+def is_block_file(draft: str, *, cache_dir: str | None) -> bool:
+    """Return whether a draft model is a GGUF file of a block alone, for a target in other files.
+
+    Raises: ModelError if it cannot be read.
+    """
+    if draft == OWN_BLOCK or (local_model(draft) is None and hub_file(draft) is None):
+        return False
+    with quiet():
+        source = find_source(draft, cache_dir)
+        with explained(source, "the weights of {} cannot be read"):
+            return source.gguf is not None and source.gguf.is_block_alone
+
+
+def is_state_drafter(draft: str, *, cache_dir: str | None) -> bool:
+    """Return whether a draft model is made for one target, whose states it reads: `is_head` or `is_block_file`.
+
+    Raises: ModelError if it cannot be read.
+    """
+    return is_head(draft) or is_block_file(draft, cache_dir=cache_dir)
+
+
+def load_state_drafter(
+    name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None, head: Weight | None = None
+) -> StateDrafter:
+    """Load a block or a head; arguments and errors as of `load_block` and `load_head`."""
+    if is_head(name):
+        return load_head(name, target, dtype=dtype, cache_dir=cache_dir)
+    return load_block(name, target, dtype=dtype, cache_dir=cache_dir, head=head)
+
+
+def load_block(
+    name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None, head: Weight | None = None
+) -> DraftBlock:
+    """Load a block for the target that was loaded from the same checkpoint, or that its file is made for.
 
     Args:
-        name: of the target, for which `require_block` found one.
+        name: of the target, for which `has_block`, or a draft model that `is_block_file`.
         dtype: of the draft model, as of `card.models.loading.load_decoder`.
+        head: the target's weights, from which the block may take some rows; None: as the file named has them.
     Raises: ModelError, one line, if it cannot be run.
     """
     if not isinstance(target, ExactRunner):
@@ -64,7 +110,12 @@ def load_block(name: str, target: RowRunner | None, *, dtype: str, cache_dir: st
     with quiet():
         source = find_source(name, cache_dir)
         with explained(source, f"the block of {{}} cannot draft ({_INSTEAD})"):
-            block = _read(source, target, parse_dtype(dtype))
+            lent, wanted = replace(target.lent, head_weight=head), parse_dtype(dtype)
+            if source.gguf is None:
+                block = read_folder_block(Path(source.path), lent, dtype=wanted)
+            else:
+                as_stored = runs_as_blocks(source.gguf, dtype, CPU)
+                block = read_gguf_block(source.gguf, lent, dtype=wanted, as_stored=as_stored)
     block.computes_int8 = dtype == INT8
     return block
 
@@ -123,9 +174,3 @@ def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:
     made = eagle_head(facts, tensors, facts_of_target, wanted)
     made.pages = files
     return made
-
-
-def _read(source: Source, target: ExactRunner, dtype: str) -> DraftBlock:
-    if source.gguf is not None:
-        return read_gguf_block(source.gguf, target.lent, dtype=dtype)
-    return read_folder_block(Path(source.path), target.lent, dtype=dtype)

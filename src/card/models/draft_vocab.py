@@ -1,14 +1,15 @@
 """A draft model whose head knows a part of the vocabulary: drafting costs less where the head is most of a small model.
 
-The other tokens are never proposed; the target alone writes them. Byte-level vocabularies are ordered by frequency, so
-their first tokens are the common ones.
+The other tokens are never proposed; the target alone writes them. Those that texts use most are known, besides special
+ones.
 Source of the idea: Zhao et al. 2025, "FR-Spec", arXiv:2502.14856.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,9 +18,17 @@ from card.kernels.number_types import Floats, empty
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.layers import Linear
 from card.models.rows.row_tree import IntArray
+from card.models.token_ranks import used_ids
 from card.text.tokenizer import Tokenizer
 
 _MARK = "head_ids"
+BLOCK_TOKENS = 32_768  # that a block proposes unless something else is asked for, where there are twice as many or more
+M = TypeVar("M", bound=LoadedModel)
+
+
+def first_used(vocabulary: Mapping[str, int], num_tokens: int) -> list[int]:
+    """Return the ids of so many tokens of a vocabulary: those that texts use most, then the first ones."""
+    return list(dict.fromkeys([*used_ids(vocabulary), *sorted(vocabulary.values())]))[:num_tokens]
 
 
 def always_drafted(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -35,21 +44,33 @@ def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
         )
 
 
-def restrict_head(model: LoadedModel, num_tokens: int, more_ids: Iterable[int]) -> LoadedModel:
-    """Return the model with a head that knows the first ``num_tokens`` tokens and ``more_ids`` only.
+def drafted_ids(tokenizer: Tokenizer | None, num_tokens: int) -> tuple[int, ...]:
+    """Return the ids of so many tokens and of `always_drafted`; without a tokenizer the first so many."""
+    if tokenizer is None:
+        return tuple(range(num_tokens))
+    used = first_used(tokenizer.get_vocab(), num_tokens)
+    return tuple(sorted({*used, *always_drafted(tokenizer)}))
+
+
+def restrict_head(model: LoadedModel, ids: Iterable[int]) -> LoadedModel:
+    """Return the model with a head that knows these tokens only, as far as it has them.
 
     The weights are those of ``model``, which itself stays as it is. Raises: SettingsError if its head knows none.
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
-    ids = {*range(min(num_tokens, vocab_size)), *(one for one in more_ids if one < vocab_size)}
+    known = {one for one in ids if one < vocab_size}
     own = model.output_ids if isinstance(model, DecoderModel) else None
-    if own is not None and ids.isdisjoint(own.tolist()):
+    if own is not None and known.isdisjoint(own.tolist()):
         raise SettingsError(
-            f"{named('draft_vocab')} {num_tokens} leaves this drafter none of its {len(own)} tokens; leave it out"
+            f"{named('draft_vocab')} leaves this drafter none of its {len(own)} tokens; ask for more, or leave it out"
         )
+    return with_head_of(model, known) if len(known) < vocab_size else copy.copy(model)
+
+
+def with_head_of(model: M, ids: Iterable[int]) -> M:
+    """Return the model with a head that knows these tokens only; otherwise as `restrict_head`."""
     restricted = copy.copy(model)
-    if len(ids) < vocab_size:
-        setattr(restricted, _MARK, np.array(sorted(ids), np.int64))
+    setattr(restricted, _MARK, np.array(sorted(ids), np.int64))
     return restricted
 
 
@@ -59,13 +80,18 @@ def kept_ids(model: LoadedModel) -> IntArray | None:
     return found
 
 
+def proposed_by(model: DecoderModel) -> IntArray | None:
+    """Return the tokens that a model's head gives numbers for, restricted or not; None: all in order."""
+    kept, own = kept_ids(model), model.output_ids
+    return kept if own is None else own if kept is None else own[np.isin(own, kept)]
+
+
 def head_of(model: DecoderModel) -> tuple[Linear, IntArray | None]:
     """Return the head to be computed, and the tokens that its outputs are for; None: all in order."""
-    ids, own = kept_ids(model), model.output_ids
-    if ids is None:
-        return model.lm_head, own
-    outputs = ids if own is None else np.flatnonzero(np.isin(own, ids))
-    return model.lm_head.select(outputs), ids if own is None else own[outputs]
+    kept, own, ids = kept_ids(model), model.output_ids, proposed_by(model)
+    if kept is None:
+        return model.lm_head, ids
+    return model.lm_head.select(kept if own is None else np.flatnonzero(np.isin(own, kept))), ids
 
 
 def spread(logits: Floats, ids: IntArray | None, vocab_size: int) -> Floats:

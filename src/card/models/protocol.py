@@ -125,6 +125,20 @@ class Movable(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class Divisible(LanguageModel, Protocol):
+    """A model whose rows can be taken out and put back in parts, bit for bit."""
+
+    def read_part(self, slot: int, first: int, end: int) -> Array:
+        """Return a copy of some rows of a chain. Raises: ModelError if they are none.
+
+        Another thread than that of the passes may call this; it then reads anything of rows that change meanwhile.
+        """
+
+    def append_part(self, slot: int, rows: bytes | memoryview, num_rows: int) -> None:
+        """Put the first ``num_rows`` of such rows behind a chain. Raises: CapacityError if there is no room."""
+
+
+@runtime_checkable
 class Stateful(LanguageModel, Protocol):
     """A model that keeps more of a sequence than its rows."""
 

@@ -32,7 +32,7 @@ from card.models.rows.extension_rows import (
     require_well_formed,
     token_ids_of,
 )
-from card.models.rows.kv_cache import KVCache
+from card.models.rows.kv_cache import KVCache, KVLayout
 from card.models.rows.records import RecordLayout
 from card.models.rows.row_tree import BoolArray, IntArray, window_size
 from card.models.rows.selection import AttentionScores, ChosenRows
@@ -134,6 +134,11 @@ class RowRunner(ABC):
         """Let the rows of a sequence be those of a text with these images; None: of one without."""
         if self._shown is not None:
             self._shown.show(slot, images)
+
+    @property
+    def row_layout(self) -> KVLayout:
+        """Layout of the rows of all layers."""
+        return self._cache.layout
 
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
@@ -301,6 +306,14 @@ class ExactRunner(RowRunner):
         self.precision, self.has_blocks = self._decoder.precision, self._decoder.has_blocks
         self.dtype = self._decoder.layout.dtype
         self.experts = self._decoder.experts
+
+    def read_part(self, slot: int, first: int, end: int) -> Any:
+        """Return a copy of some rows of a chain. Raises: see `KVCache.read_part`."""
+        return self._cache.read_part(slot, first, end)
+
+    def append_part(self, slot: int, rows: bytes | memoryview, num_rows: int) -> None:
+        """Put such rows, as bytes, behind those of a sequence. Raises: see `KVCache.append_part`."""
+        self._cache.append_part(slot, np.frombuffer(rows, np.uint8).view(self._cache.layout.dtype), num_rows)
 
     @property
     def experts_read(self) -> int:

@@ -42,8 +42,14 @@ async def chat_completions(request: Request) -> Response:
     return await run_apart(request, _answer, service, fields, plan, generation)
 
 
-async def start_chat(request: Request, service: Service, fields: ChatRequest, plan: ToolPlan) -> Generation:
-    """Queue the texts that answer a conversation. Raises: ApiError, PromptError, SettingsError, WorkerError."""
+async def start_chat(
+    request: Request, service: Service, fields: ChatRequest, plan: ToolPlan, *, has_thoughts: bool = False
+) -> Generation:
+    """Queue the texts that answer a conversation. Raises: ApiError, PromptError, SettingsError, WorkerError.
+
+    Args:
+        has_thoughts: whether clients of this API send thoughts back.
+    """
     prompt_ids = await service.encode(plan.conversation)
     grammar = plan.grammar(prompt_ids)
     params = sampling_params(
@@ -62,6 +68,12 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         None if fields.prediction is None else await predicted(service, fields.prediction.content),
     )
     request.state.generation = generation
+
+    def read_ahead(choice: Choice) -> None:
+        known = (*prompt_ids, *choice.token_ids)
+        service.ahead.begin(fields, known, choice.pieces, has_thoughts=has_thoughts)
+
+    generation.tell_end = read_ahead
     return generation
 
 

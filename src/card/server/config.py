@@ -49,7 +49,7 @@ class ServerSettings:
     )
     max_request_bytes: int = setting(4 * 1024 * 1024, "Largest body of a request.", least=1024)
     max_request_tokens: int | None = setting(None, "Most new tokens of a request.", least=1, shown="the context")
-    max_connections: int = setting(1024, "Most connections, idle ones too.", least=1)
+    max_connections: int = setting(1024, "Most connections, idle too.", least=1)
     head_timeout_s: float = setting(10.0, "Seconds for headers to arrive.", above=0, unit="seconds")
     body_timeout_s: float = setting(60.0, "Seconds to send a body or read an answer.", above=0, unit="seconds")
     first_token_timeout_s: float = setting(1800.0, "Most seconds before an answer.", above=0, unit="seconds")

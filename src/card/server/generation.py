@@ -7,7 +7,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from card.server.metrics import TextRecord, request_metrics
 from card.server.prediction import Repeated
 from card.server.schemas import SamplingFields
 from card.server.service import Service
+from card.text.parts.pieces import Piece
 from card.text.parts.view import AnswerView
 
 _MANY_LOGPROBS = 5000  # of an answer; each takes microseconds
@@ -40,6 +41,8 @@ class Choice:
     record: TextRecord
     chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
     num_thoughts: int = 0  # tokens so far
+    token_ids: list[int] = field(default_factory=list)  # these two of the text so far, if somebody listens to its end
+    pieces: list[Piece] = field(default_factory=list)
     repeated: Repeated | None = None  # of the request's prediction, if there is one
 
     @property
@@ -65,6 +68,7 @@ class Generation:
         choices: Sequence[Choice],
         view: AnswerView | None = None,
     ) -> None:
+        self.tell_end: Callable[[Choice], None] | None = None  # gets a text that ended by itself, its place being free
         self.choices, self.arrival, self._view = choices, arrival, view
         self._service, self._ticket, self._fields = service, ticket, fields
         self.ping_interval_s = service.settings.ping_interval_s
@@ -165,6 +169,9 @@ class Generation:
             async for choice, chunk in source:
                 self.arrival.deadline.begin_answer()
                 choice.num_thoughts += sum(chunk.thinks)
+                if self.tell_end is not None:
+                    choice.token_ids += chunk.token_ids
+                    choice.pieces += chunk.parts
                 if choice.repeated is not None:
                     choice.repeated.push(chunk.token_ids)
                 yield choice, chunk
@@ -185,6 +192,8 @@ class Generation:
             if choice.stream is not None:
                 await choice.stream.aclose()
         self._service.gate.leave(self._ticket)
+        if self.tell_end is not None and len(self.choices) == 1 and self.choices[0].record.finish_reason == "stop":
+            self.tell_end(self.choices[0])
 
 
 def generate(
@@ -202,6 +211,7 @@ def generate(
         prediction: tokens that they may repeat; None: the request predicts nothing.
     Raises: ApiError 429 if they are not admitted; PromptError, SettingsError, WorkerError.
     """
+    service.ahead.stop()
     ticket = service.gate.enter(len(jobs) * fields.n, arrival.client)
     choices: list[Choice] = []
     try:

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from card.config import Grammar
 from card.server.strict import Strict
-from card.text.compiling import MOST_CHARS, is_gbnf
+from card.text.compiling import COMPACT, MOST_CHARS, OPTIONS_KEY, is_gbnf, with_options
 
 _SCHEMA_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "description": "its JSON"}]}
 _JsonSchema = Annotated[Any, WithJsonSchema(_SCHEMA_SCHEMA)]
@@ -50,7 +50,7 @@ class ResponseFormat(Strict):
             return Grammar("json_object")
         schema = self.json_schema.schema_
         if self.json_schema.strict is False:
-            schema = {**schema, "x-guidance": LENIENT}
+            schema = with_options(schema, LENIENT)
         return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
@@ -67,6 +67,16 @@ def _as_schema(value: object) -> object:
     return value
 
 
+def _compact(source: str) -> str:
+    """Return a schema that asks for JSON without white space."""
+    schema = msgspec.json.decode(source, type=dict[str, msgspec.Raw])  # nested values stay undecoded
+    try:
+        own = msgspec.json.decode(schema.get(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return source  # the library says what is wrong
+    return msgspec.json.encode({**schema, OPTIONS_KEY: {**own, **COMPACT}}).decode()
+
+
 class StructuredOutputs(Strict):
     """One form that an answer must have."""
 
@@ -77,6 +87,7 @@ class StructuredOutputs(Strict):
     regex: _Source = None
     choice: _Choices = None
     grammar: _Source = Field(None, description="in Lark's notation, or in GBNF with the rule root")
+    disable_any_whitespace: bool = Field(False, description="JSON has no white space between its parts")
 
     _check_json = field_validator("json_")(_as_schema)
 
@@ -85,10 +96,14 @@ class StructuredOutputs(Strict):
         forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
         if sum(form is not None for form in forms) != 1:
             raise ValueError("give one of json, json_object: true, regex, choice and grammar")
+        if self.disable_any_whitespace and self.json_ is None and not self.json_object:
+            raise ValueError("disable_any_whitespace belongs to json and json_object; leave it out")
         return self
 
     def as_grammar(self) -> Grammar:
         """Return the grammar of this form. Raises: ApiError 400 for a grammar that cannot be read."""
+        if self.disable_any_whitespace:
+            return Grammar("json_schema", _compact(self.json_ or '{"type": "object"}'))
         if self.json_ is not None:
             return Grammar("json_schema", self.json_)
         if self.regex is not None:

@@ -45,7 +45,7 @@ async def responses(request: Request) -> Response:
     model = service.check_model(fields.model)
     chat = await run_apart(request, fields.as_chat)
     plan = await run_apart(request, service.tools.plan, chat)
-    generation = await start_chat(request, service, chat, plan)
+    generation = await start_chat(request, service, chat, plan, has_thoughts=True)
     answer = _Answer(fields, plan, generation, model)
     if fields.stream:
         return EventStream(generation, answer.events(), tell=answer.failure, end=b"")

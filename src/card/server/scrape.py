@@ -80,6 +80,8 @@ class Scrape:
             for key, value in counts[name].items():
                 family.add_metric([str(key)], value)
             yield family
+        what = "Tokens of coming prompts, read while a client was busy with an answer."
+        yield CounterMetricFamily("card_prompt_tokens_read_ahead", what, value=self._service.ahead.num_tokens)
         num_inside = self._service.gate.num_requests
         yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=num_inside)
         yield from self._ledger.registry.collect()
@@ -114,6 +116,7 @@ class Scrape:
             ("drafter_restarts", "Times that the drafter was replaced.", stats.drafter_restarts),
             ("prefix_cache_queries", "Prompts looked up among kept prefixes.", stats.prefix_queries),
             ("prefix_cache_hits", "Of these, how many were found.", stats.prefix_hits),
+            ("prefix_cache_read_tokens", "Tokens of prompts with KV from files.", stats.prefix_read_tokens),
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
 

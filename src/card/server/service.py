@@ -23,6 +23,7 @@ from card.server.errors import ApiError, bad_request, too_long
 from card.server.limits import Gate
 from card.server.logs import log_event
 from card.server.metrics import Ledger
+from card.server.reading import ReadingAhead
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.server.waiting import end_of, unless_gone
@@ -63,6 +64,7 @@ class Service:
         self.infill = find_infill(llm.host.tokenizer)
         limits_s = settings.first_token_timeout_s, settings.request_timeout_s
         self.arrivals = Arrivals(*limits_s, _MOST_BODIES * settings.max_request_bytes)
+        self.ahead = ReadingAhead(self)
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         self._ignored = set[str]()  # fields that were logged
@@ -75,6 +77,10 @@ class Service:
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
         return self.llm.host.tokenizer
+
+    def is_quiet(self) -> bool:
+        """Return whether nobody is being answered, and the server goes on."""
+        return not self.gate.num_requests and self.arrivals.is_open
 
     @property
     def vocab_size(self) -> int:
@@ -244,6 +250,7 @@ class Service:
 
     def close(self) -> None:
         """Start no more work beside the event loop, without waiting for running work."""
+        self.ahead.stop()
         for pool in (*self._threads.values(), self.body_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -5,14 +5,17 @@ Light on imports: the child must be there soon, and small.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_CHARS = 1 << 20  # of a grammar; five times what schemas with hundreds of tools have
 _JSON_OBJECT = '{"type": "object"}'
 # A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
+JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
+COMPACT: Any = {"whitespace_flexible": False}  # an option by which JSON has no white space
+OPTIONS_KEY = "x-guidance"  # of a schema, whose options of the library are there
 # The library's own values, but for the states: it would let one text's lexer grow to half a gigabyte.
 _LIMITS: Any = {
     "max_items_in_row": 2_000,
@@ -46,11 +49,37 @@ def compile_grammar(tokens: Any, kind: str, source: str) -> Any:
     elif kind == "lark":
         text = kinds.grammar_from_lark(source)
     else:
-        text = kinds.grammar_from_json_schema(source or _JSON_OBJECT, overrides=_JSON_OPTIONS)
+        options = None if _is_compact(source) else JSON_OPTIONS
+        text = kinds.grammar_from_json_schema(source or _JSON_OBJECT, overrides=options)
     matcher = kinds(tokens, text, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher
+
+
+def with_options(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with options of the library, which yield to those that it has itself.
+
+    A schema that says `COMPACT` keeps to that, whatever white space the options allow.
+    """
+    own = schema.get(OPTIONS_KEY, {})
+    if not isinstance(own, dict):
+        return dict(schema)  # the library says what is wrong
+    if own.get("whitespace_flexible") is False:
+        options = {name: value for name, value in options.items() if name != "whitespace_pattern"}
+    return {**schema, OPTIONS_KEY: {**options, **own}}
+
+
+def _is_compact(source: str) -> bool:
+    """Return whether a schema asks for JSON without white space."""
+    if OPTIONS_KEY not in source:
+        return False
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError):  # the library says what is wrong
+        return False
+    own = schema.get(OPTIONS_KEY) if isinstance(schema, dict) else None
+    return isinstance(own, dict) and own.get("whitespace_flexible") is False
 
 
 def as_lark(source: str) -> str:

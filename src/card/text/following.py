@@ -3,10 +3,13 @@
 What a text may go on with is known once its last token is. So the mask after the text is begun as soon as a round has
 committed it, those after candidates when their pass begins, and the pass takes those that are there. No pass waits long
 for a mask: a candidate without one does not count, and a text without one sits out until it has it.
+
+A grammar can also say what it forces. That is no part of any mask, and takes none of the time that a text may take.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +24,8 @@ import numpy.typing as npt
 from card.errors import GrammarError, in_words
 from card.text.matcher import walk_order
 from card.tree.masks import GrammarState, MaskRow, Path, TimeSpent
+
+logger = logging.getLogger(__name__)
 
 _NUM_QUICK = 2  # threads for quick grammars
 _SLOW_S = 0.02  # of a step, from which a grammar is slow: it has another thread, and its candidates are not followed
@@ -80,9 +85,13 @@ class AtOnce:
 class Following:
     """The grammar of one text, as the masks of a `Shaping`. Its calls are those of one thread, and none blocks long."""
 
-    def __init__(self, state: GrammarState, lanes: Lanes) -> None:
-        """Take a state at the beginning of its grammar, for this text alone; begin the first mask."""
-        self._state, self._lanes = state, lanes
+    def __init__(self, state: GrammarState, lanes: Lanes, *, foresees: bool = False) -> None:
+        """Take a state at the beginning of its grammar, for this text alone; begin the first mask.
+
+        Args:
+            foresees: find out what the grammar forces too.
+        """
+        self._state, self._lanes, self._foresees = state, lanes, foresees
         self._changed = threading.Condition()  # guards all below
         self._rows: dict[_Key, MaskRow] = {}  # by path below the present text; another dict once it goes on
         self._unread: list[int] = []  # committed tokens that the state has not got
@@ -93,6 +102,9 @@ class Following:
         self._error: GrammarError | None = None
         self._was_late = False  # a pass came to its end before the mask that it needed
         self._asked_at = time.monotonic()  # for the mask after the present text
+        self._forced: dict[_Key, tuple[int, ...]] = {}  # by path below the present text
+        self._foreseen: set[_Key] = {()} if foresees else set()  # paths for which this is found out
+        self._last_s = 0.0  # of the last step of the text itself
         self._begin_work()
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -101,6 +113,10 @@ class Following:
             self._unread += token_ids
             self._rows, self._wanted = {}, deque([()])
             self._was_late, self._asked_at = False, time.monotonic()
+            known, num_new = self._forced.get((), ()), len(token_ids)
+            goes_on = len(known) > num_new and known[:num_new] == tuple(token_ids)
+            self._forced = {(): known[num_new:]} if goes_on else {}
+            self._foreseen = {()} if self._foresees else set()
         self._begin_work()
 
     def begin(self, paths: Sequence[Path]) -> None:
@@ -143,6 +159,23 @@ class Following:
     def rows(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
         """Return the masks after these paths, which must be known."""
         return np.stack([self._rows[tuple(path)] for path in paths])
+
+    def forced(self, path: Path, seconds: float) -> Sequence[int]:
+        """Return the tokens that the grammar forces after a path; empty if none are known within so many seconds.
+
+        A grammar whose steps take longer is not waited for.
+        """
+        key = tuple(path)
+        with self._changed:
+            if not self._foresees or self._is_slow or self._last_s > seconds:
+                return self._forced.get(key, ())
+            if key not in self._foreseen:
+                self._foreseen.add(key)
+                self._wanted.appendleft(key)
+        self._begin_work()
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._forced or not self._is_working, seconds)
+            return self._forced.get(key, ())
 
     @property
     def takes_candidates(self) -> bool:
@@ -214,6 +247,7 @@ class Following:
         with self._changed:
             self._is_slow = seconds > _SLOW_S
             if not path:
+                self._last_s = seconds
                 error = error or self._over_limit(seconds)
             if error is None and row is not None:
                 rows[path] = row
@@ -222,6 +256,26 @@ class Following:
             if error is not None or self._is_slow:
                 self._wanted = deque(one for one in self._wanted if not one)
             self._changed.notify_all()
+            is_foreseen = path in self._foreseen and path not in self._forced
+        if is_foreseen:
+            is_quick = error is None and not self._is_slow
+            is_forced = is_quick and row is not None and np.count_nonzero(row) == 1
+            self._publish(path, self._forced_after(path) if is_forced else (), rows)
+
+    def _forced_after(self, path: _Key) -> Sequence[int]:
+        try:
+            return self._state.forced(path)
+        except BaseException as error:  # plain decoding does not ask, so no text may end by it
+            logger.warning("what a grammar forces is not proposed: %s", in_words(error))
+            self._foresees = False
+            return ()
+
+    def _publish(self, path: _Key, forced: Sequence[int], rows: dict[_Key, MaskRow]) -> None:
+        """Note what is forced after a path below the text that ``rows`` are of, unless this has gone on."""
+        with self._changed:
+            if rows is self._rows:
+                self._forced[path] = tuple(forced)
+                self._changed.notify_all()
 
     def _over_limit(self, seconds: float) -> GrammarError | None:
         """Count a step of the text itself. Steps of candidates do not count: plain decoding would not have them."""

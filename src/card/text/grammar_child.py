@@ -99,6 +99,7 @@ def _tried(tokens: Any, kind: str, source: str) -> dict[str, Any]:
     token_id = next((8 * idx + (byte & -byte).bit_length() - 1 for idx, byte in enumerate(mask) if byte), None)
     if token_id is not None:
         follower.compute_ff_bytes()
+        follower.compute_ff_tokens()
         if follower.try_consume_tokens([token_id]):
             follower.compute_bitmask()
             follower.rollback(1)

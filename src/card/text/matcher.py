@@ -88,6 +88,14 @@ class MatcherState:
                 rows[idx] = self._bits()
         return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
 
+    def forced(self, path: Path) -> list[int]:
+        """Return the tokens that must follow the text and a path, see `GrammarState`."""
+        if self._lost is not None or not self._go(path):
+            return []
+        forced: list[int] = self._checked(self._matcher.compute_ff_tokens())
+        ends = (idx for idx, token_id in enumerate(forced) if token_id in self._end_ids or token_id >= self._num_ids)
+        return forced[: next(ends, len(forced))]
+
     def _first_bits(self) -> npt.NDArray[np.uint8]:
         """Return a bit for each token that may come first: it is found out once for all texts of the grammar."""
         if self._beginning is None:

@@ -36,6 +36,13 @@ class GrammarState(Protocol):
         Raises: GrammarError if the grammar is too costly to follow there; the state is as before.
         """
 
+    def forced(self, path: Path) -> Sequence[int]:
+        """Return the tokens that must follow the text and a path, as the tokenizer splits them: a guess for `allowed`.
+
+        Empty if there is a choice, or if the text ends there.
+        Raises: GrammarError as `allowed` does.
+        """
+
 
 class Masks(Protocol):
     """The masks of one text, which shape its logits."""

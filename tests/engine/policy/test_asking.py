@@ -71,6 +71,17 @@ def test_a_candidate_that_a_writer_and_the_draft_model_propose_counts_for_the_wr
     assert num_asked(run(Asking(), [0], 40, offer=both, accepted=(0,))) == 40
 
 
+def test_what_a_grammar_gets_accepted_is_no_reason_to_ask_others() -> None:
+    asking, num_asked_of = Asking(), Counter[bool]()
+    forced = Nodes((5, 6), (-1, 0), (0.0, 0.0), (1, 2), (4, 4))
+    for _ in range(40):
+        asking.begin()
+        num_asked_of[asking.budget(0, MOST) > 0] += 1
+        if asking.was_asked:
+            observe(asking, [Verified(0, forced, (0, 1), True, grammar_bit=4)])
+    assert num_asked_of[True] <= 24
+
+
 def test_of_many_requests_each_is_asked_for_no_more_often_than_one_alone() -> None:
     alone = num_asked(run(Asking(), [0], 200, accepted=()))
     for num_requests in (2, 8, 32):

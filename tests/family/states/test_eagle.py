@@ -15,7 +15,8 @@ from gguf import GGMLQuantizationType as Kind
 from card import LLM, SamplingParams
 from card.errors import ModelError, SettingsError
 from card.models.block_loading import load_head
-from card.models.loading import load_decoder
+from card.models.draft_vocab import drafted_ids
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import plain_runner
 from tests.drafts import draft_spec
 from tests.own_head import FORMS, NUM_LAYERS, WIDTH, Head, random_head, right_head, save_target
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def drafting_of(target: str, folder: str, head: Head) -> Drafting:
-    return Drafting(target, lambda runner: load_head(folder, runner, dtype="float32", cache_dir=""), head)
+    return Drafting(target, lambda runner, _: load_head(folder, runner, dtype="float32", cache_dir=""), head)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -240,7 +241,7 @@ def plain_texts(target: str, params: SamplingParams, dtype: str) -> list[Any]:
 def test_a_head_in_integers_stays_near_its_floats(target: str, folder: Any) -> None:
     runner = plain_runner(load_decoder(target, dtype="float32"), max_model_len=64)
     head, text = random_of("SafeAILab"), [*TEXT, 7]
-    drafting = Drafting(target, lambda one: load_head(folder("SafeAILab"), one, dtype="int8", cache_dir=""), head)
+    drafting = Drafting(target, lambda one, _: load_head(folder("SafeAILab"), one, dtype="int8", cache_dir=""), head)
     assert drafting.writer.runner.precision == "int8"
     assert runner.precision == "float32"
     sequence = drafting.open(TEXT)
@@ -313,6 +314,8 @@ def test_places_where_no_states_come_are_refused(target: str, folder: Any) -> No
 
 
 def test_a_smaller_vocabulary_that_leaves_a_head_no_token_is_refused(target: str, tmp_path: Path) -> None:
-    late = random_of("SafeAILab").save(tmp_path / "head", changes={"d2t": torch.full_like(OFFSETS, 99)})
-    with pytest.raises(SettingsError, match="50 leaves this drafter none of its 200 tokens"):
+    drafted = {*drafted_ids(load_tokenizer(target), 50), *range(10)}  # the first ones end texts
+    ids = torch.tensor([one for one in range(299) if one not in drafted][:200])
+    late = random_of("SafeAILab").save(tmp_path / "head", changes={"d2t": ids - torch.arange(200)})
+    with pytest.raises(SettingsError, match="draft_vocab leaves this drafter none of its 200 tokens"):
         LLM(target, late, draft_vocab=50, dtype="float32", max_model_len=64)

@@ -16,9 +16,14 @@ from card.errors import ModelError, SettingsError
 from card.family.states.writer import StateWriter, make_writer
 from card.models.block_loading import load_block
 from card.models.loading import load_decoder
+from card.models.own.decoder_model import DecoderModel
+from card.models.own.draft_block import DraftBlock
+from card.models.protocol import Extension
+from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
+from tests.gguf_files import write_gguf
 from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
 from tests.pair import make_tokenizer
 from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
@@ -26,9 +31,13 @@ from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are
 PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
 
 
-def drafting_of(folder: str, checkpoint: Checkpoint) -> Drafting:
-    """Return the writer of a checkpoint's block."""
-    return Drafting(folder, lambda target: load_block(folder, target, dtype="float32", cache_dir=""), checkpoint)
+def drafting_of(folder: str, checkpoint: Checkpoint, block: str = "") -> Drafting:
+    """Return the writer of a checkpoint's block, or of one in a file of its own."""
+
+    def load(target: RowRunner, model: DecoderModel) -> DraftBlock:
+        return load_block(block or folder, target, dtype="float32", cache_dir="", head=model.lm_head.weight)
+
+    return Drafting(folder, load, checkpoint)
 
 
 @functools.cache
@@ -54,6 +63,13 @@ def test_a_block_of_a_gguf_file_gives_the_same_numbers(folder: Any, tmp_path: Pa
     checkpoint = random_of(kind)
     file = checkpoint.save_gguf(Path(folder(kind)), tmp_path / "target.gguf")
     assert_rounds_are_right(drafting_of(file, checkpoint), 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_in_a_file_of_its_own_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
+    checkpoint = random_of(kind)
+    file = checkpoint.save_block_file(Path(folder(kind)), tmp_path / "mtp-target.gguf")
+    assert_rounds_are_right(drafting_of(folder(kind), checkpoint, file), 2)
 
 
 def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(folder: Any) -> None:
@@ -176,6 +192,35 @@ def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("in_own_file", [False, True])
+def test_a_block_of_a_quantised_file_runs_in_its_own_blocks_and_gives_nearly_the_same_numbers(
+    folder: Any, tmp_path: Path, kind: str, in_own_file: bool
+) -> None:
+    checkpoint, source = random_of(kind), Path(folder(kind))
+    name = checkpoint.save_gguf(source, tmp_path / "target.gguf", kind=Kind.Q8_0)
+    block = checkpoint.save_block_file(source, tmp_path / "mtp.gguf", kind=Kind.Q8_0) if in_own_file else name
+    target = plain_runner(load_decoder(name), max_model_len=64)
+    tokens, found = [5, 9, 30, 2], []
+    states = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    for dtype in ("auto", "float32"):
+        loaded = load_block(block, target, dtype=dtype, cache_dir="")
+        assert any(one.has_blocks for one in loaded.layers[0].linears.values()) == (dtype == "auto")
+        runner = plain_runner(loaded, max_model_len=64)
+        rows = loaded.inputs.rows(tokens, states)
+        whole = plain_runner(load_decoder(name, dtype=dtype), max_model_len=64)
+        found.append(
+            (
+                runner.forward([Extension(runner.open(), tokens, range(-1, 3), 0, inputs=rows)])[0],
+                whole.forward([Extension(whole.open(), tokens, range(-1, 3), 0)])[0],
+            )
+        )
+    of_block, of_target = (
+        np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(*found, strict=True)
+    )
+    assert of_block < 0.5 * of_target, "inputs of products have eight bits in both; a misplaced weight is far off"
+
+
 @pytest.mark.parametrize("draft_vocab", [None, 100])
 def test_texts_are_the_same_with_the_block_of_a_gguf_file_that_runs_by_its_own_blocks(
     folder: Any, tmp_path: Path, draft_vocab: int | None
@@ -199,6 +244,24 @@ def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(t
     settings: dict[str, Any] = {"num_speculative_tokens": 4, "max_model_len": 200, "cache_dir": str(tmp_path)}
     with LLM(file, "mtp", method="sps", placement="inline", **settings) as llm:
         assert llm.generate(PROMPTS[0], params)[0].stats.mean_acceptance_length == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("target", ["folder", "file"])
+def test_a_block_in_a_file_of_its_own_proposes_the_tokens_that_the_file_names(tmp_path: Path, target: str) -> None:
+    checkpoint, vocab_size = right_checkpoint("state"), len(make_tokenizer())
+    name = checkpoint.save(tmp_path / "folder")
+    ids = [one for one in reversed(range(vocab_size)) if one % 4]
+    block = checkpoint.save_block_file(tmp_path / "folder", tmp_path / "mtp-target.gguf", ids=ids, kind=Kind.Q8_0)
+    if target == "file":
+        name = str(write_gguf(tmp_path / "folder", tmp_path / "target.gguf", kind=Kind.Q8_0))
+    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
+    settings: dict[str, Any] = {"num_speculative_tokens": 4, "max_model_len": 200, "cache_dir": str(tmp_path)}
+    with LLM(name, block, method="sps", placement="inline", **settings) as llm:
+        assert llm.settings.draft == block
+        output = llm.generate(PROMPTS[0], params)[0]
+    (first, *others), stats = output.outputs[0].token_ids, output.stats
+    assert others == [(first + i + 1) % vocab_size for i in range(40)]
+    assert 3.2 <= stats.mean_acceptance_length < 4.0, "one of four tokens is the target's own"
 
 
 @pytest.mark.parametrize("dies", [True, False])
@@ -269,6 +332,33 @@ def test_a_gguf_file_without_a_whole_block_is_refused_in_a_line(
     with pytest.raises(ModelError, match=words) as caught:
         LLM(str(file), "mtp", dtype="float32", max_model_len=64, cache_dir=str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "num_rows", "words"),
+    [
+        ([1, 2, 9999], 0, "d2t has ids from 1 to 9999, of "),
+        ([1, -1], 0, "d2t has ids from -1 to 1, of "),
+        ([1, 2, 1], 0, "d2t has an id twice"),
+        ([1, 2, 3], 2, "d2t has 3 ids, and its head 2 outputs"),
+    ],
+)
+def test_wrong_ids_in_the_file_of_a_block_are_refused_in_a_line(
+    folder: Any, tmp_path: Path, ids: list[int], num_rows: int, words: str
+) -> None:
+    target = folder("qwen3_5")
+    block = random_of("qwen3_5").save_block_file(Path(target), tmp_path / "mtp.gguf", ids=ids, num_rows=num_rows)
+    with pytest.raises(ModelError, match=words):
+        LLM(target, block, dtype="float32", max_model_len=64, cache_dir=str(tmp_path))
+
+
+def test_the_file_of_a_block_is_no_model_and_fits_no_other_target(folder: Any, tmp_path: Path) -> None:
+    target, settings = folder("qwen3_5"), {"max_model_len": 64, "cache_dir": str(tmp_path)}
+    block = random_of("qwen3_5").save_block_file(Path(target), tmp_path / "mtp.gguf")
+    with pytest.raises(ModelError, match="holds a block that drafts, and no model; give it as draft of its target"):
+        LLM(block, **settings)
+    with pytest.raises(ModelError, match="made for a model of 299 tokens and a width of 64, and the target has "):
+        LLM("demo-target", block, **settings)
 
 
 def test_a_block_of_another_width_than_its_target_is_refused(folder: Any) -> None:

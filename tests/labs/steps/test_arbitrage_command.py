@@ -61,7 +61,7 @@ def test_steps_stream_and_stats_say_who_wrote(capfd: pytest.CaptureFixture[str],
         (["generate", "--method", "arbitrage", "--router", "random:2", "hi"], "must be from 0 to 1"),
         (["generate", "--router", "random", "hi"], "--router is of --method arbitrage"),
         (["generate", "--method", "arbitrage", "--raw", "hi"], "--raw does not go with --method arbitrage"),
-        (["generate", "--method", "arbitrage", "--stop", "y", "hi"], "stop looks back to where an answer begins"),
+        (["generate", "--method", "arbitrage", "--stop", "y", "hi"], "--stop looks back to where an answer begins"),
         (["generate", "--method", "arbitrage", "--draft-address", "tcp://x:1", "hi"], "not --draft-address"),
         (["generate", "--method", "arbitrage", "--target", "x", "hi"], "needs a draft model"),
         (

@@ -134,8 +134,6 @@ def serve(model_argument: str | None, **options: Any) -> None:
     changes["served_model_names"] = changes["served_model_names"] or (known_as(chosen.target),)
     settings = ServerSettings(**{name: value for name, value in changes.items() if value not in (None, ())})
     _server("logs").set_up(settings.log_level)
-    if chosen.note:
-        logger.info(chosen.note)
 
     context = ""
 

@@ -29,6 +29,7 @@ def find_writer(name: str) -> type[LocalWriter]:
     """Return the class of a writer. Raises: SettingsError for an unknown name."""
     places = _places()
     if name not in places:
-        raise SettingsError(f"unknown writer {name!r}; known: beam (the draft model), {', '.join(sorted(places))}")
+        known = f"beam (the draft model), grammar (what a request's form forces), {', '.join(sorted(places))}"
+        raise SettingsError(f"unknown writer {name!r}; known: {known}")
     writer: type[LocalWriter] = load_place(places[name])
     return writer

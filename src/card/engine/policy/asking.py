@@ -72,9 +72,12 @@ class Asking:
 
 
 def _gain(one: Verified, request_price: float, row_price: float) -> float:
-    """Return the tokens gained from writers other than the draft model, less the cost of their candidates."""
-    writers = one.offer.writers
-    num_verified = sum(bits != DRAFTER_BIT for bits in writers)
+    """Return the tokens gained from writers that are asked at times, less the cost of their candidates.
+
+    The draft model is not one of them, nor is a grammar, which is asked in every round.
+    """
+    theirs = [bits != DRAFTER_BIT and not bits & one.grammar_bit for bits in one.offer.writers]
+    num_verified = sum(theirs)
     if not num_verified:
         return 0.0
-    return sum(writers[idx] != DRAFTER_BIT for idx in one.accepted) - row_price * num_verified - request_price
+    return sum(theirs[idx] for idx in one.accepted) - row_price * num_verified - request_price

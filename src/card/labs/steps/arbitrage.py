@@ -16,7 +16,8 @@ from card.api.outputs import CompletionOutput
 from card.config import ResolvedParams, SamplingParams
 from card.config.fields import require
 from card.config.sampling import MAX_LOGPROBS
-from card.errors import SettingsError, VocabularyError
+from card.errors import SettingsError, VocabularyError, named
+from card.labs.steps.record import STEPWISE
 from card.labs.steps.routers import Router, Step, Writer
 from card.labs.steps.trained import TrainedRouter
 from card.text.tokens import decode
@@ -220,5 +221,5 @@ def check_params(params: SamplingParams) -> None:
     for name in names:
         if getattr(params, name) not in (None, getattr(plain, name)):
             raise SettingsError(
-                f"{name} looks back to where an answer begins, and steps begin anew; leave it out of step-wise routing"
+                f"{named(name)} looks back to where an answer begins, and steps of {STEPWISE} begin anew; leave it out"
             )

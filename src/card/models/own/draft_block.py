@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from card.kernels.number_types import STORED_DTYPES, Array, Dtype, Floats
+from card.kernels.number_types import STORED_DTYPES, Dtype, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
+from card.models.draft_vocab import with_head_of
 from card.models.features import FINAL
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.source import GgufSource
@@ -34,6 +35,7 @@ from card.models.own.plain_config import read_config
 
 _PREFIX = "mtp."
 _JOIN, _TOKEN_NORM, _STATE_NORM = "fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"
+_JOINING = (_JOIN, _TOKEN_NORM, _STATE_NORM)
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -63,6 +65,10 @@ class RowInputs(Protocol):
     @property
     def first_place(self) -> int:
         """Place in a text of the first token that is read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its matrices."""
 
     def fused(self, states: Floats) -> Floats:
         """Return what rows take, [n, D], of the target's states, [n, layers * width]."""
@@ -95,6 +101,11 @@ class BlockInputs:
         """Numbers of each of the target's states, D."""
         return self.width
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the matrix."""
+        return int(self.join.panels.nbytes)
+
     def fused(self, states: Floats) -> Floats:
         """Return the target's states as they are."""
         return states
@@ -113,6 +124,7 @@ class Lent:
     embeddings: Weight  # [V, D]
     head: PackedLinear
     head_blocks: BlockWeight | None = None  # the same head, to choose some of its tokens; None: it is no blocks
+    head_weight: Weight | None = None  # as it is stored, for the same; None: the checkpoint tells
 
 
 class DraftBlock(DecoderModel):
@@ -152,6 +164,21 @@ class DraftBlock(DecoderModel):
         )
 
     @property
+    def own_weights(self) -> Iterator[Weight]:
+        """The weights that the block does not share with its target, but for those that make inputs."""
+        return (weight for name, weight in self.weights if name not in (_TABLE, _HEAD))
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of its own."""
+        return sum(int(one.size) for one in self.own_weights) + 2 * self.inputs.width * (self.inputs.width + 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its own weights."""
+        return sum(int(one.nbytes) for one in self.own_weights) + self.inputs.num_bytes
+
+    @property
     def ending(self) -> Iterator[tuple[str, Weight]]:
         """The last norm by name: the head has been looked at with the target."""
         yield self._norm_name, self.norm
@@ -188,24 +215,39 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
     return made
 
 
-def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str) -> DraftBlock:
+def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str, as_stored: bool = False) -> DraftBlock:
     """Return the block of a GGUF file that has one, with its weights as floats; others as `read_folder_block`.
 
+    Args:
+        as_stored: its layer has the blocks of the file, if there are products for them; what makes inputs has floats.
     Raises: GgufError too.
     """
-    config, weights = gguf.block_config(dtype), gguf.block_weights(dtype)
+    config = gguf.block_config(dtype)
     architecture = find_architecture(config.model_type)
     assert architecture is not None
+    if gguf.is_block_alone and (stated := (config.vocab_size, config.hidden_size)) != lent.embeddings.shape:
+        raise BlockError(
+            f"it is made for a model of {stated[0]} tokens and a width of {stated[1]}, and the target has "
+            f"{lent.embeddings.shape[0]} and {lent.embeddings.shape[1]}"
+        )
+    as_stored = as_stored and gguf.block_runs_as_stored
+    only = {_HEAD, *(_PREFIX + name for name in _JOINING)} if as_stored else None
+    weights: dict[str, Weight] = dict(gguf.block_weights(dtype, only))
     head = weights.pop(_HEAD, None)
+    if as_stored:
+        weights = {**gguf.stored_block_weights(), **weights}
+        architecture = architecture.as_stored(weights)
     block = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
-    return block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+    ids = gguf.block_ids
+    return made if ids is None else with_head_of(made, ids)
 
 
 def block_of(
     architecture: Architecture,
     config: Any,
-    block: Mapping[str, Array],
-    head: Array | None,
+    block: Mapping[str, Weight],
+    head: Weight | None,
     lent: Lent,
     dtype: Dtype,
 ) -> DraftBlock:
@@ -220,15 +262,18 @@ def block_of(
     """
     if more := sorted(name for name in block if name.startswith("layers.") and not name.startswith("layers.0.")):
         raise BlockError(f"it has several blocks ({_PREFIX}{more[0]}), and one is run here")
-    joining = {name: block[name] for name in (_JOIN, _TOKEN_NORM, _STATE_NORM) if name in block}
+    joining = {name: block[name] for name in _JOINING if name in block}
     layer = {f"model.{name}": array for name, array in block.items() if name not in joining}
-    weights: dict[str, Weight] = {name: array.astype(dtype, copy=False) for name, array in layer.items()}
-    weights = split_experts(weights, architecture)
+    weights = {
+        name: one if isinstance(one, BlockWeight) else one.astype(dtype, copy=False) for name, one in layer.items()
+    }
+    if not any(isinstance(one, BlockWeight) for one in weights.values()):  # else experts are apart
+        weights = split_experts(weights, architecture)
     own = copy.copy(config)
     own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
     weights[_TABLE] = lent.embeddings
-    if lent.head_blocks is not None:
-        weights[_HEAD] = lent.head_blocks
+    if (lent_head := lent.head_blocks or lent.head_weight) is not None:
+        weights[_HEAD], own.tie_word_embeddings = lent_head, False
     elif not own.tie_word_embeddings:
         if head is None:
             raise BlockError("its head is missing")
@@ -245,7 +290,7 @@ def block_of(
 
 def _in_file(words: str) -> str:
     """Return words about a weight with the name that the file has for it."""
-    for name in (_JOIN, _TOKEN_NORM, _STATE_NORM):
+    for name in _JOINING:
         if words == name:
             return _PREFIX + name
     return words.replace("model.layers.", f"{_PREFIX}layers.").replace("model.norm", f"{_PREFIX}norm")

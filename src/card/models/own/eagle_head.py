@@ -77,6 +77,11 @@ class HeadInputs:
         self._sums_of: dict[int, Floats] = {}
         self._most_kept = max(1, _KEPT_BYTES // (4 * self._num_sums))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the matrices."""
+        return int(self._fc.panels.nbytes + self._sums.panels.nbytes)
+
     def fused(self, states: Floats) -> Floats:
         """Return the joined states, [n, D], of the target's, [n, layers * width]."""
         if self._norms:

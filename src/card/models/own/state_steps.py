@@ -16,7 +16,7 @@ import numpy as np
 
 from card.errors import ModelError
 from card.models.own.exact_rows import IntArray, NewRows
-from card.models.rows.pool import MIN_SHARED_TOKENS
+from card.models.rows.pool_entries import MIN_SHARED_TOKENS
 from card.models.rows.records import Records
 
 # Rows of a chain that nobody has called text; older ones are absorbed, or each pass of a text that is never cut would

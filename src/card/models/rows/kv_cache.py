@@ -243,6 +243,33 @@ class KVCache:
             source.records.restore(num_rows)
         _copy(source, target, num_rows)
 
+    def read_part(self, slot: int, first: int, end: int) -> Any:
+        """Return a copy of some rows of a chain, of a cache without records: that of `KVLayout.runs` for these alone.
+
+        Raises: ModelError if the rows are no chain, or the slot is not open.
+        """
+        held = self[slot]
+        if not 0 <= first < end <= held.tree.num_prefix_rows:
+            raise ModelError(
+                f"rows {first} to {end} of slot {slot} were to be read; its first {held.tree.num_prefix_rows} rows are"
+                " a chain"
+            )
+        rows = self.layout.make((end - first) * self.layout.row_elements)
+        for one, other in zip(held.runs, self.layout.runs(rows, end - first), strict=True):
+            other[...] = one[:, :, :, first:end]
+        return rows
+
+    def append_part(self, slot: int, rows: Any, num_rows: int) -> None:
+        """Put the first ``num_rows`` rows of what `read_part` gave behind the chain that a sequence holds.
+
+        Raises: CapacityError if they do not fit; nothing has changed then.
+        """
+        target, num_read = self[slot], rows.nbytes // self.row_bytes
+        first = target.tree.num_rows
+        target.tree.append(np.arange(first - 1, first + num_rows - 1))
+        for one, other in zip(self.layout.runs(rows, num_read), target.runs, strict=True):
+            other[:, :, :, first : first + num_rows] = one[:, :, :, :num_rows]
+
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
         try:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.protocol import LanguageModel, LengthDependent, Stateful
+from card.models.rows.pool_entries import MIN_SHARED_TOKENS, Entries, Entry, common_length
+from card.models.rows.prefix_cache import PrefixCache
+from card.models.rows.row_tree import IntArray
 
 BLOCK_ROWS = 32  # rows are counted in blocks of this many
-MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
 MAX_RETAINED = 128  # keeps the search for a shared text well below a millisecond
 WORTH_SHRINKING = 2  # a finished sequence moves to a smaller place if that is at most 1 / this of what it has
 MAX_EXCESS = 2  # a retained sequence is taken over as it is only if it has at most this many times the rows needed
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +34,11 @@ class PoolStats:
     queries: int  # calls of open
     hits: int  # of these, how many reused rows
     reused_tokens: int
+    read_tokens: int  # of these, how many came from files
     used_bytes: int  # running and retained sequences
     retained_bytes: int
     num_open: int  # running sequences
     num_retained: int
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One sequence: the room it takes, and the text that its first rows hold."""
-
-    slot: int
-    num_rows: int
-    text: IntArray
-    is_long: bool  # the rows are those of a text beyond `switch_len`; they fit no shorter one
 
 
 class SequencePool:
@@ -60,12 +50,20 @@ class SequencePool:
     thread-safe; call it between forward passes.
     """
 
-    def __init__(self, model: LanguageModel, max_bytes: int, *, max_retained: int = MAX_RETAINED) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        max_bytes: int,
+        *,
+        max_retained: int = MAX_RETAINED,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         """Make an empty pool; all sequences of ``model`` should come from it.
 
         Args:
             max_bytes: memory for the rows of running and retained sequences together.
             max_retained: most retained sequences.
+            prefixes: keeps rows of long beginnings in files.
         Raises: SettingsError if not even the smallest sequence fits, or for a negative ``max_retained``.
         """
         least_bytes = sequence_bytes(model, min(BLOCK_ROWS, model.max_rows))
@@ -77,9 +75,12 @@ class SequencePool:
         self._with_state = model if isinstance(model, Stateful) else None
         self._state_bytes = sequence_bytes(model, 0)
         self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
-        self._running: dict[int, _Entry] = {}
-        self._retained: dict[int, _Entry] = {}  # the least recently used first
-        self._queries = self._hits = self._reused_tokens = 0
+        self._entries = Entries()
+        self._running, self._retained = self._entries.running, self._entries.retained
+        self._queries = self._hits = self._reused_tokens = self._read_tokens = 0
+        self._prefixes = prefixes
+        if prefixes is not None:
+            prefixes.watch(self._entries)
 
     @property
     def stats(self) -> PoolStats:
@@ -89,6 +90,7 @@ class SequencePool:
             queries=self._queries,
             hits=self._hits,
             reused_tokens=self._reused_tokens,
+            read_tokens=self._read_tokens,
             used_bytes=self._bytes_of(self._running) + retained_bytes,
             retained_bytes=retained_bytes,
             num_open=len(self._running),
@@ -130,7 +132,8 @@ class SequencePool:
             )
         most = max(0, min(len(token_ids) - 1, num_rows))
         is_long = self._is_long(max(len(token_ids), text_len))
-        opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
+        with self._entries.moving():
+            opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
         self._queries += 1
         self._hits += opened.num_reused > 0
         self._reused_tokens += opened.num_reused
@@ -154,9 +157,10 @@ class SequencePool:
         entry = self._running_entry(slot, ())
         if entry.is_long or not self._is_long(text_len):
             return False
-        self._model.keep(slot, 0)
-        self._make_long(slot)
-        entry.text, entry.is_long = entry.text[:0], True
+        with self._entries.moving():
+            self._model.keep(slot, 0)
+            self._make_long(slot)
+            entry.text, entry.is_long = entry.text[:0], True
         return True
 
     def close(self, slot: int, token_ids: Sequence[int] = ()) -> None:
@@ -167,13 +171,18 @@ class SequencePool:
         Raises: ModelError if the sequence is not running or has fewer rows than the text has tokens.
         """
         entry = self._running_entry(slot, token_ids)
-        entry.text = np.array(token_ids, np.int64)
+        with self._entries.moving():
+            self._close(entry, np.array(token_ids, np.int64))
+        self._tell_leaving()
+
+    def _close(self, entry: Entry, text: IntArray) -> None:
+        entry.text, slot = text, entry.slot
         del self._running[slot]
-        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._is_retained(entry):
+        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._entries.has_retained(entry):
             self._model.close(slot)
             return
         for other in list(self._retained.values()):
-            if other.is_long == entry.is_long and _num_shared(other.text, entry.text) == len(other.text):
+            if other.is_long == entry.is_long and common_length(other.text, entry.text) == len(other.text):
                 self._drop(other)  # the new one can lend all that it could
         self._shrink(entry)
         self._retained[entry.slot] = entry
@@ -188,16 +197,17 @@ class SequencePool:
         Raises: CapacityError if there is no room, ModelError if the sequence is not running; nothing has changed then.
         """
         entry, num_rows = self._running_entry(slot, ()), self._round(num_rows)
-        del self._running[slot]
-        try:
-            entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
-        except CapacityError:
-            self._running[slot] = entry
-            raise
-        entry.num_rows = num_rows
-        self._running[entry.slot] = entry
-        self._model.copy_rows(slot, entry.slot, self._model.num_rows(slot))
-        self._model.close(slot)
+        with self._entries.moving():
+            del self._running[slot]
+            try:
+                entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
+            except CapacityError:
+                self._running[slot] = entry
+                raise
+            entry.num_rows = num_rows
+            self._running[entry.slot] = entry
+            self._model.copy_rows(slot, entry.slot, self._model.num_rows(slot))
+            self._model.close(slot)
         return entry.slot
 
     def pause(self, slot: int) -> bool:
@@ -206,23 +216,43 @@ class SequencePool:
         Raises: ModelError if the sequence is not running.
         """
         entry = self._running_entry(slot, ())
-        del self._running[slot]
-        self._model.close(slot)
+        with self._entries.moving():
+            del self._running[slot]
+            self._model.close(slot)
         return entry.is_long
 
     def resume(self, num_rows: int, *, is_long: bool) -> int:
         """Open an empty sequence in place of a paused one. Raises: CapacityError if there is no room."""
         num_rows = self._round(num_rows)
-        slot = self._make_slot(num_rows, is_long, spared=None)
-        self._running[slot] = _Entry(slot, num_rows, np.empty(0, np.int64), is_long)
+        with self._entries.moving():
+            slot = self._make_slot(num_rows, is_long, spared=None)
+            self._running[slot] = Entry(slot, num_rows, np.empty(0, np.int64), is_long)
         return slot
 
     def clear(self) -> None:
         """Drop all retained sequences."""
-        while self._retained:
-            self._drop(next(iter(self._retained.values())))
+        with self._entries.moving():
+            while self._retained:
+                self._drop(next(iter(self._retained.values())))
 
-    def _bytes_of(self, entries: dict[int, _Entry]) -> int:
+    def close_prefixes(self) -> None:
+        """Write what is to outlive the process; see `PrefixCache.close`."""
+        if self._prefixes is not None:
+            self._prefixes.close()
+
+    def _tell_leaving(self) -> None:
+        """Say which sequence is dropped next, once the pool is half full."""
+        if self._prefixes is None:
+            return
+        used = self._bytes_of(self._running) + self._bytes_of(self._retained)
+        if 2 * used > self._max_bytes or 2 * len(self._retained) > self._max_retained:
+            for entry in self._retained.values():
+                if not entry.is_told:
+                    entry.is_told = True
+                    self._prefixes.note_leaving(entry.text, is_long=entry.is_long)
+                    return
+
+    def _bytes_of(self, entries: dict[int, Entry]) -> int:
         return sum(self._bytes(entry.num_rows) for entry in entries.values())
 
     def _bytes(self, num_rows: int) -> int:
@@ -236,7 +266,7 @@ class SequencePool:
         used = self._bytes_of(self._running) + self._bytes_of(self._retained)
         return used + self._bytes(num_rows) <= self._max_bytes
 
-    def _running_entry(self, slot: int, token_ids: Sequence[int]) -> _Entry:
+    def _running_entry(self, slot: int, token_ids: Sequence[int]) -> Entry:
         if slot not in self._running:
             raise ModelError(f"slot {slot} is not running in this pool; running slots: {sorted(self._running)}")
         if len(token_ids) > self._model.num_rows(slot):
@@ -255,7 +285,11 @@ class SequencePool:
 
     def _open(self, text: IntArray, num_rows: int, is_long: bool) -> Opened:
         """Start a sequence of ``num_rows`` (whole blocks) that reuses what it can of ``text``."""
-        source, num_shared = self._find(text, is_long)
+        if self._prefixes is not None and (read := self._read(self._prefixes, text, num_rows, is_long)) is not None:
+            return read
+        source, num_shared = self._entries.find(text, is_long, self._lendable)
+        if self._prefixes is not None and source is not None:
+            self._prefixes.note_shared(text[:num_shared], is_long=is_long)
         try:
             slot = self._make_slot(num_rows, is_long, spared=source)
         except CapacityError:
@@ -270,11 +304,23 @@ class SequencePool:
         else:
             if source is not None:
                 self._model.copy_rows(source.slot, slot, num_shared)
-                self._touch(source)
-        self._running[slot] = _Entry(slot, num_rows, text[:num_shared].copy(), is_long)
+                self._entries.touch(source)
+        self._running[slot] = Entry(slot, num_rows, text[:num_shared].copy(), is_long)
         return Opened(slot, num_shared)
 
-    def _make_slot(self, num_rows: int, is_long: bool, spared: _Entry | None) -> int:
+    def _read(self, prefixes: PrefixCache, text: IntArray, num_rows: int, is_long: bool) -> Opened | None:
+        """Start a sequence with rows from a file, if one holds more of the text than memory does; None if not."""
+        _, num_held = self._entries.find(text, is_long, self._lendable)
+        while (found := prefixes.find(text, is_long=is_long, num_held=num_held)) is not None:
+            slot = self._make_slot(num_rows, is_long, spared=None)
+            if prefixes.read(found[0], slot, found[1]):
+                self._running[slot] = Entry(slot, num_rows, text[: found[1]].copy(), is_long)
+                self._read_tokens += found[1]
+                return Opened(slot, found[1])
+            self._model.close(slot)  # a damaged file is not found again
+        return None
+
+    def _make_slot(self, num_rows: int, is_long: bool, spared: Entry | None) -> int:
         """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
         kept_bytes = self._bytes_of(self._running)
         if spared is not None and spared.slot in self._retained:
@@ -299,41 +345,15 @@ class SequencePool:
             self._make_long(slot)
         return slot
 
-    def _drop(self, retained: _Entry) -> None:
+    def _drop(self, retained: Entry) -> None:
         del self._retained[retained.slot]
         self._model.close(retained.slot)
 
-    def _touch(self, entry: _Entry) -> None:
-        if entry.slot in self._retained:
-            self._retained[entry.slot] = self._retained.pop(entry.slot)
-
-    def _find(self, text: IntArray, is_long: bool) -> tuple[_Entry | None, int]:
-        """Return the sequence that shares the longest beginning with ``text``, and how many tokens that is."""
-        best, most = None, MIN_SHARED_TOKENS - 1
-        for entries in (self._running, self._retained):  # at a tie a running one: it is not in the way of others
-            for entry in entries.values():
-                if entry.is_long != is_long:
-                    continue
-                # To share more than `most` tokens, the token at that index must agree.
-                if len(entry.text) > most and len(text) > most and entry.text[most] == text[most]:
-                    num_shared = self._lendable(entry, _num_shared(entry.text, text))
-                    if num_shared > most:
-                        best, most = entry, num_shared
-        return (best, most) if best else (None, 0)
-
-    def _lendable(self, entry: _Entry, num_rows: int) -> int:
+    def _lendable(self, entry: Entry, num_rows: int) -> int:
         """Return how many of the first rows can be copied: those of a state are up to a place where it was kept."""
         return num_rows if self._with_state is None else self._with_state.lendable_rows(entry.slot, num_rows)
 
-    def _is_retained(self, entry: _Entry) -> bool:
-        """Return whether a retained sequence can lend all of an entry's text, and count it as used if so."""
-        alike = [other for other in self._retained.values() if other.is_long == entry.is_long]
-        holder = next((other for other in alike if _num_shared(other.text, entry.text) == len(entry.text)), None)
-        if holder is not None:
-            self._touch(holder)
-        return holder is not None
-
-    def _shrink(self, entry: _Entry) -> None:
+    def _shrink(self, entry: Entry) -> None:
         """Move a finished sequence, counted nowhere, to a smaller place if it wastes much and both fit for now."""
         needed = self._round(len(entry.text))
         if WORTH_SHRINKING * needed > entry.num_rows or not self._has_spare(entry.num_rows + needed):
@@ -350,11 +370,3 @@ class SequencePool:
 def sequence_bytes(model: LanguageModel, num_rows: int) -> int:
     """Return the memory that a sequence with room for so many rows takes, its states included."""
     return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Stateful) else 0)
-
-
-def _num_shared(one: IntArray, other: IntArray) -> int:
-    """Return the length of the longest common beginning."""
-    shorter = min(len(one), len(other))
-    differs = one[:shorter] != other[:shorter]
-    first = int(differs.argmax()) if shorter else 0
-    return first if shorter and differs[first] else shorter

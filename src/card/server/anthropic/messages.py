@@ -39,7 +39,7 @@ async def messages(request: Request) -> Response:
     if chat.thinking_budget is not None and not service.tools.limits_thoughts:
         chat = chat.model_copy(update={"thinking_budget": None})  # a wish of each client, also where none can think
     plan = await run_apart(request, service.tools.plan, chat)
-    generation = await start_chat(request, service, chat, plan)
+    generation = await start_chat(request, service, chat, plan, has_thoughts=True)
     answer = _Answer(plan, generation, model)
     if fields.stream:
         return EventStream(generation, answer.events(), tell=_failure, end=b"", comment=_PING)

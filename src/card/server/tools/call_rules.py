@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from card.text.compiling import with_options
 from card.text.parts.answer_format import AnswerFormat, Channels
 from card.text.parts.braced_calls import BracedCalls
 from card.text.parts.calls import JsonCalls, KeyedCalls, NamedCalls
@@ -78,8 +79,7 @@ class _Rules:
         self._num_values += 1
         name = name or f"value_{self._num_values}"
         whole = dict(schema) if isinstance(schema, dict) else {}
-        whole["x-guidance"] = {**_OPTIONS, **whole.get("x-guidance", {})}
-        self.rules.append(f"{name}: %json {json.dumps(whole)}")
+        self.rules.append(f"{name}: %json {json.dumps(with_options(whole, _OPTIONS))}")
         return name
 
     def rule(self, terms: str) -> str:

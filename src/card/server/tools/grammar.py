@@ -12,10 +12,10 @@ from card.server.errors import bad_request
 from card.server.guided import LENIENT
 from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.call_rules import CallRules, rules_of
+from card.text.compiling import JSON_OPTIONS, with_options
 from card.text.parts.answer_format import AnswerFormat, Part
 from card.text.parts.leads import Lead, put_behind
 
-_CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON, but bounded
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -120,8 +120,7 @@ class ToolGrammar:
 
     def or_json(self, schema: str) -> Grammar:
         """Return the grammar of a text that is calls, or JSON that fits a schema."""
-        content = json.loads(schema)
-        content["x-guidance"] = {**_CONTENT_OPTIONS, **content.get("x-guidance", {})}
+        content = with_options(json.loads(schema), JSON_OPTIONS)
         before_calls, before_content = self._lead.before_calls(), self._lead.before_content()
         return self._grammar(
             f"start: {before_calls} calls | {before_content} content",
@@ -138,7 +137,7 @@ def _schema(function: FunctionDefinition) -> dict[str, Any]:
     if function.parameters is None:
         return _NO_ARGUMENTS
     schema = {"type": "object", **_closed(function.parameters)}
-    return schema if function.strict else {**schema, "x-guidance": LENIENT}
+    return schema if function.strict else with_options(schema, LENIENT)
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from card.config import Grammar
+from card.text.compiling import JSON_OPTIONS, with_options
 from card.text.parts.answer_format import AnswerFormat, Part
 
 _WORDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|%\w+|\bstart\b')
@@ -151,7 +152,5 @@ def _answer_rules(lead: Lead, grammar: Grammar | None) -> list[str]:
     if grammar.kind == "lark":
         renamed = _WORDS.sub(lambda found: "answer" if found[0] == "start" else found[0], grammar.source)
         return [renamed]
-    schema = json.loads(grammar.source or '{"type": "object"}')
-    options = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON
-    schema["x-guidance"] = {**options, **schema.get("x-guidance", {})}
+    schema = with_options(json.loads(grammar.source or '{"type": "object"}'), JSON_OPTIONS)
     return [f"answer: %json {json.dumps(schema)}"]

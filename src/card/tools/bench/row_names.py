@@ -24,7 +24,7 @@ SEVERAL_WRITERS = "card-writers"
 SINGLE_WRITERS = ("card", "suffix", "recycling")  # rows that it is compared with
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
 PARD = "pard"
-DRAFTER = "beam"  # the draft model among the writers
+DRAFTER, GRAMMAR = "beam", "grammar"  # the draft model and a request's grammar among the writers
 _OWN_WRITERS = "card+"
 JUDGED = "/"  # sps/relaxed:0.5 is the row sps with that judge
 
@@ -165,7 +165,7 @@ def _joined(asked: Sequence[str]) -> list[str]:
     """Return the names; writers that follow ``card+a`` are joined to it."""
     found: list[str] = []
     for name in asked:
-        if found and found[-1].startswith(_OWN_WRITERS) and name in (DRAFTER, *writer_names()):
+        if found and found[-1].startswith(_OWN_WRITERS) and name in (DRAFTER, GRAMMAR, *writer_names()):
             found[-1] += f"+{name}"
         else:
             found.append(name)
@@ -173,7 +173,7 @@ def _joined(asked: Sequence[str]) -> list[str]:
 
 
 def _check_writers(name: str) -> None:
-    known = (DRAFTER, *writer_names())
+    known = (DRAFTER, GRAMMAR, *writer_names())
     for writer in _writers(name):
         if writer not in known:
             raise SettingsError(f"unknown writer {writer!r} in row {name!r}; known: {', '.join(known)}")

@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from card.api.host import Host
 from card.api.llm import LLM
+from card.assembly.drafters import proposed_ids, restricted
 from card.assembly.plan import readable
 from card.cli.chosen_models import resolve_models
 from card.cli.files import read_prompts
@@ -27,13 +29,17 @@ from card.cli.tables import show, table
 from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
 from card.config.fields import declared
 from card.config.method import ALONE
+from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
-from card.errors import VocabularyError
+from card.errors import SettingsError, VocabularyError, named
+from card.models.block_loading import is_state_drafter, load_state_drafter
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.names import OWN_BLOCK
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
     Latency,
@@ -41,6 +47,7 @@ from card.tools.check_pair.facts import (
     ModelMemory,
     PairReport,
     Speeds,
+    drafter_of,
     latencies,
     memory_of,
     verdict,
@@ -107,8 +114,12 @@ def examine(
     Raises: CardError of any kind.
     """
     tokenizer = load_tokenizer(target)
+    block = target if draft == OWN_BLOCK else draft if is_state_drafter(draft, cache_dir=None) else None
+    if block is not None and options["target_cost"] is not None:
+        raise SettingsError(f"{named('target_cost')} does not go with a block or a head: leave one of the two out")
     try:
-        check_tokenizers(tokenizer, target, draft)
+        if block is None:
+            check_tokenizers(tokenizer, target, draft)
     except VocabularyError as error:
         return PairReport(target, draft, False, f"tokenizers differ: {error}")
     cost = options.pop("target_cost")
@@ -119,24 +130,20 @@ def examine(
 
     limit = TimeLimit.of(MOST_MEASURING_S, clock)
     tell("bringing up the draft model, in turns with the target")
-    with LLM(model, draft, tokenizer=tokenizer, method="sps", **settings) as sps:
+    drafts_for = model if block is None else target  # a block or head lies in files
+    with LLM(drafts_for, draft, tokenizer=tokenizer, method="sps", **settings) as sps:
         tell("comparing what the two models write")
         agreement = measure_agreement(sps, prompts, max_tokens, limit.part(_AGREEMENT_SHARE))
     tell("measuring passes under each schedule, and bringing the drafter up")
     with (
         LLM(model, tokenizer=tokenizer, method="vanilla", **readable(settings, "vanilla")) as plain,
-        LLM(model, draft, tokenizer=tokenizer, method="card", **settings) as tuned,
+        LLM(drafts_for, draft, tokenizer=tokenizer, method="card", **settings) as tuned,
     ):
         policy = tuned.host.policy
         assert isinstance(policy, TunedPolicy)
         costs = policy.costs
-        draft_model = load_decoder(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
-        num_drafts = sum(cost.drafter is not None for cost in costs.values())
-        draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
         hint_at_int8(plain.host.could_run_int8)
-        how_run = how_it_runs(plain.host.runner), how_it_runs(draft_runner)
-        memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
-        del draft_model, draft_runner
+        models = _described(model, plain.host, draft, block, tuned.max_model_len, costs, options)
         predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
         speeds = measure_speeds(plain, tuned, prompts, max_tokens, limit, tell)
     is_worth_it, reason = verdict(costs, agreement.share, speeds.speed_up if speeds else None, DraftSettings())
@@ -146,14 +153,44 @@ def examine(
         is_worth_it,
         reason,
         target_cost=plain.target_cost,
-        how_run=how_run,
-        memory=memory,
+        **models,
         latencies=latencies(costs),
         agreement=agreement,
         predicted_tokens_per_s=predicted,
         speeds=speeds,
         left_out=_left_out(agreement, speeds, len(prompts)),
     )
+
+
+def _described(
+    target: LoadedModel,
+    host: Host,
+    draft: str,
+    block: str | None,
+    max_model_len: int,
+    costs: Mapping[Schedule, ScheduleCost],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the fields of the report about how both models run, and the memory that they take."""
+    dtype, device = options["dtype"], options["draft_device"] or options["device"]
+    if block is not None:
+        model = _load_block(block, target, host, dtype)
+    else:
+        model = load_decoder(draft, dtype=dtype, device=device)
+    runner = plain_runner(model, max_model_len=min(max_model_len, context_limit(model)))
+    num_drafts = sum(cost.drafter is not None for cost in costs.values())
+    return {
+        "how_run": (how_it_runs(host.runner), how_it_runs(runner)),
+        "memory": (memory_of(target, host.runner, 1), memory_of(model, runner, num_drafts)),
+        "drafter": drafter_of(model, runner, is_own=draft == OWN_BLOCK),
+    }
+
+
+def _load_block(block: str, target: LoadedModel, host: Host, dtype: str) -> LoadedModel:
+    """Return a block or head as it drafts for a target."""
+    head = target.lm_head.weight if isinstance(target, DecoderModel) else None
+    made = load_state_drafter(block, host.runner, dtype=dtype, cache_dir=None, head=head)
+    return restricted(made, proposed_ids(made, host.tokenizer, host.runner.vocab_size, None))
 
 
 def _left_out(agreement: MeasuredAgreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
@@ -181,6 +218,8 @@ def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None
         console.print("tokenizers fit: each token id means the same to both models")
         for model, words in zip(("target", "draft"), report.how_run or (), strict=False):
             console.print(Text(f"{model}: {words}"))
+        if report.drafter:
+            console.print(Text(f"draft: {report.drafter.in_words}"))
         for title, one in (
             ("memory", _memory_table(*report.memory)),
             ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),

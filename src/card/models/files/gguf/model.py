@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from card.errors import named as setting_named
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
 from card.models.architectures.architecture import Part
@@ -43,6 +45,9 @@ from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 _JOIN = ".nextn.eh_proj.weight"
+_KEPT = ("d2t", "d2t.weight")  # of the tokens that a head of fewer outputs is for
+_WHOLE_NUMBERS = {26: "<i4", 27: "<i8"}  # of ggml's types
+_LAYER = re.compile(r"^blk\.\d+\.")
 _NEXTN = {  # of a block that drafts, beside its layer
     "nextn.eh_proj.weight": "fc.weight",
     "nextn.enorm.weight": "pre_fc_norm_embedding.weight",
@@ -91,7 +96,7 @@ class GgufModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class GgufHeader:
     """The header of a model, before its weights are named."""
 
     header: Header  # of all parts, without the layers that draft
@@ -99,15 +104,30 @@ class _Read:
     architecture: Architecture  # as the file stores it
     config: dict[str, Any]
     plain: DecoderConfig
+    is_block_alone: bool = False  # it has no layer but the one that drafts, of which the config then tells
+    kept: TensorPlace | None = None  # ids of the tokens that a block proposes
+
+    @property
+    def has_block(self) -> bool:
+        """Return whether there is a block that drafts."""
+        return any(place.name.endswith(_JOIN) for place in self.drafting)
 
 
-def _read(path: Path) -> _Read:
+def read_gguf(path: Path) -> GgufHeader:
+    """Read the header of a file, or of all parts of a model by the first one. Raises: GgufError, OSError."""
     first = read_header(path)
     check_is_first(path, first)
     known, headers = _architecture(first), read_parts(path, first)
     facts = GgufFacts(first.metadata, first.architecture)
     drafting = [place for one in headers.values() for name, place in one.tensors.items() if facts.is_behind(name)]
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
+    has_layers = any(name.startswith("blk.") for one in headers.values() for name in one.tensors)
+    is_alone = bool(drafting) and not has_layers and len(headers) == 1
+    kept: TensorPlace | None = None
+    if is_alone:
+        (one,) = headers.values()
+        kept = next((one.tensors[name] for name in _KEPT if name in one.tensors), None)
+        headers = {path: _of_one_layer(one, drafting)}
     for file, one in headers.items():
         with named(file, path):
             check_tensors(one)
@@ -117,16 +137,52 @@ def _read(path: Path) -> _Read:
     plain = config_of(config)
     if plain is None:
         raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
-    return _Read(header, drafting, architecture, config, plain)
+    return GgufHeader(header, drafting, architecture, config, plain, is_alone, kept)
 
 
-def open_block(path: Path) -> GgufModel | None:
-    """Read the header of a file as `open_gguf` does, for the block that drafts; its weights have a folder's names.
+def _of_one_layer(header: Header, drafting: Sequence[TensorPlace]) -> Header:
+    """Return the header of a file that holds a block alone as that of a model of one layer."""
+    begin = f"{header.architecture}."
+    count = header.metadata[f"{begin}block_count"]
+    stated = {
+        key: value[-1:] if key.startswith(begin) and isinstance(value, list) and len(value) == count else value
+        for key, value in header.metadata.items()
+    }
+    stated |= {f"{begin}block_count": 1, f"{begin}nextn_predict_layers": 0}
+    layer = {_LAYER.sub("blk.0.", place.name): place for place in drafting if ".nextn." not in place.name}
+    ends = {name: place for name, place in header.tensors.items() if name not in _KEPT}
+    return replace(header, metadata=stated, tensors={**ends, **layer})
 
-    Returns: None if it holds none. Raises: GgufError if there are several, or it has a head or embeddings of its own.
+
+def read_kept_ids(read: GgufHeader) -> IntArray | None:
+    """Return the ids of the tokens that a block alone in its file proposes; None for all. Raises: GgufError."""
+    place, num_tokens = read.kept, int(read.config["vocab_size"])
+    if place is None:
+        return None
+    if place.type_id not in _WHOLE_NUMBERS or len(place.shape) != 1:
+        raise DamagedError(f"damaged: its tensor {place.name} is no list of whole numbers")
+    with place.file.open("rb") as stream:
+        stream.seek(place.offset)
+        dtype = np.dtype(_WHOLE_NUMBERS[place.type_id])
+        data = stream.read(min(place.shape[0], num_tokens + 1) * dtype.itemsize)
+    ids: IntArray = np.frombuffer(data, dtype, len(data) // dtype.itemsize).astype(np.int64)
+    head = read.header.tensors.get("output.weight")
+    length = len(ids) if head is None else head.shape[0]
+    if len(ids) != place.shape[0] or len(ids) != length or not length:
+        raise DamagedError(f"damaged: {place.name} has {place.shape[0]} ids, and its head {length} outputs")
+    if ids.min() < 0 or ids.max() >= num_tokens:
+        raise DamagedError(f"damaged: {place.name} has ids from {ids.min()} to {ids.max()}, of {num_tokens} tokens")
+    if len(np.unique(ids)) < len(ids):
+        raise DamagedError(f"damaged: {place.name} has an id twice")
+    return ids
+
+
+def block_of(read: GgufHeader) -> GgufModel | None:
+    """Return the block that drafts, with its weights under a folder's names; None if there is none.
+
+    Raises: GgufError if there are several, or it has a head or embeddings of its own.
     """
-    read = _read(path)
-    if not any(place.name.endswith(_JOIN) for place in read.drafting):
+    if not read.has_block:
         return None
     begins = {place.name.partition(".nextn.")[0] for place in read.drafting if place.name.endswith(_JOIN)}
     if len(begins) > 1:
@@ -158,7 +214,13 @@ def open_gguf(path: Path) -> GgufModel:
 
     Raises: GgufError if it cannot; OSError if a file cannot be read.
     """
-    read = _read(path)
+    return model_of(read_gguf(path))
+
+
+def model_of(read: GgufHeader) -> GgufModel:
+    """Return the model, without a block that drafts; errors as of `open_gguf`."""
+    if read.is_block_alone:
+        raise GgufError(f"holds a block that drafts, and no model; give it as {setting_named('draft')} of its target")
     header, architecture, config, plain = read.header, read.architecture, read.config, read.plain
     places = [place for place in header.tensors.values() if place.name not in ROTATION_TENSORS]
     places = cut_fused(places, architecture, plain)

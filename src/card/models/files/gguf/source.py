@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
-from card.models.files.gguf.model import GgufModel, open_block, open_gguf
+from card.models.files.gguf.model import GgufHeader, GgufModel, block_of, model_of, read_gguf, read_kept_ids
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
@@ -42,6 +42,7 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.own.expert_weights import grouped, joined_pieces, joined_shape, split_experts
 from card.models.own.layers import BlockWeight
 from card.models.own.plain_config import config_of
+from card.models.rows.row_tree import IntArray
 from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 _FORMAT = 5  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
 _TEXT_FORMAT = 3  # of tokenizers
-_FACTS_FORMAT = 1  # of what is told of a file
+_FACTS_FORMAT = 2  # of what is told of a file
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 
@@ -220,20 +221,53 @@ class GgufSource:
     @functools.cached_property
     def block(self) -> GgufModel | None:
         """The block that drafts, with its weights under the names of folders; None if there is none."""
-        return open_block(self._path)
+        return block_of(self._header)
 
-    def block_weights(self, dtype: str) -> dict[str, Array]:
+    @property
+    def has_block(self) -> bool:
+        """Return whether the file holds a block that drafts."""
+        return bool(self._facts["has_block"])
+
+    @property
+    def is_block_alone(self) -> bool:
+        """Return whether the file holds a block that drafts for a model in another file, and no model."""
+        return bool(self._facts["is_block_alone"])
+
+    @property
+    def block_ids(self) -> IntArray | None:
+        """The tokens that a block alone in its file proposes; None for all."""
+        return read_kept_ids(self._header)
+
+    @property
+    def block_runs_as_stored(self) -> bool:
+        """Return whether all matrices of the block that drafts are numbers, or blocks that passes multiply by."""
+        assert self.block is not None
+        types = {one.place.type_id for one in self.block.weights}
+        return types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
+
+    def stored_block_weights(self) -> dict[str, Array | BlockWeight]:
+        """Return the weights of the block that drafts, as `block_decoder` has those of the model; no head."""
+        assert self.block is not None
+        weights = read_blocks(self.block)
+        self._check_unchanged()
+        return weights
+
+    def block_weights(self, dtype: str, only: Container[str] | None = None) -> dict[str, Array]:
         """Return the weights of the block that drafts, and the head if it stands apart, read into memory.
 
         `block` must not be None. The head's blocks are left out: passes multiply by them as they are.
+
+        Args:
+            only: the names of those that are read; None: all.
         """
         assert self.block is not None
         stored = self.stored_dtype(dtype)
-        heads = [one for one in self._model.weights if one.name == "lm_head.weight"]
+        heads = [] if self.is_block_alone else [one for one in self._model.weights if one.name == "lm_head.weight"]
         places = [*self.block.weights, *(one for one in heads if one.place.type_id in PLAIN_DTYPES)]
         found = {
             name: np.concatenate([piece.reshape(-1) for piece in pieces]).reshape(shape)
             for name, _, shape, pieces in _joined(replace(self.block, weights=places), stored)
+            if only is None or name in only
         }
         self._check_unchanged()
         return found
@@ -255,9 +289,13 @@ class GgufSource:
 
     @functools.cached_property
     def _model(self) -> GgufModel:
-        model = open_gguf(self._path)
+        model = model_of(self._header)
         check_tokenizer(model.header)
         return model
+
+    @functools.cached_property
+    def _header(self) -> GgufHeader:
+        return read_gguf(self._path)
 
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
@@ -270,7 +308,14 @@ class GgufSource:
         return facts
 
     def _read_facts(self) -> dict[str, Any]:
-        return {"config": dict(self._model.config), "tokenizer": tokenizer_digest(self._model.header)}
+        read = self._header
+        of = read if read.is_block_alone else self._model
+        return {
+            "config": dict(of.config),
+            "tokenizer": tokenizer_digest(of.header),
+            "has_block": read.has_block,
+            "is_block_alone": read.is_block_alone,
+        }
 
     def _write_facts(self, folder: Path) -> None:
         _write_json(folder / _FACTS_NAME, self._read_facts())

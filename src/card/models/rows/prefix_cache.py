@@ -1,0 +1,153 @@
+"""`PrefixCache`: rows of long beginnings of texts outlive their process, so that a restart need not read them again.
+
+A thread of low priority writes the rows while passes run. It takes no lock: it copies a block of rows, and then looks
+whether the pool has moved any meanwhile. If so, it copies the block again. So it delays no pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+
+import numpy as np
+
+from card.errors import ModelError
+from card.models.protocol import Divisible
+from card.models.rows.pool_entries import Entries
+from card.models.rows.prefix_files import BLOCK_ROWS, KeptBeginning, PrefixFiles
+from card.models.rows.row_tree import IntArray
+
+logger = logging.getLogger(__name__)
+
+SHARED_TOKENS = 256  # a beginning that two texts have in common is kept from this length on
+LONG_TOKENS = 1024  # and any other one from this length on, before its rows are dropped
+WORTH_READING = 64  # tokens more than memory holds, from which on a file is read
+_GROWTH = 1.25  # a beginning is written if it is so much longer than what files hold of it
+_MOST_JOBS = 32  # that wait; later ones are dropped
+_CLOSE_S = 5.0  # for what is written at the end
+_REST_S = 600.0  # after the disk was full
+_LOOK_S = 0.001  # until the pool has moved its rows
+_LOWEST = 19  # priority of a thread
+
+
+class PrefixCache:
+    """Decides which beginnings go to files, writes them there, and reads them back."""
+
+    def __init__(self, model: Divisible, files: PrefixFiles) -> None:
+        self._model, self._files = model, files
+        self._source: Entries | None = None
+        self._jobs: queue.Queue[tuple[IntArray, bool] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._rests_until = 0.0
+
+    def watch(self, source: Entries) -> None:
+        """Take rows from the sequences of a pool."""
+        self._source = source
+
+    def find(self, text: IntArray, *, is_long: bool, num_held: int) -> tuple[KeptBeginning, int] | None:
+        """Return a file that holds more of a text than memory does, and how many of its rows are of use."""
+        return self._files.find(text, is_long=is_long, more_than=num_held + WORTH_READING - 1)
+
+    def read(self, kept: KeptBeginning, slot: int, num_rows: int) -> bool:
+        """Read the first rows of a file into an empty sequence with room for them.
+
+        Returns: whether it worked; if not, some rows may be there.
+        """
+        return self._files.read(kept, num_rows, lambda block, count: self._model.append_part(slot, block, count))
+
+    def note_shared(self, text: IntArray, *, is_long: bool) -> None:
+        """Say that two texts have a beginning in common."""
+        if len(text) >= SHARED_TOKENS:
+            self._ask(text, is_long)
+
+    def note_leaving(self, text: IntArray, *, is_long: bool) -> None:
+        """Say that rows may soon be dropped."""
+        if len(text) >= LONG_TOKENS:
+            self._ask(text, is_long)
+
+    def close(self) -> None:
+        """Write what memory holds of long texts, the last used one first, for some seconds; then end the thread."""
+        if self._source is not None:
+            for entry in reversed(self._source.retained.values()):
+                self.note_leaving(entry.text, is_long=entry.is_long)
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(_CLOSE_S)
+            self._is_ending = True
+            self._thread.join()
+            self._thread = None
+
+    def _ask(self, text: IntArray, is_long: bool) -> None:
+        """Have the rows of a text written. Placeholders of images are no tokens: only what is before them is kept."""
+        outside = (text < 0) | (text >= self._model.vocab_size)
+        text = text[: int(outside.argmax())] if outside.any() else text
+        if (
+            self._is_ending
+            or len(text) < SHARED_TOKENS
+            or self._jobs.qsize() >= _MOST_JOBS
+            or time.monotonic() < self._rests_until
+        ):
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="card-prefixes", daemon=True)
+            self._thread.start()
+        self._jobs.put((text, is_long))
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        while (job := self._jobs.get()) is not None and not self._is_ending:
+            try:
+                self._write(*job)
+            except OSError as error:
+                self._rests_until = time.monotonic() + _REST_S
+                logger.warning(
+                    "beginnings of texts are not kept for %.0f minutes: %s", _REST_S / 60, error.strerror or error
+                )
+            except MemoryError:
+                logger.warning("a beginning of %d tokens is not kept: there is no memory to copy it", len(job[0]))
+
+    def _write(self, text: IntArray, is_long: bool) -> None:
+        """Write the rows of a text, unless files hold most of it or its rows are gone. Raises: OSError."""
+        if time.monotonic() < self._rests_until:
+            return
+        found = self._files.find(text, is_long=is_long)
+        if found is not None and _GROWTH * found[1] > len(text):
+            return
+        with contextlib.suppress(_Gone), self._files.written(text, is_long=is_long) as add:
+            if add is not None:
+                for first in range(0, len(text), BLOCK_ROWS):
+                    add(self._block(text, is_long, first))
+
+    def _block(self, text: IntArray, is_long: bool, first: int) -> memoryview:
+        """Return a copy of rows of a text, as bytes. Raises: _Gone if no sequence holds them any more."""
+        assert self._source is not None
+        while not self._is_ending:
+            version = self._source.version
+            if version % 2:
+                time.sleep(_LOOK_S)
+                continue
+            slot = self._source.holder(text, is_long=is_long)
+            if slot is None:
+                break
+            try:
+                rows = self._model.read_part(slot, first, min(first + BLOCK_ROWS, len(text)))
+            except ModelError:  # they were moved at this moment
+                rows = None
+            if rows is not None and self._source.version == version:
+                return rows.view(np.uint8).data
+            time.sleep(_LOOK_S)
+        raise _Gone
+
+
+class _Gone(Exception):
+    """The rows are not in memory any more, or the thread is to end."""
