@@ -15,7 +15,7 @@ from card.config.method import ALONE
 from card.config.registry import find_method
 from card.engine.offers import DRAFTER
 from card.errors import ModelError, SettingsError, in_words, named, spelled
-from card.models.block_loading import has_block, is_block_file
+from card.models.block_loading import has_block, is_state_drafter
 from card.models.names import OWN_BLOCK
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Choice:
     """The models of a start, and a line for the user about one that was not named."""
 
     asked: Asked
-    block: str | None = None  # the model in whose files the block lies that drafts, if one does
+    state_drafter: str | None = None  # the model in whose files the block or head lies that drafts, if one does
     note: str = ""  # settings are marked as `card.errors.named` does; empty: all was named
     given: Asked | None = None  # what was asked for before the block was added; None: it was not
     is_warning: bool = False
@@ -52,7 +52,7 @@ def choose_draft(asked: Asked, facts: Facts) -> Choice:
         facts: of the start as it is asked for.
     """
     if facts.has_draft or facts.has_pool or asked.settings.get("draft_address") is not None:
-        return Choice(asked, _block_named(asked, facts))
+        return Choice(asked, _state_drafter_named(asked, facts))
     choice = Choice(asked)
     if asked.method is None:
         choice = Choice(asked, None, f"no draft model is given, so {_COPIES}; {named('method')} vanilla does not")
@@ -74,15 +74,15 @@ def choose_draft(asked: Asked, facts: Facts) -> Choice:
         return tried.without_block(error)
 
 
-def _block_named(asked: Asked, facts: Facts) -> str | None:
-    """Return the model in whose files the draft model lies as a block; None if it is none."""
-    method = None if asked.method is None else find_method(asked.method)
-    if asked.draft_name is None or (method is not None and method.needs_parallel_draft):
+def _state_drafter_named(asked: Asked, facts: Facts) -> str | None:
+    """Return the model in whose files the draft model lies as a block or a head; None if it is none."""
+    if asked.draft_name is None:
         return None
     if asked.draft_name == OWN_BLOCK:
-        return asked.target if isinstance(asked.target, str) else None
+        is_parallel = asked.method is not None and find_method(asked.method).needs_parallel_draft
+        return asked.target if isinstance(asked.target, str) and not is_parallel else None
     folder = asked.plan(facts).settings.weights_dir
-    return asked.draft_name if is_block_file(asked.draft_name, cache_dir=folder) else None
+    return asked.draft_name if is_state_drafter(asked.draft_name, cache_dir=folder) else None
 
 
 def _may_try(asked: Asked) -> bool:

@@ -27,15 +27,13 @@ from card.kernels.compiler_process import CompilerProcess
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
-from card.models.block_loading import load_block
+from card.models.block_loading import StateDrafter, load_state_drafter, needs_states
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
-from card.models.own.draft_block import DraftBlock
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
-from card.models.parallel_draft import wants_states
 from card.models.rows.pool import sequence_bytes
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.runner import RowRunner
@@ -57,7 +55,7 @@ class Loaded:
     """A target before its first pass, with the facts that it and its tokenizer give about texts."""
 
     choice: Choice
-    block: DraftBlock | None  # of the target's checkpoint, if that drafts
+    state_drafter: StateDrafter | None  # the block or head that drafts, if one does
     facts: Facts
     plan: Plan
     runner: RowRunner
@@ -87,7 +85,7 @@ def load(asked: Asked) -> Loaded:
     check_format_name(str(asked.settings.get("answer_format", AUTO)))
     choice = choose_draft(asked, _first_facts(asked))
     asked, facts = choice.asked, _first_facts(choice.asked)
-    facts = replace(facts, wants_states=facts.wants_states or choice.block is not None)
+    facts = replace(facts, wants_states=facts.wants_states or choice.state_drafter is not None)
     plan = asked.plan(facts)
     verifier, named = choose_verifier(plan.settings, asked.verifier)
     facts = replace(facts, verifier=verifier, verifier_named=named)
@@ -97,8 +95,10 @@ def load(asked: Asked) -> Loaded:
     asked.say(f"loading {plan.settings.target}")
     with CompilerProcess() as compiler:
         with pinned(CoreSet((), min(default_threads(), num_usable_cores()))):  # torch takes all cores there are
-            has_block = choice.block is not None
-            target = load_target(asked.target, asked.draft, plan, compiler, asked.tokenizer, has_block=has_block)
+            is_made_for_it = choice.state_drafter is not None
+            target = load_target(
+                asked.target, asked.draft, plan, compiler, asked.tokenizer, is_made_for_it=is_made_for_it
+            )
         facts = replace(facts, context_limit=context_limit(target.model), in_integers=is_exact(target.model))
         facts = replace(facts, room_tokens=_room_tokens(target, asked.plan(facts)))
         loaded = _read(target, choice, facts)
@@ -113,7 +113,7 @@ def _first_facts(asked: Asked) -> Facts:
         has_draft=draft is not None,
         has_pool=asked.leases is not None,
         is_draft_loaded=draft is not None and asked.draft_name is None,
-        wants_states=draft is not None and wants_states(draft),
+        wants_states=needs_states(draft),
         cores=usable_cores(),
         num_cores=num_usable_cores(),
         verifier=asked.verifier,
@@ -139,12 +139,13 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
         asked.say("comparing the weights with those of kept rows")
     prefixes = prefix_cache(settings, runner, is_named=isinstance(asked.target, str))
     check_once(runner, settings, is_named=isinstance(asked.target, str))
-    block: DraftBlock | None = None
-    if plan.placements and choice.block is not None:
+    state_drafter: StateDrafter | None = None
+    if plan.placements and choice.state_drafter is not None:
         try:
             dtype, folder = settings.dtype_of_draft, settings.weights_dir
             head = model.lm_head.weight if isinstance(model, DecoderModel) else None
-            block = load_block(choice.block, runner, dtype=dtype, cache_dir=folder, head=head)
+            name = choice.state_drafter
+            state_drafter = load_state_drafter(name, runner, dtype=dtype, cache_dir=folder, head=head)
         except ModelError as error:
             choice = choice.without_block(error)
             facts = replace(facts, has_draft=False, wants_states=False)
@@ -153,7 +154,7 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
     limit_s = settings.grammar_timeout_s
     return Loaded(
         choice=choice,
-        block=block,
+        state_drafter=state_drafter,
         facts=facts,
         plan=plan,
         runner=runner,
@@ -234,7 +235,7 @@ def _drafter_of(loaded: Loaded, measured: Measured) -> Drafter | None:
     if not plan.placements:
         return None
     source = DraftSource(
-        model=loaded.block or asked.draft,
+        model=loaded.state_drafter or asked.draft,
         vocab_size=loaded.runner.vocab_size,
         tokenizer=loaded.tokenizer,
         find_grammar=loaded.grammars.find,

@@ -50,7 +50,7 @@ def load_target(
     compiler: CompilerProcess,
     given: str | Tokenizer | PreTrainedTokenizerBase | None = None,
     *,
-    has_block: bool = False,
+    is_made_for_it: bool = False,
 ) -> Target:
     """Load what is given by name, and inflate the model if the plan's settings say so.
 
@@ -58,7 +58,7 @@ def load_target(
         draft: the draft model that must fit; None: there is none.
         compiler: is told what both models need.
         given: a tokenizer, of ours or of transformers, or the name of one; None: the tokenizer of ``target``.
-        has_block: the draft model is a block, which has the target's tokens.
+        is_made_for_it: the draft model is a block or a head, which has the target's tokens.
     Raises: SettingsError, ModelError, VocabularyError.
     """
     settings, method = plan.settings, plan.method
@@ -70,12 +70,14 @@ def load_target(
     needs_draft = method.needs_draft and bool(plan.placements)
     if needs_draft and draft == OWN_BLOCK and not method.needs_parallel_draft:
         require_block(target, cache_dir=settings.weights_dir)
-    elif needs_draft and draft is not None and not has_block:
-        has_images = settings.max_images > 0
-        check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
+    elif needs_draft and draft is not None:
+        if not is_made_for_it:
+            has_images = settings.max_images > 0
+            check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
         if method.needs_parallel_draft:
             require_parallel_draft(draft, f"method {method.name}", cache_dir=settings.weights_dir)
-    _tell_products(compiler, target, draft if needs_draft and isinstance(draft, str) and not has_block else None, plan)
+    other_model = draft if needs_draft and isinstance(draft, str) and not is_made_for_it else None
+    _tell_products(compiler, target, other_model, plan)
     if isinstance(target, str):
         _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
     model = _load(target, settings) if isinstance(target, str) else _given(target)

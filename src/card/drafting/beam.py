@@ -42,12 +42,21 @@ class BeamSequence(DraftSequence):
 
     def _open(self) -> None:
         """Take rows for the part of the text that is read. Raises: CapacityError if there is no room."""
-        self._num_skipped = 0 if self.reads_whole_texts else num_skipped(len(self.token_ids))
+        self._num_skipped = self._num_to_skip()
         # A draft need not be exact: from the start its rows suit the text's final length.
-        opened = self._pool.open(self._read_ids, self.num_rows, text_len=self._text_limit)
+        opened = self._pool.open(self._keys, self.num_rows, text_len=self._text_limit)
         self.slot, self.num_reused = opened.slot, opened.num_reused
         self.num_committed_rows = opened.num_reused
         self._is_shared = False  # other texts can copy the rows of this text
+
+    def _num_to_skip(self) -> int:
+        """Return how many tokens of the text are not read, as it is opened."""
+        return 0 if self.reads_whole_texts else num_skipped(len(self.token_ids))
+
+    @property
+    def _keys(self) -> Sequence[int]:
+        """Numbers for the tokens that are read, by which the pool finds texts with the same rows."""
+        return self._read_ids
 
     @property
     def _read_ids(self) -> Sequence[int]:
@@ -60,7 +69,7 @@ class BeamSequence(DraftSequence):
 
     def close(self) -> None:
         """Free the sequence; the rows of the text stay in the pool for a text that begins with it."""
-        self._pool.close(self.slot, self._read_ids[: self.num_committed_rows])
+        self._pool.close(self.slot, self._keys[: self.num_committed_rows])
 
     def discard(self) -> None:
         """Free the sequence after a failed pass; no other text may reuse its rows."""
@@ -136,7 +145,7 @@ class BeamSequence(DraftSequence):
                 return NewNodes.none()
             if not self._is_shared:
                 self._is_shared = True
-                self._pool.note(self.slot, self._read_ids)
+                self._pool.note(self.slot, self._keys)
         else:
             frontier = frontier[: len(logits)]
             first_row = num_rows - len(frontier)

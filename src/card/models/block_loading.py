@@ -1,4 +1,7 @@
-"""Load the block that drafts inside a target's checkpoint. Errors are one clear line."""
+"""Load what drafts from a target's states: the block of its checkpoint, or an EAGLE-3 head.
+
+Errors are one clear line.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,28 @@ from pathlib import Path
 
 from card.config import INT8
 from card.errors import ModelError, named
-from card.models.dtypes import CPU, parse_dtype, runs_as_blocks
+from card.kernels.number_types import STORED_DTYPES
+from card.machine.folders import expanded
+from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
+from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
+from card.models.files.gguf.eagle import is_eagle_gguf, read_eagle_gguf
+from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file, local_model
-from card.models.files.sources import explained, find_source, quiet
+from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.files.weight_files import weight_files
 from card.models.names import OWN_BLOCK
+from card.models.others import others
 from card.models.own.decoder_model import LoadedModel
-from card.models.own.draft_block import DraftBlock, has_folder_block, read_folder_block, read_gguf_block
+from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
+from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
 from card.models.own.layers import Weight
+from card.models.parallel_draft import wants_states
 from card.models.runner import ExactRunner, RowRunner
 
+_OTHER_HEAD = f"use the head of this target, or leave {named('draft')} out"
 _INSTEAD = f"name a draft model, or leave {named('draft')} out"
+
+StateDrafter = DraftBlock | EagleHead
 
 
 def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
@@ -59,6 +74,23 @@ def is_block_file(draft: str, *, cache_dir: str | None) -> bool:
             return source.gguf is not None and source.gguf.is_block_alone
 
 
+def is_state_drafter(draft: str, *, cache_dir: str | None) -> bool:
+    """Return whether a draft model is made for one target, whose states it reads: `is_head` or `is_block_file`.
+
+    Raises: ModelError if it cannot be read.
+    """
+    return is_head(draft) or is_block_file(draft, cache_dir=cache_dir)
+
+
+def load_state_drafter(
+    name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None, head: Weight | None = None
+) -> StateDrafter:
+    """Load a block or a head; arguments and errors as of `load_block` and `load_head`."""
+    if is_head(name):
+        return load_head(name, target, dtype=dtype, cache_dir=cache_dir)
+    return load_block(name, target, dtype=dtype, cache_dir=cache_dir, head=head)
+
+
 def load_block(
     name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None, head: Weight | None = None
 ) -> DraftBlock:
@@ -86,3 +118,59 @@ def load_block(
                 block = read_gguf_block(source.gguf, lent, dtype=wanted, as_stored=as_stored)
     block.computes_int8 = dtype == INT8
     return block
+
+
+def is_head(draft: str | LoadedModel | None) -> bool:
+    """Return whether a draft model is an EAGLE-3 head; one on the hub is not looked at."""
+    if not isinstance(draft, str):
+        return isinstance(draft, EagleHead)
+    place = expanded(draft)  # one that is not there is refused when it is loaded
+    try:
+        return is_eagle_folder(place) if place.is_dir() else place.is_file() and is_eagle_gguf(place)
+    except OSError:  # likewise
+        return False
+
+
+def needs_states(draft: str | LoadedModel | None) -> bool:
+    """Return whether a draft model reads its target's hidden states. Raises: ModelError as `wants_states`."""
+    return draft is not None and (draft == OWN_BLOCK or is_head(draft) or wants_states(draft))
+
+
+def load_head(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> EagleHead:
+    """Load a head, for which `is_head` holds, for its target.
+
+    Args:
+        dtype: of the draft model, as of `card.models.loading.load_decoder`.
+    Raises: ModelError, one line, if it cannot be run.
+    """
+    if not isinstance(target, ExactRunner):
+        raise ModelError(
+            f"{name} is an EAGLE-3 head, which needs a target that runs in our own pass on a CPU, in the same process: "
+            f"{_INSTEAD}"
+        )
+    with quiet():
+        source = find_source(name, cache_dir)
+        with explained(source, f"{{}} cannot draft ({_OTHER_HEAD})"):
+            head = _read_head(source, target, parse_dtype(dtype))
+    head.computes_int8 = dtype == INT8
+    return head
+
+
+def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:
+    original = target.original
+    facts_of_target = HeadTarget(original.num_layers, original.hidden_size, target.max_model_len, target.lent)
+    folder = Path(source.path)
+    if source.gguf is not None:
+        facts, tensors, stored = read_eagle_gguf(folder, dtype)
+        return eagle_head(facts, tensors, facts_of_target, stored)
+    facts = read_facts(folder)
+    files = tuple(MappedWeights(file) for file in weight_files(folder))
+    tensors = {name: array for file in files for name, array in file.arrays.items()}
+    if not files:
+        tensors = others("transformers.pickled", "a head whose weights are pickles").read_pickled(folder)
+    if FC not in tensors:
+        raise BlockError(f"its tensor {FC} is missing")
+    wanted = STORED_DTYPES[tensors[FC].dtype.name if dtype == AUTO else dtype]
+    made = eagle_head(facts, tensors, facts_of_target, wanted)
+    made.pages = files
+    return made

@@ -55,10 +55,15 @@ def drafted_ids(tokenizer: Tokenizer | None, num_tokens: int) -> tuple[int, ...]
 def restrict_head(model: LoadedModel, ids: Iterable[int]) -> LoadedModel:
     """Return the model with a head that knows these tokens only, as far as it has them.
 
-    The weights are those of ``model``, which itself stays as it is.
+    The weights are those of ``model``, which itself stays as it is. Raises: SettingsError if its head knows none.
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
     known = {one for one in ids if one < vocab_size}
+    own = model.output_ids if isinstance(model, DecoderModel) else None
+    if own is not None and known.isdisjoint(own.tolist()):
+        raise SettingsError(
+            f"{named('draft_vocab')} leaves this drafter none of its {len(own)} tokens; ask for more, or leave it out"
+        )
     return with_head_of(model, known) if len(known) < vocab_size else copy.copy(model)
 
 
@@ -75,10 +80,18 @@ def kept_ids(model: LoadedModel) -> IntArray | None:
     return found
 
 
+def proposed_by(model: DecoderModel) -> IntArray | None:
+    """Return the tokens that a model's head gives numbers for, restricted or not; None: all in order."""
+    kept, own = kept_ids(model), model.output_ids
+    return kept if own is None else own if kept is None else own[np.isin(own, kept)]
+
+
 def head_of(model: DecoderModel) -> tuple[Linear, IntArray | None]:
     """Return the head to be computed, and the tokens that its outputs are for; None: all in order."""
-    ids = kept_ids(model)
-    return (model.lm_head, None) if ids is None else (model.lm_head.select(ids), ids)
+    kept, own, ids = kept_ids(model), model.output_ids, proposed_by(model)
+    if kept is None:
+        return model.lm_head, ids
+    return model.lm_head.select(kept if own is None else np.flatnonzero(np.isin(own, kept))), ids
 
 
 def spread(logits: Floats, ids: IntArray | None, vocab_size: int) -> Floats:

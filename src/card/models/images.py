@@ -108,7 +108,7 @@ class ImageRows:
     """The rows of one pass without a plain embedding: in places of images, and those of `Extension.inputs`."""
 
     rows: IntArray  # [n] of the pass
-    features: Floats  # [n, D]
+    features: Floats  # [n, D], or more: see `Extension.inputs`
     axes: IntArray | None  # [channels that turn]: time 0, height 1 or width 2; None: positions have one axis
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from card.errors import ModelError
 from card.machine.folders import expanded, replaced
 from card.models.files.weight_files import raw_config
-from card.models.names import OWN_BLOCK
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
@@ -151,12 +150,10 @@ def parallel_draft_of(model: LoadedModel) -> ParallelDraft | None:
 
 
 def wants_states(draft: str | LoadedModel) -> bool:
-    """Return whether a draft model reads its target's hidden states; one on the hub is not looked at.
+    """Return whether a model that drafts several tokens a pass reads its target's hidden states.
 
-    Raises: ModelError if what its folder says is damaged.
+    One on the hub is not looked at. Raises: ModelError if what its folder says is damaged.
     """
-    if draft == OWN_BLOCK:
-        return True
     if not isinstance(draft, str):
         facts = parallel_draft_of(draft)
     else:

@@ -28,7 +28,11 @@ class Extension:
     first_logits_idx: int = 0  # logits are returned for token_ids[first_logits_idx:]
     reads: ChosenRows | None = None  # None: all rows that a token may see; only a `Selective` model knows others
     scores: ScoreKind | None = None  # of the rows held already, to be kept of this pass; by a `Selective` model only
-    inputs: Floats | None = None  # [n, D], in the place of the first n tokens' embeddings; by a `RowRunner` only
+    inputs: Floats | None = None
+    """[n, D], in the place of the first n tokens' embeddings; by a `RowRunner` only.
+
+    Where the model `adds_heads`, sums that queries, keys and values begin from stand behind each row.
+    """
 
     @classmethod
     def of_text(cls, slot: int, token_ids: Sequence[int], num_held: int = 0, first_logits: int = -1) -> Extension:

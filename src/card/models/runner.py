@@ -18,7 +18,8 @@ from card.models.long_texts import CHANGES_WITH_LENGTH, switch_len
 from card.models.names import model_name
 from card.models.own.decoder import Decoder
 from card.models.own.decoder_model import DecoderModel, LoadedModel
-from card.models.own.draft_block import BlockInputs, DraftBlock, Lent
+from card.models.own.draft_block import DraftBlock, Lent, RowInputs
+from card.models.own.eagle_head import EagleHead
 from card.models.own.exact_decoder import ExactDecoder
 from card.models.own.expert_tables import ExpertFacts
 from card.models.own.layers import BlockWeight, embedded
@@ -54,7 +55,7 @@ class RowRunner(ABC):
     device: Any  # of the computation
     dtype: Any
     experts: ExpertFacts | None = None  # None: it has none, or their passes do not count them
-    block_inputs: BlockInputs | None = None  # what makes inputs of tokens and states; None: it reads tokens alone
+    block_inputs: RowInputs | None = None  # what makes inputs of tokens and states; None: it reads tokens alone
 
     def __init__(self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int) -> None:
         """Take over a model.
@@ -298,7 +299,7 @@ class ExactRunner(RowRunner):
         if (reason := why_not_int8()) is not None:
             raise ModelError(f"{model_name(model)} cannot run in our own pass: {reason}")
         self._table = model.embeddings
-        self.block_inputs = model.inputs if isinstance(model, DraftBlock) else None
+        self.block_inputs = model.inputs if isinstance(model, DraftBlock | EagleHead) else None
         head = model.lm_head.weight
         self._head_blocks = head if isinstance(head, BlockWeight) else None
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)

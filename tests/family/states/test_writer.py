@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,74 +12,32 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from card import LLM, SamplingParams
-from card.errors import CardError, ModelError, SettingsError
-from card.family.states.writer import OWN_STATES, StateSequence, StateWriter, make_writer
+from card.errors import ModelError, SettingsError
+from card.family.states.writer import StateWriter, make_writer
 from card.models.block_loading import load_block
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
+from card.models.own.draft_block import DraftBlock
 from card.models.protocol import Extension
+from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
 from tests.gguf_files import write_gguf
 from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
 from tests.pair import make_tokenizer
+from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
 
-TEXT = [17, 30, 211, 5, 5, 90, 133, 64, 200]
 PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
 
 
-def assert_close(found: np.ndarray[Any, Any], expected: torch.Tensor) -> None:
-    """Compare numbers to a hundred-thousandth of the largest."""
-    assert np.abs(found - expected.numpy()).max() <= 1e-5 * expected.abs().max()
+def drafting_of(folder: str, checkpoint: Checkpoint, block: str = "") -> Drafting:
+    """Return the writer of a checkpoint's block, or of one in a file of its own."""
 
+    def load(target: RowRunner, model: DecoderModel) -> DraftBlock:
+        return load_block(block or folder, target, dtype="float32", cache_dir="", head=model.lm_head.weight)
 
-class Drafting:
-    """A writer over the block of a checkpoint, with what each of its passes gave."""
-
-    def __init__(self, folder: str, checkpoint: Checkpoint, block: str = "", **spec: Any) -> None:
-        self.checkpoint = checkpoint
-        model = load_decoder(folder, dtype="float32")
-        assert isinstance(model, DecoderModel)
-        target, head = plain_runner(model, max_model_len=256), model.lm_head.weight
-        loaded = load_block(block or folder, target, dtype="float32", cache_dir="", head=head)
-        runner = plain_runner(loaded, max_model_len=256)
-        writer = make_writer(runner, target=target, find_grammar=None)
-        assert isinstance(writer, StateWriter)
-        self.writer, self._forward = writer, runner.forward
-        self.spec = draft_spec(vocab_size=0, beam_width=1, branch=1, lead=8, **spec)
-        self.passes: list[list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]] = []
-        runner.forward = self._noted  # type: ignore[method-assign]
-
-    def _noted(self, extensions: Sequence[Any]) -> list[Any]:
-        logits = self._forward(extensions)
-        states = [self.writer.runner.features.of(i, OWN_STATES) for i in range(len(extensions))]
-        self.passes.append([(one.copy(), own.copy()) for one, own in zip(logits, states, strict=True)])
-        return logits
-
-    def open(self, text: Sequence[int]) -> StateSequence:
-        return self.writer.open(text, self.spec, epoch=0)
-
-    def show(self, sequence: StateSequence, text: Sequence[int], first: int = 0) -> None:
-        """Show the states behind the tokens of a text from a place on."""
-        sequence.read(first, self.checkpoint.states(text)[first:].numpy())
-
-    def step(self, *sequences: StateSequence, most: int = 256) -> list[NewNodes]:
-        grown = self.writer.step([(one, most) for one in sequences])
-        for one in grown:
-            assert not isinstance(one, CardError)
-        return [one for one in grown if not isinstance(one, CardError)]
-
-    def path(self, sequence: StateSequence) -> list[int]:
-        """Return the tokens of the chain below the root."""
-        cache = sequence.cache
-        return [cache.token(node) for node in cache.best_path(cache.root_id, 99)]
-
-    def assert_last(self, which: int, logits: torch.Tensor, state: torch.Tensor) -> None:
-        """Compare what the last row of a sequence gave in the last pass."""
-        found, own = self.passes[-1][which]
-        assert_close(found[-1], logits)
-        assert_close(own[-1], state)
+    return Drafting(folder, load, checkpoint)
 
 
 @functools.cache
@@ -98,45 +55,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
 def test_logits_and_states_are_those_of_transformers_modules(folder: Any, kind: str, num_accepted: int) -> None:
-    assert_rounds_are_right(folder(kind), random_of(kind), num_accepted)
+    assert_rounds_are_right(drafting_of(folder(kind), random_of(kind)), num_accepted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_of_a_gguf_file_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
     checkpoint = random_of(kind)
     file = checkpoint.save_gguf(Path(folder(kind)), tmp_path / "target.gguf")
-    assert_rounds_are_right(file, checkpoint, 2)
+    assert_rounds_are_right(drafting_of(file, checkpoint), 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_in_a_file_of_its_own_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
     checkpoint = random_of(kind)
     file = checkpoint.save_block_file(Path(folder(kind)), tmp_path / "mtp-target.gguf")
-    assert_rounds_are_right(folder(kind), checkpoint, 2, file)
-
-
-def assert_rounds_are_right(model: str, checkpoint: Checkpoint, num_accepted: int, block: str = "") -> None:
-    """Draft for three rounds, in each of which so many candidates are accepted, and compare all numbers."""
-    drafting = Drafting(model, checkpoint, block)
-    sequence, text = drafting.open(TEXT), list(TEXT)
-    drafting.show(sequence, text)
-    assert sequence.frontier() == [], "the states of a prompt come with its first commit"
-    new_ids = [7]
-    for _ in range(3):  # rejected at a depth, each time
-        sequence.commit(new_ids)
-        text += new_ids
-        for _ in range(4):
-            drafting.step(sequence)
-            chain = drafting.path(sequence)[:-1]
-            drafting.assert_last(0, *checkpoint.draft(text, chain)[-1])
-        chain = drafting.path(sequence)
-        new_ids = [*chain[:num_accepted], (chain[num_accepted] + 1) % 300]
-        drafting.show(sequence, [*text, *new_ids[:-1]], len(text) - 1)
+    assert_rounds_are_right(drafting_of(folder(kind), checkpoint, file), 2)
 
 
 def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(folder: Any) -> None:
     checkpoint = random_of("qwen3_5")
-    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    drafting = drafting_of(folder("qwen3_5"), checkpoint)
     texts = [TEXT, TEXT[::-1], [3, 1, 4]]
     sequences = [drafting.open(text) for text in texts]
     for sequence, text in zip(sequences, texts, strict=True):
@@ -151,7 +89,7 @@ def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(fold
 
 def test_a_tree_gives_each_node_the_state_of_its_own_parent(folder: Any) -> None:
     checkpoint = random_of("qwen3_5")
-    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    drafting = drafting_of(folder("qwen3_5"), checkpoint)
     drafting.spec = draft_spec(vocab_size=0, beam_width=3, branch=3, lead=4, growth="layer")
     sequence = drafting.open(TEXT)
     drafting.show(sequence, TEXT)
@@ -169,7 +107,7 @@ def test_a_tree_gives_each_node_the_state_of_its_own_parent(folder: Any) -> None
 
 def test_a_text_whose_beginning_is_never_shown_is_read_from_the_first_state_on(folder: Any) -> None:
     checkpoint = random_of("qwen3_5")
-    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    drafting = drafting_of(folder("qwen3_5"), checkpoint)
     sequence = drafting.open(TEXT)
     sequence.commit([7])
     assert sequence.frontier() == [], "not even the newest token has a state"
@@ -181,7 +119,7 @@ def test_a_text_whose_beginning_is_never_shown_is_read_from_the_first_state_on(f
 
 def test_rows_of_a_text_are_reused_by_one_that_begins_with_it_but_not_those_without_a_beginning(folder: Any) -> None:
     checkpoint = random_of("qwen3_5")
-    drafting = Drafting(folder("qwen3_5"), checkpoint)
+    drafting = drafting_of(folder("qwen3_5"), checkpoint)
     text = [int(one) for one in np.random.default_rng(0).integers(2, 300, 40)]
     for begin, num_reused in ((12, 0), (0, 0), (0, 40)):
         sequence = drafting.open([*text, 7] if num_reused else text)
@@ -269,7 +207,7 @@ def test_a_block_of_a_quantised_file_runs_in_its_own_blocks_and_gives_nearly_the
         loaded = load_block(block, target, dtype=dtype, cache_dir="")
         assert any(one.has_blocks for one in loaded.layers[0].linears.values()) == (dtype == "auto")
         runner = plain_runner(loaded, max_model_len=64)
-        rows = loaded.inputs.rows(target.embeddings(tokens), states)
+        rows = loaded.inputs.rows(tokens, states)
         whole = plain_runner(load_decoder(name, dtype=dtype), max_model_len=64)
         found.append(
             (

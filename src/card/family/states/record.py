@@ -1,6 +1,7 @@
-"""Drafters that read a token and a state in each row (multi-token prediction, DeepSeek-V3, arXiv:2412.19437).
+"""Drafters that read a token and a state in each row.
 
-The block lies in the target's own checkpoint. Every method with a draft model can use it.
+A block lies in the target's own checkpoint (multi-token prediction, DeepSeek-V3, arXiv:2412.19437); a head is a folder
+of its own (EAGLE-3, arXiv:2503.01840). Every method with a draft model can use them.
 """
 
 from card.config.record import Record

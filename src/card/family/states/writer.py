@@ -1,4 +1,4 @@
-"""Draft with a block whose rows stand for a token and a state: row j has token j and the state behind token j - 1.
+"""Draft with a block or a head whose rows stand for a token and a state: row j has token j and the state before it.
 
 States of the text come from the target's passes. Those of candidates are the block's own: it hands on the state of each
 row. So rows of candidates are guesses, and every commit drops them; true ones are run with the next pass.
@@ -20,8 +20,8 @@ from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import ModelError
 from card.kernels.number_types import Floats
-from card.models.features import FINAL, FeatureWish
-from card.models.own.draft_block import BlockInputs
+from card.models.features import FeatureWish
+from card.models.own.draft_block import RowInputs
 from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
 from card.protocol.messages import DraftSpec
@@ -29,7 +29,6 @@ from card.tree.logits import FloatArray, Logits
 from card.tree.nodes import NewNodes
 
 _MOST_BLANK = 64  # rows without a state behind others: a request ends some tokens before its drafter has read them
-OWN_STATES = FeatureWish((FINAL,), "logits")  # the block's own states, which it hands on
 
 
 class StateSequence(BeamSequence):
@@ -39,12 +38,24 @@ class StateSequence(BeamSequence):
 
     def __init__(self, writer: StateWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
+        self._inputs = writer.inputs
         super().__init__(writer, token_ids, spec, epoch=epoch)
-        self._runner, self._inputs = writer.runner, writer.inputs
         self._zeros: Floats = np.zeros(writer.inputs.width, np.float32)
-        self._state_at: dict[int, Floats] = {0: self._zeros}  # by place in the text: the state behind the token before
+        # By place in the text: the state behind the token before.
+        self._state_at: dict[int, Floats] = {} if self._inputs.first_place else {0: self._zeros}
         self._state_of: dict[int, Floats] = {}  # the block's own behind a node that was run
         self._waits = True  # the states of a prompt come with the first commit
+
+    def _num_to_skip(self) -> int:
+        return self._inputs.first_place
+
+    @property
+    def _keys(self) -> Sequence[int]:
+        """Those of tokens. If the first token is not read, rows depend on it all the same, by the states."""
+        ids = self._read_ids
+        if not self._num_skipped or not ids:
+            return ids
+        return [-1 - (self.token_ids[0] << 32 | ids[0]), *ids[1:]]
 
     @property
     def _read_ids(self) -> Sequence[int]:
@@ -60,8 +71,10 @@ class StateSequence(BeamSequence):
         """Read the target's states of rows that became text, each with the token that followed."""
         if self.spec.num_hidden:  # places differ if images are left out
             return
-        next_place = self._next_place
-        self._state_at.update((place, row) for place, row in enumerate(states, first + 1) if place >= next_place)
+        states = states[max(0, self._next_place - first - 1) :]
+        if len(states):
+            place = max(first + 1, self._next_place)
+            self._state_at.update(enumerate(self._inputs.fused(states), place))
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
         """Commit tokens. The tree begins anew: its rows have states that were guessed."""
@@ -83,6 +96,8 @@ class StateSequence(BeamSequence):
     def _has_states(self) -> bool:
         """Return whether the unread text has states, once it begins where they do."""
         first, end, known = self._next_place, len(self.token_ids), self._state_at
+        if end <= self._num_skipped:
+            return False
         begin = next((place + 1 for place in reversed(range(first, end)) if place not in known), first)
         if begin >= end > first:
             return False  # not even the newest token has one
@@ -109,8 +124,7 @@ class StateSequence(BeamSequence):
             states = [self._state_at[first + i] for i in range(len(plain.token_ids))]
         else:
             states = [self._state_of[self.cache.parent(node)] for node in frontier[:max_tokens]]
-        embeddings = self._runner.embeddings(plain.token_ids)
-        return replace(plain, inputs=self._inputs.rows(embeddings, np.stack(states)))
+        return replace(plain, inputs=self._inputs.rows(plain.token_ids, np.stack(states)))
 
     def hand_on(self, frontier: Sequence[int], states: Floats) -> None:
         """Take the block's own states behind the rows of a pass that had logits, before `grow`."""
@@ -127,7 +141,7 @@ class StateSequence(BeamSequence):
 
     def close(self) -> None:
         """Free the sequence; its rows stay in the pool if they are those of a text from its beginning."""
-        if self._num_skipped:
+        if self._num_skipped > self._inputs.first_place:
             self.discard()
         else:
             super().close()
@@ -136,12 +150,10 @@ class StateSequence(BeamSequence):
 class StateWriter(BeamWriter):
     """Drafts for several requests with the block of their target."""
 
-    wanted_states = FeatureWish((FINAL,), "all")
-
     def __init__(
         self,
         runner: RowRunner,
-        inputs: BlockInputs,
+        inputs: RowInputs,
         kv_cache_bytes: int | None = None,
         *,
         find_grammar: FindGrammar | None = None,
@@ -149,7 +161,9 @@ class StateWriter(BeamWriter):
         """Make a writer of a block and the layers that make its inputs; other arguments as of `BeamWriter`."""
         super().__init__(runner, kv_cache_bytes, find_grammar=find_grammar)
         self.runner, self.inputs = runner, inputs
-        runner.features.wish([OWN_STATES])
+        self.wanted_states = FeatureWish(inputs.target_layers, "all")
+        self.own_states = FeatureWish((inputs.own_state,), "logits")  # which the drafter hands on
+        runner.features.wish([self.own_states])
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> StateSequence:
         """Start the tree of a request after its text. Raises: CapacityError if there is no room."""
@@ -157,7 +171,7 @@ class StateWriter(BeamWriter):
 
     def grow(self, place: int, beam: BeamSequence, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Add what the last pass has left of a beam: its own states first."""
-        cast(StateSequence, beam).hand_on(frontier, self.runner.features.of(place, OWN_STATES))
+        cast(StateSequence, beam).hand_on(frontier, self.runner.features.of(place, self.own_states))
         return super().grow(place, beam, frontier, logits)
 
 
@@ -173,9 +187,9 @@ def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked
         return None
     target: RowRunner | None = asked["target"]
     width = None if target is None else target.original.hidden_size
-    if width != inputs.width:
+    if width != inputs.target_width:
         raise ModelError(
-            f"this block reads states of {inputs.width} numbers, and its target gives "
+            f"this block reads states of {inputs.target_width} numbers, and its target gives "
             f"{'none' if width is None else width}; let it draft in the process of its own target"
         )
     return StateWriter(cast(RowRunner, model), inputs, kv_cache_bytes, find_grammar=asked["find_grammar"])

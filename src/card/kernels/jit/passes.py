@@ -93,7 +93,7 @@ def project_heads(
     out = entry(table, t.PROJECTED) + row_bytes * first_row + 4 * padded * before
     project(
         linear, num_rows, padded // PANEL * start, padded // PANEL * stop, numbers, scales, sums,
-        entry(table, t.PADDED_WIDTH) // GROUP, out, row_bytes, 0,
+        entry(table, t.PADDED_WIDTH) // GROUP, out, row_bytes, entry(of, t.ADDS_HEADS),
     )  # fmt: skip
 
 

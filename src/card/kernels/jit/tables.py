@@ -35,15 +35,15 @@ SILU, GELU, CLAMPED = range(3)  # kinds of ACTIVATION
 # 0 for other layers) and of values, whether value heads that share a key are apart, the bytes of a state that lie
 # before its own, and the addresses of its rates, of what is added to the scores of the decay, of its norm, and of the
 # machine code of `gated_delta.advance_states`. Then where a float for each position lies that queries are times (0:
-# none), and whether heads turn before they are normed.
+# none), whether heads turn before they are normed, and whether heads are added to what lies in PROJECTED.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN, MORE = range(0, 8 * LINEAR_SIZE, LINEAR_SIZE)
 (
     INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, TURNED, WINDOW, COPY_TO,
     SINKS, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SCALE, MLP, KV_AT, KV_LAYER, FILTER, NUM_TAPS, RECORD_AT, EXPERTS,
     MADE_KV_HEADS, VALUE_NORM, FACTOR, OWN_INPUT, MORE_HEADS, SPARE_HEADS, OUT_HEADS, KEY_HEADS, VALUE_HEADS, KEY_SIZE,
     VALUE_SIZE, IS_TILED, STATE_AT, RATES, STEP_BIASES, OUT_NORM, STATES_CODE,
-    QUERY_GROWTH, TURNS_FIRST, LAYER_SIZE,
-) = range(8 * LINEAR_SIZE, 8 * LINEAR_SIZE + 44)  # fmt: skip
+    QUERY_GROWTH, TURNS_FIRST, ADDS_HEADS, LAYER_SIZE,
+) = range(8 * LINEAR_SIZE, 8 * LINEAR_SIZE + 45)  # fmt: skip
 # Places in the table of numbers that tokens have for a layer: two linear layers, what makes a gate of hidden states and
 # what those behind the gate give, the weight of the norm of the latter, where a factor of hidden states lies that takes
 # the place of the layer's, and the bytes of a row of all layers' numbers that lie before these.

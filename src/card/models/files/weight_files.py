@@ -16,7 +16,7 @@ from typing import Any
 from card.models.files.headers import HeaderError, StoredTensor, read_header
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not read
+_OTHER_WHOLE, _OTHER_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # whose headers are not read
 # Names of fields that count layers, in the configs of all families.
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
 _LISTS = ("labels", "experts")  # how fields end that make such a loop too
@@ -52,6 +52,13 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / _WHOLE).is_file():
         return [folder / _WHOLE]
     return _indexed(folder, _INDEX)
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """Return the pickles of a folder, as torch writes them; empty if there are none. Raises: as `weight_files`."""
+    if (folder / _OTHER_WHOLE).is_file():
+        return [folder / _OTHER_WHOLE]
+    return _indexed(folder, _OTHER_INDEX)
 
 
 def tensor_shapes(folder: Path) -> Shapes | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, with_blocks
 from card.models.own.plain_config import read_config
+from card.models.rows.row_tree import IntArray
 
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -73,6 +74,8 @@ class DecoderModel:
     """Weights and config of a known architecture, under transformers' names, without a forward pass."""
 
     device = "cpu"
+    adds_heads: ClassVar[bool] = False
+    """Queries, keys and values of its first layer begin from sums, which stand behind each row's input."""
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class DecoderModel:
         weights: Mapping[str, Weight],
         *,
         angles: Angles | None = None,
+        output_ids: IntArray | None = None,
     ) -> None:
         """Take over the weights, all of one dtype; or those of blocks, and others beside them.
 
@@ -89,6 +93,7 @@ class DecoderModel:
             weights: by transformers' names. Blocks of embeddings are rows, and the head is a weight of its own then.
             angles: gives cosines and sines [n, channels that turn] of the first n positions for a kind of layer, where
                 the type of the angles is none of ours.
+            output_ids: tokens that the outputs of the head are for; None: all of them, in order.
         Raises: KeyError, ValueError if they are not those that the architecture and the config ask for.
         """
         self.architecture, self.config, self.generation_config = architecture, config, generation_config
@@ -101,8 +106,10 @@ class DecoderModel:
         self.layers = [source.layer(idx, architecture, config) for idx in range(config.num_hidden_layers)]
         self._norm_name = f"model.{architecture.last_norm[0]}.weight"
         self.norm = source.array(self._norm_name, config.hidden_size)
-        is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight)
-        self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, *self.embeddings.shape))
+        is_shared = config.tie_word_embeddings and not isinstance(self.embeddings, BlockWeight) and output_ids is None
+        num_outputs = config.vocab_size if output_ids is None else len(output_ids)
+        self.output_ids = output_ids
+        self.lm_head = Linear(self.embeddings if is_shared else source.take(_HEAD, num_outputs, config.hidden_size))
         self.layer_inputs = layer_inputs_of(architecture, config, source.take)  # None: tokens have embeddings alone
         source.check_empty()
 

@@ -9,10 +9,10 @@ names and the state after the final norm are those of Qwen3.5's and Qwen3-Next's
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from card.kernels.number_types import STORED_DTYPES, Dtype, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
 from card.models.draft_vocab import with_head_of
+from card.models.features import FINAL
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
@@ -29,7 +30,7 @@ from card.models.inner_text import inner_name
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_layers import as_stored, check_numbers, norm_weight, packed, rms_norm
 from card.models.own.expert_weights import split_experts
-from card.models.own.layers import BlockWeight, Linear, Weight
+from card.models.own.layers import BlockWeight, Linear, Weight, embedded
 from card.models.own.plain_config import read_config
 
 _PREFIX = "mtp."
@@ -42,23 +43,76 @@ class BlockError(ValueError):
     """A reason why the block of a model cannot draft, in words that follow its name."""
 
 
+class RowInputs(Protocol):
+    """Makes the inputs of rows of tokens and states, for one kind of drafter."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a state that a row takes, D: those of the drafter's own states."""
+
+    @property
+    def target_width(self) -> int:
+        """Numbers of each of the target's states."""
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """The target's states that are read, as `FeatureWish` counts them."""
+
+    @property
+    def own_state(self) -> int:
+        """The drafter's own state that is handed on: `FINAL` or `RAW`."""
+
+    @property
+    def first_place(self) -> int:
+        """Place in a text of the first token that is read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its matrices."""
+
+    def fused(self, states: Floats) -> Floats:
+        """Return what rows take, [n, D], of the target's states, [n, layers * width]."""
+
+    def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
+        """Return `Extension.inputs` of rows with tokens [n] and states [n, D]."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInputs:
     """The layers that make a row's input of a token's embedding and a state."""
 
+    embeddings: Weight  # [V, D], the target's
     token_norm: Floats  # [D]
     state_norm: Floats  # [D]
     eps: float
     join: PackedLinear  # [D, 2 D]
+
+    target_layers: ClassVar[tuple[int, ...]] = (FINAL,)
+    own_state: ClassVar[int] = FINAL
+    first_place: ClassVar[int] = 0
 
     @property
     def width(self) -> int:
         """Numbers of a state, D."""
         return len(self.state_norm)
 
-    def rows(self, embeddings: Floats, states: Floats) -> Floats:
-        """Return the inputs of rows, [n, D], from embeddings and states, [n, D] each."""
-        tokens = rms_norm(embeddings, self.token_norm, self.eps)
+    @property
+    def target_width(self) -> int:
+        """Numbers of each of the target's states, D."""
+        return self.width
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the matrix."""
+        return int(self.join.panels.nbytes)
+
+    def fused(self, states: Floats) -> Floats:
+        """Return the target's states as they are."""
+        return states
+
+    def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
+        """Return the inputs of rows, [n, D], from tokens [n] and states [n, D]."""
+        tokens = rms_norm(embedded(self.embeddings, token_ids), self.token_norm, self.eps)
         both = np.concatenate([tokens, rms_norm(states, self.state_norm, self.eps)], -1)
         return multiply_rows(both, self.join)[:, : self.width]
 
@@ -101,7 +155,8 @@ class DraftBlock(DecoderModel):
         token_norm, state_norm = (
             norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (_TOKEN_NORM, _STATE_NORM)
         )
-        self.inputs = BlockInputs(
+        self.inputs: RowInputs = BlockInputs(
+            lent.embeddings,
             token_norm,
             state_norm,
             float(getattr(config, architecture.norm_eps)),
@@ -121,7 +176,7 @@ class DraftBlock(DecoderModel):
     @property
     def num_bytes(self) -> int:
         """Bytes of its own weights."""
-        return sum(int(one.nbytes) for one in self.own_weights) + int(self.inputs.join.panels.nbytes)
+        return sum(int(one.nbytes) for one in self.own_weights) + self.inputs.num_bytes
 
     @property
     def ending(self) -> Iterator[tuple[str, Weight]]:

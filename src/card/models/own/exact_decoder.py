@@ -72,7 +72,7 @@ class ExactDecoder:
         self.precision = INT8 if is_int8(model) else model.dtype.name
         kv_dtype = FLOAT32 if self.precision == "float32" else FLOAT16
         self._embedded = EmbeddedRows(model.embeddings)
-        self.vocab_size = model.lm_head.out_features
+        self.vocab_size = int(model.embeddings.shape[0])
         self._reals = {
             self._code.EPS: float(getattr(config, architecture.norm_eps)),
             self._code.SCORE_CAP: architecture.cap("attention", config) or 0.0,
@@ -103,6 +103,8 @@ class ExactDecoder:
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self.state_size = self._layers.state_size  # numbers of the states of a sequence
+        self._layers.tables[:1, self._code.ADDS_HEADS] = model.adds_heads
+        self._num_sums = self._layers.projected if model.adds_heads else 0  # behind an input of a row
         self.long_rows: BoolArray | None = None
         self._pages = model.pages
         self._check_pages()
@@ -147,8 +149,7 @@ class ExactDecoder:
         hidden[:, self._width :] = 0.0  # a pass that gave NaN would otherwise leave it to all passes behind it
         if self._inputs is not None:
             self._inputs.take(ids)
-        if images is not None and len(images.rows):
-            hidden[images.rows, : self._width] = images.features
+        self._put_given(hidden, images)
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
         if isinstance(logits_rows, slice):
@@ -180,6 +181,17 @@ class ExactDecoder:
         if self._num_outputs < self._num_padded_outputs:
             logits = logits[:, : self._num_outputs]
         return spread(logits, self._head_ids, self.vocab_size)
+
+    def _put_given(self, hidden: Floats, given: ImageRows | None) -> None:
+        """Put the inputs of rows in place, and the sums that queries, keys and values begin from."""
+        sums = self._buffers.parts[self._code.PROJECTED][: len(hidden)]
+        if self._num_sums:
+            sums[:] = 0.0
+        if given is None or not len(given.rows):
+            return
+        hidden[given.rows, : self._width] = given.features[:, : self._width]
+        if self._num_sums:
+            sums[given.rows] = given.features[:, self._width :]
 
     def _turn(self, angles: IntArray, positions: IntArray, images: ImageRows | None) -> None:
         """Say where the angles of each row are; ``angles`` [rows] has those of its position."""

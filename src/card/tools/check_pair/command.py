@@ -32,7 +32,7 @@ from card.config.method import ALONE
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError, VocabularyError, named
-from card.models.block_loading import is_block_file, load_block
+from card.models.block_loading import is_state_drafter, load_state_drafter
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
@@ -114,9 +114,9 @@ def examine(
     Raises: CardError of any kind.
     """
     tokenizer = load_tokenizer(target)
-    block = target if draft == OWN_BLOCK else draft if is_block_file(draft, cache_dir=None) else None
+    block = target if draft == OWN_BLOCK else draft if is_state_drafter(draft, cache_dir=None) else None
     if block is not None and options["target_cost"] is not None:
-        raise SettingsError(f"{named('target_cost')} does not go with a block that drafts: leave one of the two out")
+        raise SettingsError(f"{named('target_cost')} does not go with a block or a head: leave one of the two out")
     try:
         if block is None:
             check_tokenizers(tokenizer, target, draft)
@@ -130,7 +130,7 @@ def examine(
 
     limit = TimeLimit.of(MOST_MEASURING_S, clock)
     tell("bringing up the draft model, in turns with the target")
-    drafts_for = model if block is None else target  # a block lies in files
+    drafts_for = model if block is None else target  # a block or head lies in files
     with LLM(drafts_for, draft, tokenizer=tokenizer, method="sps", **settings) as sps:
         tell("comparing what the two models write")
         agreement = measure_agreement(sps, prompts, max_tokens, limit.part(_AGREEMENT_SHARE))
@@ -187,9 +187,9 @@ def _described(
 
 
 def _load_block(block: str, target: LoadedModel, host: Host, dtype: str) -> LoadedModel:
-    """Return a block as it drafts for a target."""
+    """Return a block or head as it drafts for a target."""
     head = target.lm_head.weight if isinstance(target, DecoderModel) else None
-    made = load_block(block, host.runner, dtype=dtype, cache_dir=None, head=head)
+    made = load_state_drafter(block, host.runner, dtype=dtype, cache_dir=None, head=head)
     return restricted(made, proposed_ids(made, host.tokenizer, host.runner.vocab_size, None))
 
 

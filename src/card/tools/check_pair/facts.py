@@ -9,10 +9,11 @@ from card.config import INT8, DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
-from card.models.draft_vocab import kept_ids
+from card.models.draft_vocab import kept_ids, proposed_by
 from card.models.facts import num_bytes, parameter_count
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.draft_block import DraftBlock
+from card.models.own.eagle_head import EagleHead
 from card.models.own.layers import BlockWeight, Weight
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Routed
@@ -44,7 +45,7 @@ class DrafterFacts:
     """Kind of a draft model, and the bytes of weights that one of its steps reads, as they run."""
 
     kind: str
-    reads_states: bool  # the target's last one, of each token
+    num_states: int  # of the target that it reads, of each token
     step_bytes: int
     head_tokens: int  # that it proposes
     head_bytes: int
@@ -52,7 +53,8 @@ class DrafterFacts:
     @property
     def in_words(self) -> str:
         """The same in a line for users."""
-        states = ", reads the target's last state" if self.reads_states else ""
+        read = "the target's last state" if self.num_states == 1 else f"{self.num_states} states of the target"
+        states = f", reads {read}" if self.num_states else ""
         return (
             f"{self.kind}{states}; a step reads {self.step_bytes / 1e6:,.1f} MB, of which {self.head_bytes / 1e6:,.1f} "
             f"MB are the head of {self.head_tokens:,} tokens"
@@ -147,10 +149,11 @@ def drafter_of(model: LoadedModel, runner: RowRunner, *, is_own: bool) -> Drafte
     """
     if not isinstance(model, DecoderModel):
         return None
-    kind, makes_inputs = "a model of its own", 0
+    kind, inputs = "a model of its own", model.inputs if isinstance(model, DraftBlock | EagleHead) else None
     if isinstance(model, DraftBlock):
         kind = f"a block that drafts, in {'the target' if is_own else 'a file of its own'}"
-        makes_inputs = int(model.inputs.join.panels.nbytes)
+    elif inputs is not None:
+        kind = "an EAGLE-3 head"
     elif parallel_draft_of(model) is not None:
         kind = "a model that drafts several tokens in a pass (PARD)"
     experts, total = runner.experts if isinstance(runner, Routed) else None, 0.0
@@ -160,14 +163,13 @@ def drafter_of(model: LoadedModel, runner: RowRunner, *, is_own: bool) -> Drafte
             share = experts.experts_per_token / experts.num_experts if experts is not None and is_chosen else 1.0
             total += share * (_running_bytes(weight, runner) if len(weight.shape) > 1 else weight.nbytes)
     num_tokens, head_bytes = _head_of(model, runner)
-    return DrafterFacts(
-        kind, isinstance(model, DraftBlock), int(total) + makes_inputs + head_bytes, num_tokens, head_bytes
-    )
+    makes_inputs, num_states = (0, 0) if inputs is None else (inputs.num_bytes, len(inputs.target_layers))
+    return DrafterFacts(kind, num_states, int(total) + makes_inputs + head_bytes, num_tokens, head_bytes)
 
 
 def _head_of(model: DecoderModel, runner: RowRunner) -> tuple[int, int]:
     """Return the tokens of the head that is computed, and its bytes."""
-    ids, head = kept_ids(model), model.lm_head
+    ids, head = proposed_by(model), model.lm_head
     num_tokens = head.out_features if ids is None else len(ids)
     return num_tokens, _running_bytes(head.weight, runner) * num_tokens // head.out_features
 

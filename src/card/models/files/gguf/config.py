@@ -72,7 +72,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         **_scales(facts, architecture, head_dim),
         **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
         **_windows(facts, architecture),
-        "dtype": _stored_dtype(header).name,
+        "dtype": stored_dtype_of(header).name,
         "is_quantized": not _matrix_types(header) <= PLAIN_DTYPES.keys(),
         "matrix_types": sorted(_matrix_types(header)),
         "head_dim": head_dim,
@@ -212,7 +212,7 @@ def _rotations(
     header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
-    rope, thetas = _rope(header, facts, head_dim), architecture.config_class.default_theta
+    rope, thetas = rope_of(header, facts, head_dim), architecture.config_class.default_theta
     if architecture.turns_parts and rope["rope_type"] != PROPORTIONAL:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:
@@ -225,7 +225,8 @@ def _rotations(
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _rope(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
+def rope_of(header: Header, facts: GgufFacts, head_dim: int) -> dict[str, Any]:
+    """Return the settings of the angles. Raises: GgufError if they ask for more than is built here."""
     theta = facts.number("rope.freq_base", 10000.0, least=LEAST_SETTING)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if not header.tensors.keys().isdisjoint(_LONG_FACTORS.values()):  # some of these files name no type
@@ -338,7 +339,7 @@ def _matrix_types(header: Header) -> set[int]:
     return {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
 
 
-def _stored_dtype(header: Header) -> Dtype:
+def stored_dtype_of(header: Header) -> Dtype:
     """Return what the weights are in; bfloat16 for quantised ones."""
     types = _matrix_types(header)
     if not types <= PLAIN_DTYPES.keys():

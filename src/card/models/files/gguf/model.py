@@ -294,7 +294,7 @@ def _weight(place: TensorPlace, architecture: Architecture, config: DecoderConfi
     if part in architecture.filters:
         place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
-    order = _row_order(place.shape[0], head_dim(config)) if is_paired else None
+    order = row_order(place.shape[0], head_dim(config)) if is_paired else None
     if part is architecture.norms.get("delta_out"):
         offset = 0.0
     untiled = _untiled(part, architecture, config)
@@ -346,7 +346,7 @@ def _unread(architecture: Architecture, config: DecoderConfig) -> set[str]:
     return {f"model.layers.{idx}.{part.name}.{kind}" for idx, part in parts for kind in ("weight", "bias")}
 
 
-def _row_order(num_rows: int, head_dim: int) -> IntArray | None:
+def row_order(num_rows: int, head_dim: int) -> IntArray | None:
     """Return which row of a file is which of the model: neighbours of a head turn there, its halves here."""
     if num_rows % head_dim:
         return None  # a shape that is refused later

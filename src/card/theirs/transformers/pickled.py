@@ -1,0 +1,26 @@
+"""Tensors of folders whose weights are pickles, read as weights only: nothing in them is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from card.kernels.number_types import Array
+from card.models.files.weight_files import FolderError, pickled_files
+from card.theirs.transformers.arrays import as_array
+
+
+def read_pickled(folder: Path) -> dict[str, Array]:
+    """Return all tensors by name, with their bits as stored.
+
+    Raises: FolderError if there are none; almost anything, if a file is damaged or holds more than weights.
+    """
+    files = pickled_files(folder)
+    if not files:
+        raise FolderError("it holds neither model.safetensors nor pytorch_model.bin")
+    found: dict[str, Array] = {}
+    for file in files:
+        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        found |= {name: as_array(tensor, keeps_bits=True) for name, tensor in stored.items()}
+    return found

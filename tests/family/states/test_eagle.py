@@ -1,0 +1,321 @@
+"""EAGLE-3 heads draft with the numbers of plain formulas, and change no text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from card import LLM, SamplingParams
+from card.errors import ModelError, SettingsError
+from card.models.block_loading import load_head
+from card.models.draft_vocab import drafted_ids
+from card.models.loading import load_decoder, load_tokenizer
+from card.models.runners import plain_runner
+from tests.drafts import draft_spec
+from tests.own_head import FORMS, NUM_LAYERS, WIDTH, Head, random_head, right_head, save_target
+from tests.pair import make_tokenizer
+from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
+
+PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
+
+
+@functools.cache
+def random_of(form: str) -> Head:
+    return random_head(FORMS[form])
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the target of all random heads."""
+    return save_target(random_of("SafeAILab"), tmp_path_factory.mktemp("heads") / "target")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes the folder of a form once."""
+    root = tmp_path_factory.mktemp("heads")
+    return functools.cache(lambda form: random_of(form).save(root / form))
+
+
+def drafting_of(target: str, folder: str, head: Head) -> Drafting:
+    return Drafting(target, lambda runner, _: load_head(folder, runner, dtype="float32", cache_dir=""), head)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
+def test_logits_and_states_are_those_of_the_formulas(target: str, folder: Any, form: str, num_accepted: int) -> None:
+    assert_rounds_are_right(drafting_of(target, folder(form), random_of(form)), num_accepted)
+
+
+def test_a_head_whose_weights_are_a_pickle_gives_the_same_numbers(target: str, tmp_path: Path) -> None:
+    head, folder = random_of("SafeAILab"), tmp_path / "head"
+    head.save(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(head.stored, folder / "pytorch_model.bin")
+    assert_rounds_are_right(drafting_of(target, str(folder), head), 2)
+
+
+@pytest.mark.parametrize("form", ["SafeAILab", "SpecForge", "speculators", "speculators, other layers"])
+def test_a_head_in_a_gguf_file_gives_the_same_numbers(target: str, tmp_path: Path, form: str) -> None:
+    head = random_of(form)
+    file = head.save_gguf(tmp_path / "head.gguf")
+    assert_rounds_are_right(drafting_of(target, file, head), 2)
+
+
+def test_a_quantised_gguf_file_gives_the_numbers_of_its_weights(target: str, tmp_path: Path) -> None:
+    head = random_of("SafeAILab")
+    file = head.save_gguf(tmp_path / "head.gguf", kind=Kind.Q8_0)
+    assert_rounds_are_right(drafting_of(target, file, head.rounded(Kind.Q8_0)), 2)
+
+
+def test_texts_are_those_of_plain_decoding_with_a_head_in_a_gguf_file(target: str, tmp_path: Path) -> None:
+    file = random_of("SafeAILab").save_gguf(tmp_path / "head.gguf", kind=Kind.Q8_0)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
+    with LLM(target, file, dtype="float32", max_model_len=200, method="sps", placement="inline") as llm:
+        outputs = llm.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in outputs] == plain_texts(target, params, "float32")
+    assert sum(output.stats.verified_tokens for output in outputs)
+
+
+GGUF_FAULTS: dict[str, dict[str, Any]] = {
+    f"behind layer 9 of its target, which has {NUM_LAYERS}": {"stated": {"target_layers": [2, 4, 9]}},
+    "its d2t names token 299": {"changes": {"d2t": np.arange(100, 300)}},
+    "d2t is no list of whole numbers": {"changes": {"d2t": np.zeros(200, np.float32)}},
+    "its tensor midlayer.self_attn.k_proj.weight is missing": {"without": ["blk.0.attn_k.weight"]},
+    "a tensor blk.0.other.weight, which is not known": {"changes": {"blk.0.other.weight": np.zeros(64, np.float32)}},
+    "its eagle3.norm_before_fc is 1, it must be true": {"stated": {"norm_before_fc": 1}},
+    "its eagle3.feed_forward_length is 0": {"stated": {"feed_forward_length": 0}},
+}
+
+
+@pytest.mark.parametrize("words", GGUF_FAULTS)
+def test_a_gguf_file_that_does_not_fit_is_refused_in_a_line(target: str, tmp_path: Path, words: str) -> None:
+    file = random_of("SafeAILab").save_gguf(tmp_path / "head.gguf", **GGUF_FAULTS[words])
+    with pytest.raises(ModelError, match=words) as caught:
+        LLM(target, file, dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+    assert file in str(caught.value)
+
+
+class Harmful:
+    """What a pickle runs when it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_nothing_in_a_pickle_is_run(target: str, tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    random_of("SafeAILab").save(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"fc.weight": Harmful(tmp_path / "run")}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="head cannot draft") as caught:
+        LLM(target, str(folder), dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(target: str, folder: Any) -> None:
+    head = random_of("SafeAILab")
+    drafting = drafting_of(target, folder("SafeAILab"), head)
+    texts = [TEXT, TEXT[::-1], [3]]
+    sequences = [drafting.open(text) for text in texts]
+    for sequence, text in zip(sequences, texts, strict=True):
+        drafting.show(sequence, text)
+        sequence.commit([8])
+    while any(not drafting.path(sequence) for sequence in sequences):
+        drafting.step(*(one for one in sequences if not drafting.path(one)), most=4)
+    drafting.step(*sequences)
+    for which, (sequence, text) in enumerate(zip(sequences, texts, strict=True)):
+        drafting.assert_last(which, *head.draft([*text, 8], drafting.path(sequence)[:-1])[-1])
+
+
+def test_a_tree_gives_each_node_the_state_of_its_own_parent(target: str, folder: Any) -> None:
+    head = random_of("speculators")
+    drafting = drafting_of(target, folder("speculators"), head)
+    drafting.spec = draft_spec(vocab_size=0, beam_width=3, branch=3, lead=4, growth="layer")
+    sequence = drafting.open(TEXT)
+    drafting.show(sequence, TEXT)
+    sequence.commit([7])
+    drafting.step(sequence)
+    for _ in range(2):
+        nodes = sequence.frontier()
+        paths = [sequence.cache.path_tokens(node) for node in nodes]
+        assert len(paths) == 3
+        drafting.step(sequence)
+        for row, path in enumerate(paths):
+            logits, state = head.draft([*TEXT, 7], path)[-1]
+            assert_close(drafting.passes[-1][0][0][row], logits)
+            assert_close(drafting.passes[-1][0][1][row], state)
+
+
+def test_rows_are_reused_by_a_text_that_begins_alike_and_not_by_one_with_another_first_token(
+    target: str, folder: Any
+) -> None:
+    head = random_of("SafeAILab")
+    drafting = drafting_of(target, folder("SafeAILab"), head)
+    text = [int(one) for one in np.random.default_rng(0).integers(2, 300, 40)]
+    for first, num_reused in ((text[0], 0), (text[0], 39), (text[0] + 1, 0)):
+        its = [first, *text[1:], *([9] if num_reused else [])]
+        sequence = drafting.open(its)
+        assert sequence.num_reused == num_reused
+        drafting.show(sequence, its)
+        sequence.commit([11])
+        drafting.step(sequence)
+        drafting.assert_last(0, *head.draft([*its, 11], [])[-1])
+        sequence.close()
+
+
+def test_a_text_whose_beginning_is_never_shown_is_read_from_the_first_state_on(target: str, folder: Any) -> None:
+    head = random_of("SafeAILab")
+    drafting = drafting_of(target, folder("SafeAILab"), head)
+    sequence = drafting.open(TEXT)
+    drafting.show(sequence, TEXT, 4)
+    sequence.commit([7])
+    drafting.step(sequence)
+    drafting.assert_last(0, *head.draft([*TEXT, 7], [], first=5)[-1])
+
+
+@pytest.mark.parametrize("of", ["token", "state"])
+@pytest.mark.parametrize("method", ["sps", "card"])
+def test_a_head_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: Path, of: str, method: str) -> None:
+    head = right_head(of)
+    folder, target = head.save(tmp_path / "head"), save_target(head, tmp_path / "target")
+    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
+    settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
+    vocab_size = len(make_tokenizer())
+    with LLM(target, folder, method=method, placement="inline", dtype="float32", **settings) as llm:
+        outputs = llm.generate(PROMPTS, params)
+    for output in outputs:
+        (first, *others), stats = output.outputs[0].token_ids, output.stats
+        assert others == [(first + i + 1) % vocab_size for i in range(40)]
+        assert stats.accepted_tokens == stats.verified_tokens
+        assert stats.mean_acceptance_length == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("form", ["SafeAILab", "speculators"])
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+@pytest.mark.parametrize("method", ["sps", "card"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_plain_decoding(
+    target: str, folder: Any, form: str, method: str, placement: str, temperature: float
+) -> None:
+    settings: dict[str, Any] = {"target": target, "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
+    expected = plain_texts(target, params, "float32")
+    with LLM(**settings, draft=folder(form), method=method, placement=placement, policy="fixed") as llm:
+        outputs = llm.generate(PROMPTS, params)
+        alone = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert alone == expected[0]
+    assert sum(output.stats.verified_tokens for output in outputs) or placement == "thread"  # which may come too late
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "int8"}, {"draft_vocab": 100}, {"method": "card"}, {"method": "pearl"}])
+def test_texts_are_the_same_in_integers_with_a_smaller_head_and_by_other_methods(
+    target: str, folder: Any, changes: Mapping[str, Any]
+) -> None:
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
+    drafted: dict[str, Any] = {"dtype": "float32", "method": "sps", "max_model_len": 200, **changes}
+    with LLM(target, folder("SafeAILab"), **drafted) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    assert found == plain_texts(target, params, drafted["dtype"])
+
+
+def plain_texts(target: str, params: SamplingParams, dtype: str) -> list[Any]:
+    """Return what the target writes without a drafter."""
+    with LLM(target, dtype=dtype, max_model_len=200, method="vanilla") as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def test_a_head_in_integers_stays_near_its_floats(target: str, folder: Any) -> None:
+    runner = plain_runner(load_decoder(target, dtype="float32"), max_model_len=64)
+    head, text = random_of("SafeAILab"), [*TEXT, 7]
+    drafting = Drafting(target, lambda one, _: load_head(folder("SafeAILab"), one, dtype="int8", cache_dir=""), head)
+    assert drafting.writer.runner.precision == "int8"
+    assert runner.precision == "float32"
+    sequence = drafting.open(TEXT)
+    drafting.show(sequence, TEXT)
+    sequence.commit([7])
+    drafting.step(sequence)
+    expected = head.draft(text, [])[-1][0].numpy()
+    found = drafting.passes[-1][0][0][-1]
+    kept = np.isfinite(expected)
+    assert np.corrcoef(found[kept], expected[kept])[0, 1] > 0.999
+
+
+def test_embeddings_are_in_memory_once(target: str, folder: Any) -> None:
+    runner = plain_runner(load_decoder(target, dtype="float32"), max_model_len=64)
+    head = plain_runner(load_head(folder("SafeAILab"), runner, dtype="float32", cache_dir=""), max_model_len=64)
+    assert head.lent.embeddings is runner.lent.embeddings
+    assert head.max_model_len == 64, "the length of its training is no limit"
+
+
+# ---- what cannot be used --------------------------------------------------------------------------------------------
+
+OFFSETS = random_of("SafeAILab").stored["d2t"]
+MISSING = "midlayer.self_attn.k_proj.weight"
+FAULTS: dict[str, dict[str, Any]] = {
+    r"reads states of 32 numbers, and its target gives 64": {"changes": {"fc.weight": torch.zeros(WIDTH, 96)}},
+    r"fc.weight has shape \[32, 192\]": {"changes": {"fc.weight": torch.zeros(32, 192)}},
+    "made for a vocabulary of 400 tokens, and its target has 299": {"stated": {"vocab_size": 400}},
+    f"behind layer 9 of its target, which has {NUM_LAYERS}": {
+        "stated": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}}
+    },
+    "its d2t names token 299, and there are 0 to 298": {"changes": {"d2t": OFFSETS + 299 - OFFSETS[-1] - 199}},
+    "its d2t names token -1": {"changes": {"d2t": torch.cat([torch.tensor([-1]), OFFSETS[1:]])}},
+    "its d2t names a token twice": {"changes": {"d2t": torch.cat([OFFSETS[1:2] + 1, OFFSETS[1:]])}},
+    r"its d2t is \[199\] of int64": {"changes": {"d2t": OFFSETS[1:]}},
+    "200 rows for 299 tokens, and there is no d2t": {"without": ["d2t"]},
+    f"its tensor {MISSING} is missing": {"without": [MISSING]},
+    "its tensor midlayer.mlp.up_proj.weight is missing": {"without": ["midlayer.mlp.up_proj.weight"]},
+    "its tensor norm.weight is missing": {"without": ["norm.weight"]},
+    "its tensor lm_head.weight is missing": {"without": ["lm_head.weight"]},
+    r"k_proj.weight has shape \[64, 64\]": {"changes": {MISSING: torch.zeros(WIDTH, WIDTH)}},
+    "it has several layers": {"changes": {"layers.1.input_layernorm.weight": torch.zeros(WIDTH)}},
+    "the config asks for no other.weight": {"changes": {"other.weight": torch.zeros(WIDTH)}},
+    "its weight fc.weight holds NaN": {"changes": {"fc.weight": torch.full((WIDTH, 3 * WIDTH), float("nan"))}},
+    "its norm_before_embedding is True": {"stated": {"norm_before_embedding": True}},
+    "its other_way is True": {"stated": {"eagle_config": {"other_way": True}}},
+    "its norm_output is 7, it must be true or false": {"stated": {"norm_output": 7}},
+    "its tensor input_norm.weight is missing": {"stated": {"norm_before_fc": True}},
+    "several tokens a pass": {"stated": {"parallel_drafting": True}},
+    "lacks sizes of a Llama layer": {"stated": {"intermediate_size": None}},
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_head_that_does_not_fit_is_refused_in_a_line(target: str, tmp_path: Path, words: str) -> None:
+    folder = random_of("SafeAILab").save(tmp_path / "head", **FAULTS[words])
+    with pytest.raises(ModelError, match=words) as caught:
+        LLM(target, folder, dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+    assert folder in str(caught.value)
+    assert "use the head of this target" in str(caught.value)
+
+
+def test_places_where_no_states_come_are_refused(target: str, folder: Any) -> None:
+    with pytest.raises(SettingsError, match="hidden states, which do not leave the process"):
+        LLM(target, folder("SafeAILab"), placement="process")
+    with pytest.raises(ModelError, match="drafts several tokens in one pass"):
+        LLM(target, folder("SafeAILab"), method="pard")
+    with pytest.raises(ModelError, match="needs a target that runs in our own pass"):
+        load_head(folder("SafeAILab"), None, dtype="auto", cache_dir="")
+
+
+def test_a_smaller_vocabulary_that_leaves_a_head_no_token_is_refused(target: str, tmp_path: Path) -> None:
+    drafted = {*drafted_ids(load_tokenizer(target), 50), *range(10)}  # the first ones end texts
+    ids = torch.tensor([one for one in range(299) if one not in drafted][:200])
+    late = random_of("SafeAILab").save(tmp_path / "head", changes={"d2t": ids - torch.arange(200)})
+    with pytest.raises(SettingsError, match="draft_vocab leaves this drafter none of its 200 tokens"):
+        LLM(target, late, draft_vocab=50, dtype="float32", max_model_len=64)
