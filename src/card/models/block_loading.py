@@ -16,7 +16,7 @@ from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
 from card.models.files.gguf.eagle import is_eagle_gguf, read_eagle_gguf
 from card.models.files.mapped_weights import MappedWeights
-from card.models.files.places import hub_file, local_model
+from card.models.files.places import hub_file
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.files.weight_files import weight_files
 from card.models.names import OWN_BLOCK
@@ -64,9 +64,9 @@ def has_block(target: str, *, cache_dir: str | None) -> bool:
 def is_block_file(draft: str, *, cache_dir: str | None) -> bool:
     """Return whether a draft model is a GGUF file of a block alone, for a target in other files.
 
-    Raises: ModelError if it cannot be read.
+    One that is not there is none: it is refused when it is loaded. Raises: ModelError if it cannot be read.
     """
-    if draft == OWN_BLOCK or (local_model(draft) is None and hub_file(draft) is None):
+    if draft == OWN_BLOCK or not (expanded(draft).exists() or hub_file(draft) is not None):
         return False
     with quiet():
         source = find_source(draft, cache_dir)
