@@ -121,7 +121,7 @@ def test_a_target_alone_drafts_from_its_own_text_and_says_so_once(run, files, tm
     assert said.count("\n") == said.count("no draft model is given") == 1
     status, _, said = run("generate", "--method", "card", *common, PROMPT)
     assert (status, said.count("\n")) == (2, 1)
-    assert "needs a draft model; give --draft, or use method vanilla" in said
+    assert "needs a draft model; give --draft, or --method vanilla" in said
 
 
 def test_without_a_cache_nothing_is_kept(run, files, tmp_path):

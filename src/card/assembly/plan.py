@@ -242,7 +242,9 @@ def _refuse_contradictions(
     settings: EngineSettings, method: Method, facts: Facts, *, drafts: bool, has_draft: bool
 ) -> None:
     if drafts and not has_draft:
-        raise SettingsError(f"method {method.name} needs a draft model; give {named('draft')}, or use method vanilla")
+        raise SettingsError(
+            f"method {method.name} needs a draft model; give {named('draft')}, or {named('method')} vanilla"
+        )
     if facts.verifier_named and not (drafts or method.writers or settings.writers or method.selection):
         raise SettingsError(
             f"{facts.verifier_named} has nothing to judge: method {method.name} has no candidates; leave it out, or "
