@@ -20,7 +20,7 @@ from card.server.service import Service
 from card.server.streaming import EventStream
 from card.server.tools.support import ToolPlan
 from card.server.waiting import unless_gone
-from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
+from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Said, Thoughts
 from card.tree.sampling import TokenLogprobs
 
 
@@ -88,29 +88,20 @@ def _answer(service: Service, fields: ChatRequest, plan: ToolPlan, generation: G
 
 
 def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
-    content, thoughts, chunks = "", "", choice.chunks
-    calls: list[dict[str, Any]] = []
-    for piece in (one for chunk in chunks for one in chunk.parts):
-        match piece:
-            case Content(text):
-                content += text
-            case Thoughts(text):
-                thoughts += text
-            case CallBegun(_, name):
-                calls.append(_call(plan, name))
-            case CallArguments(call_idx, text):
-                calls[call_idx]["function"]["arguments"] += text
-    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    if thoughts:
-        message |= _thoughts(thoughts)
-    if calls:
-        message["tool_calls"] = calls
+    chunks = choice.chunks
+    said = Said.by(piece for chunk in chunks for piece in chunk.parts)
+    content = said.content or (None if said.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if said.thoughts:
+        message |= _thoughts(said.thoughts)
+    if said.calls:
+        message["tool_calls"] = [_call(plan, *call) for call in said.calls]
     logprobs = service.names.chat_logprobs(token for chunk in chunks for token in content_logprobs(chunk))
     return {
         "index": choice.index,
         "message": message,
         "logprobs": logprobs if fields.logprobs else None,
-        "finish_reason": _finish_reason(choice.finish_reason, len(calls)),
+        "finish_reason": _finish_reason(choice.finish_reason, len(said.calls)),
         **({"tokens": service.names.provenance(chunks)} if fields.shows_tree else {}),
     }
 
@@ -127,9 +118,9 @@ def content_logprobs(chunk: StreamChunk) -> list[TokenLogprobs]:
     return [token for token, thinks in zip(chunk.logprobs, chunk.thinks, strict=False) if not thinks]
 
 
-def _call(plan: ToolPlan, name: str) -> dict[str, Any]:
-    """Return the beginning of a call; its arguments follow."""
-    return {"id": plan.new_call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+def _call(plan: ToolPlan, name: str, arguments: str = "") -> dict[str, Any]:
+    """Return a call, or its beginning, behind which its arguments follow."""
+    return {"id": plan.new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class _Writer:

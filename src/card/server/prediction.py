@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from card.server.service import LONG_CHARS, Service
+from card.text.tokens import CHARS_PER_TOKEN
 
-_CHARS_PER_TOKEN = 8  # of the context: twice the length of ordinary tokens
 _NUM_FOUND_AGAIN = 4  # equal tokens in a row after which an answer repeats the prediction again
 
 
 async def predicted(service: Service, text: str) -> tuple[int, ...]:
     """Return the tokens of a prediction, as far as the context could hold them, made beside the event loop."""
     most = service.llm.max_model_len
-    text = text[: _CHARS_PER_TOKEN * most]
+    text = text[: CHARS_PER_TOKEN * most]
 
     def made() -> tuple[int, ...]:
         ids = service.tokenizer.encode(text, add_special_tokens=False)

@@ -18,10 +18,10 @@ from card.config import SamplingParams
 from card.errors import CardError
 from card.server.schemas import ChatRequest, Message
 from card.server.tools.support import ToolSupport
-from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
+from card.text.parts.pieces import Piece, Said
 from card.text.prompts import Conversation
 
-_LEAST, _MOST = 16, 8192  # tokens worth reading, and those read after one answer
+_LEAST_TOKENS = 16  # that are read by themselves: a next prompt's first pass takes fewer along
 _FOLLOWING = ("0", "x")  # beginnings of the next turn, about which nothing is known
 _READ = SamplingParams(max_tokens=1, temperature=0.0, seed=0, speculates=False)
 
@@ -70,11 +70,10 @@ class ReadingAhead:
         with contextlib.suppress(CardError):  # such as a template that refuses the turn
             sure = _common(*[await self._encode(fields, turn, content) for content in _FOLLOWING])
             begin = len(_common(known, sure))
-            if len(sure) - begin < _LEAST or len(sure) >= llm.max_model_len:
+            if len(sure) - begin < _LEAST_TOKENS or len(sure) >= llm.max_model_len:
                 return
             piece = llm.host.settings.prefill_chunk  # a request that comes waits for one at most
-            last = min(len(sure), begin + _MOST)
-            for end in (*range(begin + piece, last, piece), last):
+            for end in (*range(begin + piece, len(sure), piece), len(sure)):
                 async with contextlib.aclosing(llm.generate(tuple(sure[:end]), _READ)) as stream:
                     async for _ in stream:
                         pass
@@ -100,23 +99,10 @@ def _common(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
 
 def _turn(pieces: Sequence[Piece], *, has_thoughts: bool) -> Message:
     """Return an answer as the turn that clients send back."""
-    content, thoughts = "", ""
-    calls: list[dict[str, Any]] = []
-    for piece in pieces:
-        match piece:
-            case Content(text):
-                content += text
-            case Thoughts(text):
-                thoughts += text
-            case CallBegun(idx, name):
-                calls.append({"id": f"call{idx:05}", "function": {"name": name, "arguments": ""}})
-            case CallArguments(idx, text):
-                calls[idx]["function"]["arguments"] += text
-    return Message.model_validate(
-        {
-            "role": "assistant",
-            "content": content,
-            "tool_calls": calls,
-            "reasoning_content": thoughts if has_thoughts and thoughts else None,
-        }
-    )
+    said = Said.by(pieces)
+    calls = [
+        {"id": f"call{idx:05}", "function": {"name": name, "arguments": arguments}}
+        for idx, (name, arguments) in enumerate(said.calls)
+    ]
+    turn: dict[str, Any] = {"role": "assistant", "content": said.content, "tool_calls": calls}
+    return Message.model_validate({**turn, "reasoning_content": said.thoughts if has_thoughts else ""})

@@ -33,6 +33,7 @@ from card.text.grammar_tokens import NoGrammarsError
 from card.text.infill import find_infill
 from card.text.token_bytes import token_bytes
 from card.text.tokenizer import Tokenizer
+from card.text.tokens import CHARS_PER_TOKEN
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ T = TypeVar("T")
 
 USUAL_TAG = ":latest"  # which clients of Ollama add to a name without a tag
 _MOST_IGNORED = 256  # names of fields that are logged
-_BEGINNING_CHARS = 8  # per token of the context: twice the length of ordinary tokens
 _CUT_SHARE = 1.25  # of the context: near the cut, tokens may differ from those of the whole text
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _NUM_BODY_THREADS = 2  # they hold Python's lock, so more would not be faster
@@ -146,7 +146,7 @@ class Service:
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokenize a prompt. ``texts`` are its texts that may be too long; a chat template may omit some."""
         most = self.llm.max_model_len
-        is_long = sum(map(len, texts)) > _BEGINNING_CHARS * most
+        is_long = sum(map(len, texts)) > CHARS_PER_TOKEN * most
         if is_long or sum(map(self._token_bytes.least_tokens, texts)) > most:
             self.check_fits(prompt if isinstance(prompt, str) else self._rendered(prompt))
         return self.llm.host.encode(prompt)
@@ -166,7 +166,7 @@ class Service:
         Tokenizing takes a hundred times the memory of a text, so a text that is far too long is not tokenized whole.
         """
         most = self.llm.max_model_len
-        beginning = text[: _BEGINNING_CHARS * most]
+        beginning = text[: CHARS_PER_TOKEN * most]
         if len(beginning) == len(text):
             return 0
         num_tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))

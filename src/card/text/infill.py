@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from card.text.prompts import check_text
 from card.text.tokenizer import Tokenizer
+from card.text.tokens import CHARS_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,6 @@ _REPOS = ("<|repo_name|>", "<repo_name>", "<|reponame|>", "<reponame>")  # befor
 _FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|filename|>", "<filename>")  # before each file
 _ENDS = ("▁<EOT>", "<|endoftext|>", "<|end_of_text|>")
 _REPO_NAME, _FILE_NAME = "repository", "file"  # where a request names none
-_MOST_CHARS = 8  # of a token, twice the length of ordinary ones: a file with more per token of the room is too long
 _FOREIGN = "\u263a"  # a character that no tokenizer joins to what follows
 
 
@@ -123,7 +123,7 @@ class Infill:
         told: list[list[int]] = []
         room -= len(self._file(_FILE_NAME, ""))
         for one in reversed(others):
-            if len(one.name) + len(one.text) > _MOST_CHARS * max(0, room):
+            if len(one.name) + len(one.text) > CHARS_PER_TOKEN * max(0, room):
                 break  # tokenizing it would take long
             ids = self._file(one.name, one.text)
             room -= len(ids)

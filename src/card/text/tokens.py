@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from card.text.tokenizer import Tokenizer
 
+CHARS_PER_TOKEN = 8  # twice those of ordinary tokens: a text with more for each token of a room is too long for it
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no valid UTF-8
 _MOST_WINDOW_TOKENS = 32  # a longer window is cut
 _KEPT_WINDOW_TOKENS = 12  # to this many; 4 bytes already fix the decoder's state

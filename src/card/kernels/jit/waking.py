@@ -19,7 +19,7 @@ from card.kernels.jit.vectors import INT, VOID, call, compiled, look, operation
 WORD, NUM_CALLS, _MUTEX, _CONDITION, WAKE_SIZE = 0, 8, 16, 32, 48
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # the number of the system call
-_WAIT, _WAKE, _ALL = 137, 138, (1 << 31) - 1  # by groups, of threads of this process
+_WAIT, _WAKE, _ALL = 137, 138, (1 << 31) - 1  # FUTEX_WAIT_BITSET and FUTEX_WAKE_BITSET, private; how many
 NUM_GROUPS = 32  # of sleepers: bits of the kernel's mask
 
 

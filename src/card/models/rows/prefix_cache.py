@@ -80,7 +80,7 @@ class PrefixCache:
             self._jobs.put(None)
             self._thread.join(_CLOSE_S)
             self._is_ending = True
-            self._thread.join()
+            self._thread.join(_CLOSE_S)  # it ends with its block; a disk that hangs holds up no end of the process
             self._thread = None
 
     def _ask(self, text: IntArray, is_long: bool) -> None:

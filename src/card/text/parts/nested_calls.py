@@ -41,44 +41,31 @@ class NestedCalls:
                 raise NoCallError
             calls.begin(name)
             calls.add("{")
-            if (yield from self._read_fields(source, calls.add, calls.tools[name], self.mark + self.end, 0)):
+            if (yield from self._read_elements(source, calls.add, calls.tools[name], self.mark + self.end, 0)):
                 calls.add("}")
                 calls.end()
             yield from source.skip_space()
             if (yield from source.closes(self.closing)) or not (yield from source.sees(self.mark + self.head[0])):
                 return
 
-    def _read_fields(
-        self, source: Source, emit: Callable[[str], None], schema: Any, end: str, depth: int
+    def _read_elements(
+        self, source: Source, emit: Callable[[str], None], schema: Any, end: str, depth: int, *, is_list: bool = False
     ) -> Reading[bool]:
-        """Read the elements of an object up to its end, as JSON without the braces. Returns: whether it ended."""
-        joint = ""
-        while True:
-            key = yield from self._next_key(source, end)
-            if key is None:
-                return bool(source.text) or not source.is_over
-            if not key:
-                return True
-            emit(f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
-            joint = ", "
-            if not (yield from self._read_value(source, emit, _of_property(schema, key), key, depth)):
-                return False
+        """Read the elements of an object or a list up to its end, as JSON without the brackets.
 
-    def _read_items(
-        self, source: Source, emit: Callable[[str], None], schema: Any, end: str, depth: int
-    ) -> Reading[bool]:
-        """Read the elements of a list up to its end, as JSON without the brackets. Returns: whether it ended."""
+        Returns: whether it ended.
+        """
         joint = ""
         while True:
             key = yield from self._next_key(source, end)
             if key is None:
-                return False
+                return not is_list and (bool(source.text) or not source.is_over)
             if not key:
                 return True
-            emit(joint)
+            emit(joint if is_list else f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
             joint = ", "
-            items = schema.get("items") if isinstance(schema, dict) else None
-            if not (yield from self._read_value(source, emit, items, key, depth)):
+            below = _of_items(schema) if is_list else _of_property(schema, key)
+            if not (yield from self._read_value(source, emit, below, key, depth)):
                 return False
 
     def _next_key(self, source: Source, end: str) -> Reading[str | None]:
@@ -114,11 +101,14 @@ class NestedCalls:
             emit(json_of("".join(parts), schema))
             return mark is not None
         is_list = kind == "array" or (kind != "object" and child == f"{self.mark}<{self.item}>")
-        read = self._read_items if is_list else self._read_fields
         emit("[" if is_list else "{")
-        is_whole = yield from read(source, emit, schema, end, depth + 1)
+        is_whole = yield from self._read_elements(source, emit, schema, end, depth + 1, is_list=is_list)
         emit(("]" if is_list else "}") if is_whole else "")
         return is_whole
+
+
+def _of_items(schema: Any) -> Any:
+    return schema.get("items") if isinstance(schema, dict) else None
 
 
 def _of_property(schema: Any, key: str) -> Any:

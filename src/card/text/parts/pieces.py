@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -39,6 +39,32 @@ class CallArguments:
 
 
 Piece = Thoughts | Content | CallBegun | CallArguments
+
+
+@dataclass(slots=True)
+class Said:
+    """All that an answer says."""
+
+    content: str = ""
+    thoughts: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)  # names, and the JSON of the arguments
+
+    @classmethod
+    def by(cls, pieces: Iterable[Piece]) -> Said:
+        """Return what these pieces say."""
+        said = cls()
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    said.content += text
+                case Thoughts(text):
+                    said.thoughts += text
+                case CallBegun(_, name):
+                    said.calls.append((name, ""))
+                case CallArguments(call_idx, text):
+                    name, arguments = said.calls[call_idx]
+                    said.calls[call_idx] = name, arguments + text
+        return said
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
