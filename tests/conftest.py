@@ -37,9 +37,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
-from hypothesis import settings
 
+from tests.examples import EXAMPLES
 from tests.without_torch import is_run_by_core, needs_torch
 
 if TYPE_CHECKING:  # importing torch takes seconds, also in the process that only shares out the tests
@@ -65,10 +66,9 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # The same examples wherever the tests run, so that everybody finds the same things; `make test-slow` draws new ones. No
 # deadline: a loaded machine is slow, not wrong.
-settings.register_profile("same", deadline=None, derandomize=True, max_examples=50, print_blob=True)
-settings.register_profile("new", deadline=None, print_blob=True)
-EXAMPLES = "new" if os.environ.get("CARD_TEST_EXAMPLES") == "new" else "same"
-settings.load_profile(EXAMPLES)
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, max_examples=25, print_blob=True)
+hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(EXAMPLES)
 
 
 def pytest_report_header() -> str:
