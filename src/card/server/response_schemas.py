@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.bodies import fitted
+from card.server.custom_tools import CustomTool, as_arguments
 from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
 from card.server.strict import Ignored, NotDone, Strict, takes
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
@@ -142,10 +144,43 @@ class FunctionCallItem(Strict):
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
 
 
-class FunctionOutputItem(Strict):
-    """Result of a function."""
+class CustomCallItem(Strict):
+    """A call of a custom tool that the model made."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+    @property
+    def arguments(self) -> str:
+        """The input, as the arguments of a function."""
+        return as_arguments(self.input)
+
+
+class LocalShellCallItem(Strict):
+    """A call of the shell that models of OpenAI's know without being told of it."""
+
+    type: Literal["local_shell_call"]
+    call_id: str
+    action: dict[str, Any]
+    id: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+    name: ClassVar[str] = "local_shell"
+
+    @property
+    def arguments(self) -> str:
+        """The action of the shell, as the arguments of a function."""
+        given = {name: value for name, value in self.action.items() if name != "type" and value is not None}
+        return json.dumps(given, ensure_ascii=False)
+
+
+class FunctionOutputItem(Strict):
+    """Result of a function or of a custom tool."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: list[TextPart] = Field(fail_fast=True, json_schema_extra=_or_text)
     id: str = ""
@@ -171,25 +206,46 @@ class ReasoningItem(Strict):
         return "".join(part for part in parts if isinstance(part, str))
 
 
+def _item_kind(item: object) -> str:
+    kind = _kind(item)
+    return "function_call_output" if kind == "custom_tool_call_output" else kind
+
+
+# Items of history that tell of what another server's tools did. Their results are in the answer behind them.
+_OF_OTHER_SERVERS = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"})
+
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
     | Annotated[FunctionOutputItem, Tag("function_call_output")],
     Discriminator(
-        _kind,
+        _item_kind,
         custom_error_type="item_type",
-        custom_error_message="items must be of type message, reasoning, function_call or function_call_output",
+        custom_error_message="items must be of type message, reasoning, function_call, function_call_output, "
+        "custom_tool_call, custom_tool_call_output or local_shell_call",
     ),
 ]
 
 
 class FunctionTool(FunctionDefinition):
-    """A function that the model may call; other tools are not supported."""
-
-    _check_type = model_validator(mode="before")(_refuse_other_types(("function",)))
+    """A function that the model may call."""
 
     type: Literal["function"]
+
+    def as_function(self) -> dict[str, Any]:
+        """Return the function as chat completions have it."""
+        return self.model_dump(exclude={"type"}, exclude_none=True)
+
+
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+    Discriminator(
+        _kind, custom_error_type="tool_type", custom_error_message="only type function or custom is supported"
+    ),
+]
 
 
 class TextFormat(Strict):
@@ -229,10 +285,18 @@ class ResponseStreamOptions(Strict):
 
 
 class NamedChoice(Strict):
-    """The function that must be called."""
+    """The function or custom tool that must be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+
+
+def _without(values: list[Any], left_out: Sequence[bool], field: str, ignored: Ignored) -> list[Any]:
+    """Return values without some, whose types are noted as left aside."""
+    for value, is_left_out in zip(values, left_out, strict=True):
+        if is_left_out:
+            ignored.note(f"{field}.{value['type']}")
+    return [value for value, is_left_out in zip(values, left_out, strict=True) if not is_left_out]
 
 
 class ResponsesRequest(CommonFields):
@@ -248,7 +312,7 @@ class ResponsesRequest(CommonFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     text: TextOptions = Field(default_factory=TextOptions)
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[OfferedTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedChoice,
         takes('"none", "auto", "required" or {"type": "function", "name": ...}'),
@@ -265,20 +329,27 @@ class ResponsesRequest(CommonFields):
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _functions_alone(cls, value: object, info: ValidationInfo) -> object:
+    def _own_tools_alone(cls, value: object, info: ValidationInfo) -> object:
         """Leave out tools that run on somebody else's server, as unknown fields are."""
         if not (isinstance(value, list) and isinstance(info.context, Ignored)):
             return value
         kinds = [one.get("type") if isinstance(one, dict) else None for one in value]
-        for kind in kinds:
-            if isinstance(kind, str) and kind != "function":
-                info.context.note(f"tools.{kind}")
-        return [one for one, kind in zip(value, kinds, strict=True) if kind == "function" or not isinstance(kind, str)]
+        left_out = [isinstance(kind, str) and kind not in ("function", "custom") for kind in kinds]
+        return _without(value, left_out, "tools", info.context)
 
     @field_validator("input", mode="before")
     @classmethod
     def _one_text_is_a_message(cls, value: object) -> object:
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _own_items_alone(cls, value: object, info: ValidationInfo) -> object:
+        """Leave out what tools on somebody else's server did."""
+        if not (isinstance(value, list) and isinstance(info.context, Ignored)):
+            return value
+        left_out = [isinstance(one, dict) and str(one.get("type")) in _OF_OTHER_SERVERS for one in value]
+        return _without(value, left_out, "input", info.context)
 
     @field_validator("previous_response_id")
     @classmethod
@@ -292,10 +363,7 @@ class ResponsesRequest(CommonFields):
         content["max_completion_tokens"] = self.max_output_tokens
         content["reasoning_effort"] = self.reasoning.effort
         content["messages"] = self._messages()
-        content["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in self.tools
-        ]
+        content["tools"] = [{"type": "function", "function": tool.as_function()} for tool in self.tools]
         content["tool_choice"] = self.tool_choice
         if isinstance(self.tool_choice, NamedChoice):
             content["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
@@ -323,7 +391,7 @@ class ResponsesRequest(CommonFields):
                 case FunctionOutputItem():
                     result = {"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)}
                     messages.append(result)
-                case FunctionCallItem():
+                case FunctionCallItem() | CustomCallItem() | LocalShellCallItem():
                     if not messages or messages[-1]["role"] != "assistant":
                         messages.append({"role": "assistant", "content": ""})
                     function = {"name": item.name, "arguments": item.arguments}
