@@ -63,6 +63,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"use_beam_search": True}),
     (COMPLETION, {"skip_special_tokens": False}),
     (COMPLETION, {"mirostat": 2}),
+    (CHAT, {"typ_p": 0.5}),
     (CHAT, {"functions": [FUNCTION]}),
     (CHAT, {"continue_final_message": True}),
     (CHAT, {"lora_request": {"name": "a"}}),
