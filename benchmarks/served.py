@@ -37,7 +37,7 @@ from card.tools.bench.environment import allowed_cores
 
 _CLIENT = Path(__file__).with_name("sse_clients.py")
 _RESULTS = Path(__file__).parent / "results" / "served.jsonl"
-_NAME = "model"
+NAME = "model"  # under which a server has it
 _START_S, _END_S, _RUN_S = 300.0, 20.0, 600.0
 _CONTEXT = 1024  # tokens of a slot of llama.cpp
 
@@ -48,7 +48,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Return what starts each server, but for its port."""
     threads = str(len(allowed_cores()))
     ours = [sys.executable, "-P", "-m", "card", "serve", args.target, "--dtype", args.dtype]
-    ours += ["--served-model-name", _NAME]
+    ours += ["--served-model-name", NAME]
     ours += ["--target-cost", args.target_cost] if args.target_cost else []
     with_draft = [*ours, "--draft", args.draft]
     found = {
@@ -64,8 +64,8 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def serving(command: Sequence[str], cache: str) -> Iterator[int]:
-    """Run a server in the block and give its port. Raises: SystemExit if it does not come up."""
+def serving(command: Sequence[str], cache: str, path: str = "/health") -> Iterator[int]:
+    """Run a server in the block and give its port. Raises: SystemExit if it does not come up: ``path`` tells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -75,7 +75,7 @@ def serving(command: Sequence[str], cache: str) -> Iterator[int]:
         process = subprocess.Popen([*command, "--port", str(port)], env=env, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + _START_S
-        while not _is_up(port):
+        while not _is_up(port, path):
             if process.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
                 raise SystemExit(f"served.py: {Path(command[0]).name} did not come up: {' | '.join(said)}")
@@ -90,9 +90,9 @@ def serving(command: Sequence[str], cache: str) -> Iterator[int]:
             process.wait()
 
 
-def _is_up(port: int) -> bool:
+def _is_up(port: int, path: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -100,7 +100,7 @@ def _is_up(port: int) -> bool:
 
 def answer(port: int, prompts: Sequence[Sequence[int]], max_tokens: int, concurrency: int) -> Line:
     """Let the clients ask for all prompts once; return seconds and texts."""
-    body = {"model": _NAME, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    body = {"model": NAME, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     bodies = [{**body, "prompt": list(prompt)} for prompt in prompts]
     task = json.dumps({"port": port, "concurrency": concurrency, "bodies": bodies})
     command = [sys.executable, str(_CLIENT)]
