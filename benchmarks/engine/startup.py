@@ -20,9 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 import options
@@ -31,20 +31,9 @@ import card
 from card.tools.bench.environment import allowed_cores
 
 _QUESTION = "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"
-_CARD = (sys.executable, "-P", "-m", "card")
 _TIMEOUT_S = 120.0
 _NUM_TOKENS = 64  # that a pair of files writes
 _LOOK_S = 0.1  # between looks at the memory of a run
-
-Marks = dict[str, float]  # seconds from the start of the process to each mark; the last one is the answer
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Costs of a whole run."""
-
-    cpu_s: float  # of all its processes
-    peak_bytes: int  # 0 where the system does not tell
 
 
 class Watch:
@@ -86,55 +75,49 @@ def _pss_bytes(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-def costs_of(*command: str) -> Callable[[Mapping[str, str]], tuple[Marks, Costs]]:
-    """Return a run to the end that notes the first byte on standard output, and what all of it costs."""
-
-    def run(environment: Mapping[str, str]) -> tuple[Marks, Costs]:
-        used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, bufsize=0) as process:
-            assert process.stdout is not None
-            with Watch(process.pid) as watch:
-                process.stdout.read(1)
-                marks = {"first text": time.perf_counter() - started}
-                process.stdout.read()
-                process.wait(_TIMEOUT_S)
-                marks["end"] = time.perf_counter() - started
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed with exit status {process.returncode}")
-        now = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        return marks, Costs(cpu_s, watch.peak_bytes)
-
-    return run
+def start_once(command: Sequence[str], cache: str) -> dict[str, float]:
+    """Run a command to its end; return seconds to its first byte and to its end, and what all of it costs."""
+    env = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(Path(card.__file__).parents[1])}
+    used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        with Watch(process.pid) as watch:
+            process.stdout.read(1)
+            first_s = time.perf_counter() - started
+            process.stdout.read()
+            process.wait(_TIMEOUT_S)
+            end_s = time.perf_counter() - started
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with exit status {process.returncode}")
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return {"first text": first_s, "end": end_s, "cpu_s": cpu_s, "peak_bytes": watch.peak_bytes}
 
 
-def measure_pair(files: Sequence[Path], dtype: str, num_runs: int) -> list[dict[str, object]]:
+def measure_pair(files: Sequence[Path], dtype: str, num_runs: int) -> list[dict[str, Any]]:
     """Start with a pair of files as often as asked, with nothing kept and with what is kept; return what it took."""
     for file in files:
         file.read_bytes()
     target, draft = map(str, files)
-    run = costs_of(
-        *(*_CARD, "generate", _QUESTION, "--dtype", dtype, "--target", target, "--draft", draft),
-        *("--max-tokens", str(_NUM_TOKENS), "--temperature", "0"),
-    )
-    runs: dict[str, list[tuple[Marks, Costs]]] = {"cold": [], "warm": []}
+    command = [sys.executable, "-P", "-m", "card", "generate", _QUESTION, "--dtype", dtype, "--target", target]
+    command += ["--draft", draft, "--max-tokens", str(_NUM_TOKENS), "--temperature", "0"]
+    runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory(prefix="card-startup-") as folder:
         for _ in range(num_runs):
             shutil.rmtree(folder, ignore_errors=True)
             for found in runs.values():
-                found.append(run(_environment(folder)))
-    file_bytes, lines = sum(file.stat().st_size for file in files), []
+                found.append(start_once(command, folder))
+    file_bytes, facts, lines = sum(file.stat().st_size for file in files), options.describe_run(), []
     for kind, found in runs.items():
-        line = _line(options.describe_run(), dtype, f"{target} with {draft}, {kind}", [marks for marks, _ in found])
-        costs = [costs for _, costs in found]
-        line["cpu_s"] = [round(one.cpu_s, 2) for one in costs]
-        line["peak_bytes"], line["file_bytes"] = [one.peak_bytes for one in costs], file_bytes
-        first, end = (statistics.median(marks[name] for marks, _ in found) for name in ("first text", "end"))
-        most = max(one.peak_bytes for one in costs)
+        line: dict[str, Any] = {"benchmark": "startup", "kind": f"{target} with {draft}, {kind}", "dtype": dtype}
+        line |= {"cores": len(allowed_cores()), "file_bytes": file_bytes, **facts}
+        line["seconds_until"] = {mark: [round(one[mark], 4) for one in found] for mark in ("first text", "end")}
+        line["cpu_s"] = [round(one["cpu_s"], 2) for one in found]
+        line["peak_bytes"] = [one["peak_bytes"] for one in found]
+        first, end = (statistics.median(seconds) for seconds in line["seconds_until"].values())
         print(
-            f"{line['kind']}: first text at {first:.2f} s, end at {end:.2f} (medians); "
-            f"{min(one.cpu_s for one in costs):.1f} s of processor time in all; "
-            f"at most {most / 1e9:.2f} GB, {most / file_bytes:.2f} times the files"
+            f"{line['kind']}: first text at {first:.2f} s, end at {end:.2f} (medians); {min(line['cpu_s']):.1f} s of "
+            f"processor time in all; at most {max(line['peak_bytes']) / file_bytes:.2f} times the files"
         )
         lines.append(line)
     return lines
@@ -152,18 +135,6 @@ def main() -> None:
     lines = measure_pair((args.target, args.draft), args.dtype, args.runs)
     if args.out:
         options.append_lines(args.out, lines)
-
-
-def _environment(cache: str) -> dict[str, str]:
-    """Return the environment of a run: this one's, this package first, and a cache folder of its own."""
-    root = str(Path(card.__file__).parents[1])
-    return {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": root}
-
-
-def _line(facts: Mapping[str, object], dtype: str, name: str, runs: list[Marks]) -> dict[str, object]:
-    marks = {mark: [round(one[mark], 4) for one in runs] for mark in runs[0]}
-    cores = len(allowed_cores())
-    return {"benchmark": "startup", "kind": name, "dtype": dtype, "cores": cores, "seconds_until": marks, **facts}
 
 
 if __name__ == "__main__":
