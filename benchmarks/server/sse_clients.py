@@ -1,4 +1,4 @@
-"""The clients of `server_overhead.py`: a task in JSON on standard input, times and texts on standard output."""
+"""The clients of `served.py`: a task in JSON on standard input, times and texts on standard output."""
 
 from __future__ import annotations
 
