@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 from pathlib import Path
@@ -21,8 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def agents(bench: dict[str, ModuleType]) -> ModuleType:
-    assert "served" in bench
-    return importlib.import_module("agents")
+    return bench["agents"]
 
 
 def asked(agents: ModuleType, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> dict[str, list[Any]]:
