@@ -4,7 +4,7 @@ A day is a chat of 12 short turns, an agent of 7 turns whose prompt grows from 4
 once in its middle, three copies of a file with an edit, and ten answers held to a schema. One server answers all of
 it, one request after another; a second day has the copies last. Each turn sends back what the server has said.
 
-    python benchmarks/server/agents.py --target TARGET.gguf --draft DRAFT.gguf --peer-url http://127.0.0.1:8080 --peer-pid PID
+    python benchmarks/server/agents.py --target TARGET.gguf --draft DRAFT.gguf --peer-url URL --peer-pid PID
     python benchmarks/server/agents.py --target TARGET.gguf --draft DRAFT.gguf --peer-target TARGET.gguf
 
 `card serve` is started for each day. llama-server is the one that runs at the URL, started by the user with a context
