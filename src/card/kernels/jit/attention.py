@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from card.kernels.jit import tables as t
+from card.kernels.jit.addresses import all_heads, attended_bytes, kept_at, kept_bytes, layer_entry, row_entry
 from card.kernels.jit.attention_blocks import (
     BEHIND,
     BLOCK,
@@ -20,16 +21,7 @@ from card.kernels.jit.attention_blocks import (
     widen,
 )
 from card.kernels.jit.rows import ONE, ZERO, capped, exponential, sigmoid
-from card.kernels.jit.tables import (
-    all_heads,
-    attended_bytes,
-    entry,
-    kept_at,
-    kept_bytes,
-    layer_entry,
-    real_entry,
-    row_entry,
-)
+from card.kernels.jit.tables import LayerTable, PassTable
 from card.kernels.jit.vectors import (
     LANES,
     add,
@@ -83,100 +75,100 @@ def weigh(scores: int, seen: int, sink: int) -> None:
 
 
 @compiled
-def rows_together(table: int, of: int, first: int) -> int:
+def rows_together(table: PassTable, of: LayerTable, first: int) -> int:
     """Return how many rows from ``first`` on share blocks: rows of one text, of t.TOGETHER queries at most."""
-    most = min(max(1, t.TOGETHER * entry(of, t.KV_HEADS) // entry(of, t.HEADS)), entry(table, t.ROWS) - first)
+    most = min(max(1, t.TOGETHER * of.kv_heads // of.heads), table.num_rows - first)
     count = 1
-    while count < most and entry(row_entry(table, first + count), t.KV) == entry(row_entry(table, first), t.KV):
+    while count < most and row_entry(table, first + count).kv == row_entry(table, first).kv:
         count += 1
     return count
 
 
 @compiled
-def first_seen(table: int, layer: int, row: int) -> int:
+def first_seen(table: PassTable, layer: int, row: int) -> int:
     """Return the first position that a row sees."""
-    window = entry(layer_entry(table, layer), t.WINDOW)
-    return max(0, entry(row_entry(table, row), t.POSITION) + 1 - window) if window else 0
+    window = layer_entry(table, layer).window
+    return max(0, row_entry(table, row).position + 1 - window) if window else 0
 
 
 @compiled
-def reads_picked(table: int, layer: int, row: int) -> int:
+def reads_picked(table: PassTable, layer: int, row: int) -> int:
     """Return whether a row reads picked rows and the newest ones, as rows may in layers without a window."""
-    return int(entry(row_entry(table, row), t.PICKED) != 0 and entry(layer_entry(table, layer), t.WINDOW) == 0)
+    return int(row_entry(table, row).picked != 0 and layer_entry(table, layer).window == 0)
 
 
 @compiled
-def last_seen(table: int, layer: int, row: int) -> int:
+def last_seen(table: PassTable, layer: int, row: int) -> int:
     """Return the position behind the last one that a row sees; positions are counted among the rows that it reads."""
     its = row_entry(table, row)
-    unread = entry(its, t.SINCE) - entry(its, t.NUM_PICKED) if reads_picked(table, layer, row) else 0
-    return entry(its, t.POSITION) + 1 - unread
+    unread = its.since - its.num_picked if reads_picked(table, layer, row) else 0
+    return its.position + 1 - unread
 
 
 @compiled
-def standing(table: int, layer: int, row: int, position: int) -> int:
+def standing(table: PassTable, layer: int, row: int, position: int) -> int:
     """Return how a row sees a block: not at all; as the cache holds it, from row ``position`` on; or in its own way."""
     its, stop = row_entry(table, row), last_seen(table, layer, row)
     if position >= stop or position + BLOCK <= first_seen(table, layer, row):
         return _UNSEEN
     if reads_picked(table, layer, row):
         return _OWN
-    return _IN_ORDER if min(position + BLOCK, stop) <= entry(its, t.PREFIX) else _OWN
+    return _IN_ORDER if min(position + BLOCK, stop) <= its.prefix else _OWN
 
 
 @compiled
-def widen_shared(table: int, layer: int, first: int, last: int, kept: int, position: int, out: int) -> None:
+def widen_shared(table: PassTable, layer: int, first: int, last: int, kept: int, position: int, out: int) -> None:
     """Write a block as floats that some of rows ``first`` to ``last`` see in order, with zeros behind what they see.
 
     Args:
         kept: address of the keys or values of the text's row 0.
     """
     of, size = layer_entry(table, layer), 0
-    num_vectors = entry(of, t.PADDED_HEAD) // LANES
+    num_vectors = of.padded_head // LANES
     for row in range(first, last):
         if standing(table, layer, row, position) == _IN_ORDER:
-            size = max(size, min(BLOCK, entry(row_entry(table, row), t.POSITION) + 1 - position))
+            size = max(size, min(BLOCK, row_entry(table, row).position + 1 - position))
     if size:
         begin = kept + position * kept_bytes(table, of)
-        widen(begin, entry(table, t.KV_BYTES), out, size * num_vectors)
+        widen(begin, table.kv_bytes, out, size * num_vectors)
         clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
 
 
 @compiled
-def widen_own(table: int, layer: int, row: int, kept: int, position: int, out: int) -> None:
+def widen_own(table: PassTable, layer: int, row: int, kept: int, position: int, out: int) -> None:
     """Write a block of a row's own text as floats, and zeros behind the row."""
     of, its = layer_entry(table, layer), row_entry(table, row)
-    num_vectors, row_bytes = entry(of, t.PADDED_HEAD) // LANES, kept_bytes(table, of)
-    prefix, stop = entry(its, t.PREFIX), entry(its, t.POSITION) + 1
-    ancestors = entry(table, t.ANCESTORS) + 8 * entry(its, t.FIRST_ANCESTOR)
+    num_vectors, row_bytes = of.padded_head // LANES, kept_bytes(table, of)
+    prefix, stop = its.prefix, its.position + 1
+    ancestors = table.ancestors + 8 * its.first_ancestor
     for at in range(position, position + BLOCK):
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
-            widen(kept + slot * row_bytes, entry(table, t.KV_BYTES), place, num_vectors)
+            widen(kept + slot * row_bytes, table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
 
 @compiled
-def widen_picked(table: int, layer: int, row: int, kv_head: int, kept: int, position: int, out: int) -> None:
+def widen_picked(table: PassTable, layer: int, row: int, kv_head: int, kept: int, position: int, out: int) -> None:
     """Write a block as floats of the picked rows and the newest ones behind them, and zeros behind the row."""
     of, its = layer_entry(table, layer), row_entry(table, row)
-    num_vectors, row_bytes = entry(of, t.PADDED_HEAD) // LANES, kept_bytes(table, of)
-    stop, num_picked, since = last_seen(table, layer, row), entry(its, t.NUM_PICKED), entry(its, t.SINCE)
-    picked = entry(its, t.PICKED) + 8 * num_picked * (entry(of, t.KV_LAYER) * entry(of, t.KV_HEADS) + kv_head)
+    num_vectors, row_bytes = of.padded_head // LANES, kept_bytes(table, of)
+    stop, num_picked, since = last_seen(table, layer, row), its.num_picked, its.since
+    picked = its.picked + 8 * num_picked * (of.kv_layer * of.kv_heads + kv_head)
     for at in range(position, position + BLOCK):
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
-            widen(kept + slot * row_bytes, entry(table, t.KV_BYTES), place, num_vectors)
+            widen(kept + slot * row_bytes, table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
 
 @compiled
 def use_block(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, block: int, scores: int, width: int,
+    table: PassTable, layer: int, first: int, last: int, head: int, last_head: int, block: int, scores: int, width: int,
     sums: int,
 ) -> None:  # fmt: skip
     """Score a block of keys for queries of rows ``first`` to ``last``, or add one of values to their sums.
@@ -187,7 +179,7 @@ def use_block(
         sums: address of the first query's sum; 0 for a block of keys.
     """
     of, num_heads = layer_entry(table, layer), last_head - head
-    padded = entry(of, t.PADDED_HEAD)
+    padded = of.padded_head
     num_vectors = padded // LANES
     if sums:
         sum_bytes, num_queries = room_of(num_vectors), (last - first) * num_heads
@@ -197,10 +189,10 @@ def use_block(
                 sums + sum_bytes * one, sum_bytes,
             )  # fmt: skip
         return
-    scale, cap = fill(real_entry(of, t.SCALE)), fill(real_entry(table, t.SCORE_CAP))
-    is_capped = entry(table, t.SCORE_CAP) != 0
+    scale, cap = fill(of.scale), fill(table.score_cap)
+    is_capped = table[PassTable.score_cap] != 0
     for row in range(first, last):
-        query = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + head)
+        query = table.projected + 4 * padded * (row * all_heads(of) + head)
         for one in range(num_heads):
             x = times(score_block(block, query + 4 * padded * one, num_vectors), scale)
             if is_capped:
@@ -210,12 +202,12 @@ def use_block(
 
 @compiled
 def use_blocks(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, kept: int, begin: int, end: int,
+    table: PassTable, layer: int, first: int, last: int, head: int, last_head: int, kept: int, begin: int, end: int,
     block: int, scores: int, width: int, sums: int,
 ) -> None:  # fmt: skip
     """Go through the blocks of positions ``begin`` to ``end``; arguments as of `widen_shared` and `use_block`."""
     of, num_heads = layer_entry(table, layer), last_head - head
-    sum_bytes = room_of(entry(of, t.PADDED_HEAD) // LANES)
+    sum_bytes = room_of(of.padded_head // LANES)
     for position in range(begin, end, BLOCK):
         here = scores + 4 * (position - begin)
         widen_shared(table, layer, first, last, kept, position, block)
@@ -233,7 +225,7 @@ def use_blocks(
             if standing(table, layer, row, position) == _OWN:
                 query = (row - first) * num_heads
                 if reads_picked(table, layer, row):
-                    kv_head = head * entry(of, t.KV_HEADS) // entry(of, t.HEADS)
+                    kv_head = head * of.kv_heads // of.heads
                     widen_picked(table, layer, row, kv_head, kept, position, block)
                 else:
                     widen_own(table, layer, row, kept, position, block)
@@ -243,20 +235,20 @@ def use_blocks(
 
 @compiled
 def keep_scores(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, kind: int, scores: int, width: int
+    table: PassTable, layer: int, first: int, last: int, head: int, last_head: int, kind: int, scores: int, width: int
 ) -> None:  # fmt: skip
     """Keep the sum, for each head, of what rows ``first`` to ``last`` give those that the text held, if it is wanted.
 
     Args:
         kind: what the scores are by now; arguments else as of `use_block`.
     """
-    its, count, num_heads = row_entry(table, first), entry(row_entry(table, first), t.NUM_SCORES), last_head - head
+    its, count, num_heads = row_entry(table, first), row_entry(table, first).num_scores, last_head - head
     of = layer_entry(table, layer)
-    has_window = entry(of, t.WINDOW) != 0
-    if entry(its, t.SCORES) == 0 or has_window or entry(its, t.SCORE_KIND) != kind:
+    has_window = of.window != 0
+    if its.scores == 0 or has_window or its.score_kind != kind:
         return
     for one in range(num_heads):
-        out = entry(its, t.SCORES) + 4 * count * (entry(of, t.KV_LAYER) * entry(of, t.HEADS) + head + one)
+        out = its.scores + 4 * count * (of.kv_layer * of.heads + head + one)
         for at in range(0, 4 * count, 4 * LANES):
             sums = load(scores + width * one + at)
             for row in range(1, last - first):
@@ -265,31 +257,31 @@ def keep_scores(
 
 
 @compiled
-def keep_queries(table: int, layer: int, first: int, last: int, head: int, last_head: int) -> None:
+def keep_queries(table: PassTable, layer: int, first: int, last: int, head: int, last_head: int) -> None:
     """Keep the queries of rows ``first`` to ``last``, if they are wanted instead of scores."""
     of = layer_entry(table, layer)
-    padded = entry(of, t.PADDED_HEAD)
-    if entry(of, t.WINDOW) != 0:
+    padded = of.padded_head
+    if of.window != 0:
         return
     for row in range(first, last):
         its = row_entry(table, row)
-        if entry(its, t.SCORES) == 0 or entry(its, t.SCORE_KIND) != t.QUERIES:
+        if its.scores == 0 or its.score_kind != t.QUERIES:
             continue
         for one in range(head, last_head):
-            query = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + one)
-            out = entry(its, t.SCORES) + 4 * padded * (entry(of, t.KV_LAYER) * entry(of, t.HEADS) + one)
+            query = table.projected + 4 * padded * (row * all_heads(of) + one)
+            out = its.scores + 4 * padded * (of.kv_layer * of.heads + one)
             for at in range(0, 4 * padded, 4 * LANES):
                 store(out + at, load(query + at))
 
 
 @compiled
-def attend(table: int, layer: int, first: int, last: int, head: int, last_head: int, room: int) -> None:
+def attend(table: PassTable, layer: int, first: int, last: int, head: int, last_head: int, room: int) -> None:
     """Write the attention of rows ``first`` to ``last``, of one text, for query heads that share a KV head.
 
     ``room`` has place for BLOCK rows as floats, BEHIND floats, and for each query a sum and the scores.
     """
     of = layer_entry(table, layer)
-    heads, kv_heads, padded = entry(of, t.HEADS), entry(of, t.KV_HEADS), entry(of, t.PADDED_HEAD)
+    heads, kv_heads, padded = of.heads, of.kv_heads, of.padded_head
     its, num_heads, num_vectors = row_entry(table, first), last_head - head, padded // LANES
     begin, end = first_seen(table, layer, first), 0
     for row in range(first, last):
@@ -304,7 +296,7 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
     use_blocks(table, layer, first, last, head, last_head, keys, begin, end, room, scores, width, 0)
     keep_queries(table, layer, first, last, head, last_head)
     keep_scores(table, layer, first, last, head, last_head, t.LOGITS_OF_ROWS, scores, width)
-    sinks = entry(layer_entry(table, layer), t.SINKS)
+    sinks = layer_entry(table, layer).sinks
     for query in range(num_queries):
         row, its_scores = first + query // num_heads, scores + width * query
         start, stop = first_seen(table, layer, row), last_seen(table, layer, row)
@@ -317,11 +309,11 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
     keep_scores(table, layer, first, last, head, last_head, t.WEIGHTS_OF_ROWS, scores, width)
     clear(sums, num_queries * sum_bytes)
     use_blocks(table, layer, first, last, head, last_head, values, begin, end, room, scores, width, sums)
-    row_bytes, gates = attended_bytes(of), entry(of, t.MORE_HEADS)
+    row_bytes, gates = attended_bytes(of), of.more_heads
     for query in range(num_queries):
         row, one = first + query // num_heads, head + query % num_heads
-        out = entry(table, t.ATTENDED) + row * row_bytes + 4 * padded * one
-        gate = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + heads + 2 * kv_heads + one)
+        out = table.attended + row * row_bytes + 4 * padded * one
+        gate = table.projected + 4 * padded * (row * all_heads(of) + heads + 2 * kv_heads + one)
         for at in range(0, 4 * padded, 4 * LANES):
             x = load(sums + query * sum_bytes + at)
             if gates:
@@ -332,14 +324,14 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
 
 
 @compiled
-def attend_part(table: int, layer: int, thread: int, room: int) -> None:
+def attend_part(table: PassTable, layer: int, thread: int, room: int) -> None:
     """Do a thread's part of the attention of all rows.
 
     With few rows, threads share out the query heads of each, so that none waits though KV heads are few. Otherwise each
     takes whole KV heads, whose blocks then are widened once.
     """
-    of, num_rows, threads = layer_entry(table, layer), entry(table, t.ROWS), entry(table, t.THREADS)
-    heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
+    of, num_rows, threads = layer_entry(table, layer), table.num_rows, table.num_threads
+    heads, kv_heads = of.heads, of.kv_heads
     group = heads // kv_heads
     is_short = num_rows * kv_heads < _MANY_UNITS * threads
     first = turn = 0

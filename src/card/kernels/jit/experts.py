@@ -10,7 +10,6 @@ From there on the threads share out experts and channels.
 
 from __future__ import annotations
 
-from card.kernels.jit import tables as t
 from card.kernels.jit.expert_rows import (
     DOWN_PANELS,
     SLOT_BYTES,
@@ -28,7 +27,7 @@ from card.kernels.jit.gates import gate_tiles
 from card.kernels.jit.routing import route, sort_rows
 from card.kernels.jit.rows import ZERO, multiply_tile, scales_behind, sums_behind, tile_size
 from card.kernels.jit.sharing import share, shares_rows, wait
-from card.kernels.jit.tables import entry
+from card.kernels.jit.tables import ExpertEntry, ExpertTable, LayerTable, PassTable
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
     GROUP,
@@ -49,23 +48,24 @@ _READING = 4  # rows whose products take as long as to read the weights, of a gr
 
 
 @compiled
-def count_read(table: int, of: int, starts: int) -> None:
+def count_read(table: PassTable, of: ExpertTable, starts: int) -> None:
     """Add the experts that some row has chosen to those that a pass has read."""
-    read = entry(table, t.EXPERTS_READ)
-    for expert in range(entry(of, t.NUM_EXPERTS)):
+    read = table.experts_read
+    for expert in range(of.num_experts):
         read += int(rows_of(starts, expert) > 0)
-    store_int(table + 8 * t.EXPERTS_READ, read)
+    store_int(table + 8 * PassTable.experts_read, read)
 
 
 @compiled
-def gated_sums(table: int, before: int) -> int:
+def gated_sums(table: PassTable, before: int) -> int:
     """Return where sums lie of what gates give, ``before`` groups of rows behind the first."""
-    return entry(table, t.GATED_SUMS) + (SUMS_BYTES + 4 * GROUP) * before
+    return table.gated_sums + (SUMS_BYTES + 4 * GROUP) * before
 
 
 @compiled
 def gate_expert(
-    table: int, of: int, its: int, slots: int, rows: int, first: int, last: int, before: int, own: int
+    table: PassTable, of: ExpertTable, its: ExpertEntry, slots: int, rows: int, first: int, last: int, before: int, own:
+    int,
 ) -> None:  # fmt: skip
     """Compute groups ``first`` to ``last`` of an expert's gate for its rows.
 
@@ -73,19 +73,19 @@ def gate_expert(
         its: entry of the expert.
         before: groups of rows of the experts before it.
     """
-    num_groups, num_out = entry(table, t.PADDED_WIDTH) // GROUP, entry(its, t.EXPERT_GROUPS)
-    gate, up = its + 8 * t.EXPERT_GATE, its + 8 * t.EXPERT_UP
+    num_groups, num_out = table.padded_width // GROUP, its.num_groups
+    gate, up = its.gate, its.up
     tile, room, done = tile_at(table, of, own), room_at(table, of, own), 0
     while done < rows:
         count, behind = min(rows - done, TOGETHER), before + done * num_out
-        takes = entry(gate, t.TAKES) | entry(up, t.TAKES)
+        takes = gate.takes | up.takes
         numbers = gathered(slots + SLOT_BYTES * done, count, takes, num_groups, tile)
         scales = scales_behind(numbers, count, num_groups)
         for group in range(first, last):
             gate_tiles(
-                table, gate, up, entry(its + 8 * t.EXPERT_DOWN, t.TAKES), group, num_out, count, numbers, scales,
-                sums_behind(scales, count, num_groups), room, entry(table, t.GATED) + GROUP * behind,
-                entry(table, t.GATED_SCALES) + 4 * behind, gated_sums(table, behind),
+                table, gate, up, its.down.takes, group, num_out, count, numbers, scales,
+                sums_behind(scales, count, num_groups), room, table.gated + GROUP * behind,
+                table.gated_scales + 4 * behind, gated_sums(table, behind),
             )  # fmt: skip
         done += count
 
@@ -97,25 +97,25 @@ def group_cost(rows: int) -> int:
 
 
 @compiled
-def whole_cost(of: int, starts: int) -> int:
+def whole_cost(of: ExpertTable, starts: int) -> int:
     """Return what all gates cost."""
     cost = 0
     for expert in range(num_listed(of)):
-        cost += group_cost(rows_of(starts, expert)) * entry(expert_entry(of, expert), t.EXPERT_GROUPS)
+        cost += group_cost(rows_of(starts, expert)) * expert_entry(of, expert).num_groups
     return cost
 
 
 @compiled
-def gate_experts(table: int, of: int, thread: int, own: int) -> None:
+def gate_experts(table: PassTable, of: ExpertTable, thread: int, own: int) -> None:
     """Compute a thread's part of all gates: groups of channels, one expert after the other, at the cost of others'."""
-    threads, starts, slots = entry(table, t.THREADS), starts_at(table, of, own), slots_at(table, of, own)
+    threads, starts, slots = table.num_threads, starts_at(table, of, own), slots_at(table, of, own)
     whole, cost, before = whole_cost(of, starts), 0, 0
     start, stop = share(whole, thread, threads), share(whole, thread + 1, threads)
     for expert in range(num_listed(of)):
         rows, its = rows_of(starts, expert), expert_entry(of, expert)
         if rows == 0:
             continue
-        num_out, each = entry(its, t.EXPERT_GROUPS), group_cost(rows)
+        num_out, each = its.num_groups, group_cost(rows)
         first = min(max((start - cost + each - 1) // each, 0), num_out)
         last = min(max((stop - cost + each - 1) // each, 0), num_out)
         if first < last:
@@ -127,10 +127,11 @@ def gate_experts(table: int, of: int, thread: int, own: int) -> None:
 
 @compiled
 def add_expert(
-    table: int, of: int, its: int, slots: int, rows: int, start: int, stop: int, before: int, own: int, to: int
+    table: PassTable, of: ExpertTable, its: ExpertEntry, slots: int, rows: int, start: int, stop: int, before: int, own:
+    int, to: int,
 ) -> None:  # fmt: skip
     """Add output panels ``start`` to ``stop`` of an expert to its rows of ``to``, times weights; see `gate_expert`."""
-    padded, num_groups, room = entry(table, t.PADDED_WIDTH), entry(its, t.EXPERT_GROUPS), room_at(table, of, own)
+    padded, num_groups, room = table.padded_width, its.num_groups, room_at(table, of, own)
     out_bytes, done = 4 * PANEL * DOWN_PANELS, 0
     while done < rows:
         count, behind = min(rows - done, TOGETHER), before + done * num_groups
@@ -141,8 +142,8 @@ def add_expert(
             while first < count:
                 size = tile_size(count, first)
                 multiply_tile(
-                    its + 8 * t.EXPERT_DOWN, count, first, size, panel, end, entry(table, t.GATED) + GROUP * behind,
-                    entry(table, t.GATED_SCALES) + 4 * behind, gated_sums(table, behind), num_groups,
+                    its.down, count, first, size, panel, end, table.gated + GROUP * behind,
+                    table.gated_scales + 4 * behind, gated_sums(table, behind), num_groups,
                     room - 4 * PANEL * panel, out_bytes, 0,
                 )  # fmt: skip
                 for row in range(size):
@@ -156,14 +157,14 @@ def add_expert(
 
 
 @compiled
-def add_experts(table: int, of: int, thread: int, own: int) -> None:
+def add_experts(table: PassTable, of: ExpertTable, thread: int, own: int) -> None:
     """Add a thread's channels of what all experts give to the hidden states, or to zeros beside an MLP."""
-    threads, panels, before = entry(table, t.THREADS), entry(table, t.PADDED_WIDTH) // PANEL, 0
-    starts, slots, to = starts_at(table, of, own), slots_at(table, of, own), entry(table, t.HIDDEN)
+    threads, panels, before = table.num_threads, table.padded_width // PANEL, 0
+    starts, slots, to = starts_at(table, of, own), slots_at(table, of, own), table.hidden
     start, stop = share(panels, thread, threads), share(panels, thread + 1, threads)
-    if entry(of, t.EXPERTS_OUT_NORM):
-        to = entry(table, t.EXPERT_SUMS)
-        for row in range(entry(table, t.ROWS)):
+    if of.output_norm:
+        to = table.expert_sums
+        for row in range(table.num_rows):
             its_sums = to + 4 * PANEL * panels * row
             for at in range(its_sums + 4 * PANEL * start, its_sums + 4 * PANEL * stop, 4 * LANES):
                 store(at, fill(ZERO))
@@ -172,13 +173,13 @@ def add_experts(table: int, of: int, thread: int, own: int) -> None:
         if rows:
             place = slots + SLOT_BYTES * load_int(starts + 8 * expert)
             add_expert(table, of, its, place, rows, start, stop, before, own, to)
-            before += rows * entry(its, t.EXPERT_GROUPS)
+            before += rows * its.num_groups
 
 
 @separated
 def run_experts(
-    code: int, table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int,
-    own: int,
+    code: int, table: PassTable, layer: LayerTable, first_row: int, num_rows: int, part: int, parts: int, thread: int,
+    turn: int, own: int,
 ) -> int:  # fmt: skip
     """Do a thread's part of a layer's experts; return the next turn.
 
@@ -187,8 +188,8 @@ def run_experts(
         layer: table of the layer.
         first_row, num_rows: the rows that the thread prepares, all of them or its own.
     """
-    of, barrier, threads = entry(layer, t.EXPERTS), entry(table, t.BARRIER), entry(table, t.THREADS)
-    norm = entry(of, t.EXPERT_NORM) if entry(of, t.EXPERT_NORM) else entry(layer, t.MLP_NORM)
+    of, barrier, threads = layer.experts, table.barrier, table.num_threads
+    norm = of.input_norm if of.input_norm else layer.mlp_norm
     turn = route(table, of, norm, first_row, num_rows, part, parts, turn, own)
     if shares_rows(table):
         turn = wait(barrier, threads, turn)

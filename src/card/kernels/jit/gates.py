@@ -13,20 +13,20 @@ from card.kernels.jit.rows import (
     silu,
     tile_size,
 )
-from card.kernels.jit.tables import entry, real_entry
+from card.kernels.jit.tables import LinearEntry, PassTable
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import GROUP, LANES, compiled, load, store, times
 
 
 @compiled
 def prepare_input(
-    table: int, takes: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int
+    table: PassTable, takes: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int
 ) -> None:  # fmt: skip
     """Prepare some rows of hidden states, normed."""
-    width, padded = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH)
+    width, padded = table.width, table.padded_width
     prepare_rows(
-        takes, entry(table, t.HIDDEN) + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
-        entry(table, t.CENTRES), padded // GROUP, real_entry(table, t.EPS), numbers, scales, sums, 0,
+        takes, table.hidden + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
+        table.centres, padded // GROUP, table.eps, numbers, scales, sums, 0,
     )  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def activate(x: int, factor: int, activation: int) -> None:
 
 @compiled
 def gate_tiles(
-    table: int, gate: int, up: int, takes: int, group: int, num_out: int, num_rows: int, numbers: int, scales: int,
-    sums: int, room: int, numbers_out: int, scales_out: int, sums_out: int,
+    table: PassTable, gate: LinearEntry, up: LinearEntry, takes: int, group: int, num_out: int, num_rows: int, numbers:
+    int, scales: int, sums: int, room: int, numbers_out: int, scales_out: int, sums_out: int,
 ) -> None:  # fmt: skip
     """Compute a group of activation(gate) * up for some rows, and prepare it.
 
@@ -57,8 +57,8 @@ def gate_tiles(
         num_out: groups of channels that they have.
         room: for 8 * GROUP * MOST_ROWS bytes.
     """
-    num_groups, num_panels = entry(table, t.PADDED_WIDTH) // GROUP, GROUP // PANEL
-    activation, other = entry(table, t.ACTIVATION), room + 4 * GROUP * MOST_ROWS
+    num_groups, num_panels = table.padded_width // GROUP, GROUP // PANEL
+    activation, other = table.activation, room + 4 * GROUP * MOST_ROWS
     floats_out = floats_behind(sums_out, num_rows, num_out)
     first = 0
     while first < num_rows:

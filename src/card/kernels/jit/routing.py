@@ -24,7 +24,7 @@ from card.kernels.jit.gates import prepare_input
 from card.kernels.jit.likeliest import fault, find_best, sum_of_exponentials
 from card.kernels.jit.rows import ONE, ZERO, exponential, project, scales_behind, sigmoid, sums_behind
 from card.kernels.jit.sharing import holder, share, shares_rows, wait
-from card.kernels.jit.tables import entry, real_entry
+from card.kernels.jit.tables import ExpertTable, PassTable
 from card.kernels.jit.tiles import PANEL
 from card.kernels.jit.vectors import (
     GROUP,
@@ -62,20 +62,20 @@ def faults_of(scores: int, count: int) -> float:
 
 
 @compiled
-def best_by_softmax(of: int, scores: int, room: int, best: int) -> float:
+def best_by_softmax(of: ExpertTable, scores: int, room: int, best: int) -> float:
     """Write a row's best experts to ``room`` and their weights to ``best``; return what these are to be over."""
-    count, chosen = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS)
+    count, chosen = of.num_experts, of.num_chosen
     find_best(scores, count, chosen, room, best)
     top = load_float(best)
     for at in range(best, best + 4 * chosen, 4 * LANES):
         store(at, exponential(add(load(at), fill(-top))))
-    return sum_of(best, chosen) if entry(of, t.IS_NORMED) else sum_of_exponentials(scores, count, top, 1.0)
+    return sum_of(best, chosen) if of.is_normed else sum_of_exponentials(scores, count, top, 1.0)
 
 
 @compiled
-def best_by_biased_softmax(of: int, scores: int, room: int, best: int) -> float:
+def best_by_biased_softmax(of: ExpertTable, scores: int, room: int, best: int) -> float:
     """Do what `best_by_softmax` does, with biases that are added to the softmax for the choice alone."""
-    count, chosen, biases = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS), entry(of, t.EXPERT_BIASES)
+    count, chosen, biases = of.num_experts, of.num_chosen, of.biases
     find_best(scores, count, 1, room, best)
     top, biased = load_float(best), best + 4 * (chosen + LANES)
     all_of_them = sum_of_exponentials(scores, count, top, 1.0)
@@ -86,13 +86,13 @@ def best_by_biased_softmax(of: int, scores: int, room: int, best: int) -> float:
     for i in range(chosen):
         score = fill(load_float(scores + 4 * load_int(room + 8 * i)))
         store_float(best + 4 * i, largest(exponential(add(score, fill(-top)))))
-    return sum_of(best, chosen) if entry(of, t.IS_NORMED) else all_of_them
+    return sum_of(best, chosen) if of.is_normed else all_of_them
 
 
 @compiled
-def best_by_sigmoids(of: int, scores: int, room: int, best: int) -> float:
+def best_by_sigmoids(of: ExpertTable, scores: int, room: int, best: int) -> float:
     """Do what `best_by_softmax` does, for scores that are sigmoids and biases that count for the choice alone."""
-    count, chosen, biases = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS), entry(of, t.EXPERT_BIASES)
+    count, chosen, biases = of.num_experts, of.num_chosen, of.biases
     biased = best + 4 * (chosen + LANES)
     for at in range(0, 4 * count, 4 * LANES):
         score = sigmoid(load(scores + at))
@@ -103,43 +103,43 @@ def best_by_sigmoids(of: int, scores: int, room: int, best: int) -> float:
     for i in range(chosen):
         chosen_score = fill(load_float(scores + 4 * load_int(room + 8 * i)))
         store_float(best + 4 * i, largest(sigmoid(chosen_score)))
-    return sum_of(best, chosen) + real_entry(of, t.SUM_OFFSET) if entry(of, t.IS_NORMED) else 1.0
+    return sum_of(best, chosen) + of.sum_offset if of.is_normed else 1.0
 
 
 @compiled
-def choose(of: int, scores: int, choice: int, room: int) -> None:
+def choose(of: ExpertTable, scores: int, choice: int, room: int) -> None:
     """Write which experts a row takes and their weights, best first, the shared one last."""
-    count, chosen = entry(of, t.NUM_EXPERTS), entry(of, t.CHOSEN_EXPERTS)
+    count, chosen = of.num_experts, of.num_chosen
     best = room + 8 * chosen
     for at in range(best, best + 4 * chosen, 4 * LANES):
         store(at, fill(ZERO))
-    if entry(of, t.HAS_SIGMOIDS):
+    if of.has_sigmoids:
         together = best_by_sigmoids(of, scores, room, best)
-    elif entry(of, t.EXPERT_BIASES):
+    elif of.biases:
         together = best_by_biased_softmax(of, scores, room, best)
     else:
         together = best_by_softmax(of, scores, room, best)
     together += faults_of(scores, count)  # no comparison chooses what is no number
-    if entry(of, t.EXPERT_BIASES):
-        together += faults_of(entry(of, t.EXPERT_BIASES), count)
+    if of.biases:
+        together += faults_of(of.biases, count)
     for i in range(chosen):
         store_int(choice + CHOICE_BYTES * i, load_int(room + 8 * i))
-        weight = load_float(best + 4 * i) / together * real_entry(of, t.WEIGHT_SCALE)
-        if entry(of, t.EXPERT_FACTORS):
-            weight = weight * load_float(entry(of, t.EXPERT_FACTORS) + 4 * load_int(room + 8 * i))
+        weight = load_float(best + 4 * i) / together * of.weight_scale
+        if of.factors:
+            weight = weight * load_float(of.factors + 4 * load_int(room + 8 * i))
         store_float(choice + CHOICE_BYTES * i + 8, weight)
-    if entry(of, t.SHARED) != t.NO_SHARED:
+    if of.shared != t.NO_SHARED:
         weight = ONE
-        if entry(of, t.SHARED) == t.GATED_SHARED:
+        if of.shared == t.GATED_SHARED:
             weight = largest(sigmoid(fill(load_float(scores + 4 * count))))
         store_int(choice + CHOICE_BYTES * chosen, count)
         store_float(choice + CHOICE_BYTES * chosen + 8, weight)
 
 
 @compiled
-def prepare_records(table: int, takes: int, norm: int, first_row: int, num_rows: int, own: int) -> None:
+def prepare_records(table: PassTable, takes: int, norm: int, first_row: int, num_rows: int, own: int) -> None:
     """Prepare some rows as records, each of its own."""
-    num_groups, record = entry(table, t.PADDED_WIDTH) // GROUP, record_bytes(table)
+    num_groups, record = table.padded_width // GROUP, record_bytes(table)
     for row in range(num_rows):
         at = own + record * row
         scales = scales_behind(at, 1, num_groups)
@@ -148,18 +148,19 @@ def prepare_records(table: int, takes: int, norm: int, first_row: int, num_rows:
 
 @compiled
 def route(
-    table: int, of: int, norm: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
+    table: PassTable, of: ExpertTable, norm: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own:
+    int,
 ) -> int:  # fmt: skip
     """Prepare some rows, and choose their experts; threads share out the router's channels. Return the next turn."""
-    num_groups, record, slots = entry(table, t.PADDED_WIDTH) // GROUP, record_bytes(table), slots_at(table, of, own)
-    tile, takes, router_norm = tile_at(table, of, own), entry(of, t.EXPERT_TAKES), entry(of, t.ROUTER_NORM)
+    num_groups, record, slots = table.padded_width // GROUP, record_bytes(table), slots_at(table, of, own)
+    tile, takes, router_norm = tile_at(table, of, own), of.takes, of.router_norm
     if router_norm:
         prepare_records(table, t.AS_FLOATS, router_norm, first_row, num_rows, own)
     else:
         prepare_records(table, takes | t.AS_FLOATS, norm, first_row, num_rows, own)
-    panels = (entry(of, t.NUM_EXPERTS) + int(entry(of, t.SHARED) == t.GATED_SHARED) + PANEL - 1) // PANEL
+    panels = (of.num_experts + int(of.shared == t.GATED_SHARED) + PANEL - 1) // PANEL
     start, stop, score_bytes = share(panels, part, parts), share(panels, part + 1, parts), 4 * PANEL * panels
-    done, out = 0, entry(table, t.ROUTED) + score_bytes * first_row
+    done, out = 0, table.routed + score_bytes * first_row
     while done < num_rows and start < stop:
         count = min(num_rows - done, TOGETHER)
         for row in range(count):
@@ -167,23 +168,23 @@ def route(
         numbers = gathered(slots, count, t.AS_FLOATS, num_groups, tile)
         scales = scales_behind(numbers, count, num_groups)
         project(
-            of + 8 * t.ROUTER, count, start, stop, numbers, scales, sums_behind(scales, count, num_groups), num_groups,
+            of.router, count, start, stop, numbers, scales, sums_behind(scales, count, num_groups), num_groups,
             out + score_bytes * done, score_bytes, 0,
         )  # fmt: skip
         done += count
     if router_norm:
         prepare_records(table, takes, norm, first_row, num_rows, own)
-    turn = wait(entry(table, t.BARRIER), parts, turn)
+    turn = wait(table.barrier, parts, turn)
     for row in range(num_rows):
         choose(of, out + score_bytes * row, choices_at(table, of, own, row), room_at(table, of, own))
     return turn
 
 
 @compiled
-def sort_rows(table: int, of: int, own: int) -> None:
+def sort_rows(table: PassTable, of: ExpertTable, own: int) -> None:
     """Sort all rows by their experts, those of an expert by their numbers."""
-    rows, listed, shares = entry(table, t.ROWS), num_listed(of), shares_rows(table)
-    starts, slots, threads = starts_at(table, of, own), slots_at(table, of, own), entry(table, t.THREADS)
+    rows, listed, shares = table.num_rows, num_listed(of), shares_rows(table)
+    starts, slots, threads = starts_at(table, of, own), slots_at(table, of, own), table.num_threads
     for expert in range(listed + 2):
         store_int(starts + 8 * expert, 0)
     for places in (0, 1):  # first how many each has, then each to its place
@@ -191,7 +192,7 @@ def sort_rows(table: int, of: int, own: int) -> None:
             its, local = own, row
             if shares:
                 thread = holder(table, row)
-                its = entry(table, t.OWN) + entry(table, t.OWN_BYTES) * thread
+                its = table.rooms + table.room_bytes * thread
                 local = row - share(rows, thread, threads)
             for choice in range(choices_at(table, of, its, local), choices_at(table, of, its, local + 1), CHOICE_BYTES):
                 at = starts + 8 * load_int(choice)

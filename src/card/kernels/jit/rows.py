@@ -9,17 +9,7 @@ import numpy as np
 from llvmlite import ir
 
 from card.kernels.jit.object_code import Builder, Value
-from card.kernels.jit.tables import (
-    AS_BYTES,
-    AS_FLOATS,
-    BIASES,
-    CHANNEL_SCALES,
-    MULTIPLIER,
-    PANEL_BYTES,
-    PANELS,
-    TAKES,
-    entry,
-)
+from card.kernels.jit.tables import AS_BYTES, AS_FLOATS, LinearEntry
 from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
 from card.kernels.jit.vectors import (
     FLOATS,
@@ -278,25 +268,25 @@ def prepare_rows(
 
 @compiled
 def multiply_tile(
-    linear: int, num_rows: int, first: int, size: int, start: int, stop: int, numbers: int, scales: int, sums: int,
-    num_groups: int, out: int, out_bytes: int, adds: int,
+    linear: LinearEntry, num_rows: int, first: int, size: int, start: int, stop: int, numbers: int, scales: int, sums:
+    int, num_groups: int, out: int, out_bytes: int, adds: int,
 ) -> None:  # fmt: skip
     """Multiply the tile of ``size`` rows from ``first`` on by panels ``start`` to ``stop`` of a linear layer."""
     before = first * num_groups
     its = numbers + GROUP * before
-    if entry(linear, TAKES) == AS_FLOATS:
+    if linear.takes == AS_FLOATS:
         its = floats_behind(sums, num_rows, num_groups) + 4 * GROUP * before
     multiply(
-        entry(linear, MULTIPLIER), size, start, stop, entry(linear, PANELS), entry(linear, PANEL_BYTES), its,
-        scales + 4 * before, sums + SUMS_BYTES * before, num_groups, entry(linear, CHANNEL_SCALES),
-        entry(linear, BIASES), out, out_bytes, adds,
+        linear.multiplier, size, start, stop, linear.panels, linear.panel_bytes, its,
+        scales + 4 * before, sums + SUMS_BYTES * before, num_groups, linear.channel_scales,
+        linear.biases, out, out_bytes, adds,
     )  # fmt: skip
 
 
 @entered
 def project(
-    linear: int, num_rows: int, start: int, stop: int, numbers: int, scales: int, sums: int, num_groups: int, out: int,
-    out_bytes: int, adds: int,
+    linear: LinearEntry, num_rows: int, start: int, stop: int, numbers: int, scales: int, sums: int, num_groups: int,
+    out: int, out_bytes: int, adds: int,
 ) -> None:  # fmt: skip
     """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose entry is given."""
     at = start

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from card.kernels.jit import tables as t
-from card.kernels.jit.tables import entry
+from card.kernels.jit.tables import PassTable
 from card.kernels.jit.tiles import MOST_ROWS
 from card.kernels.jit.vectors import arrive, compiled, let_others_run, look, pause
 
@@ -34,12 +33,12 @@ def share(count: int, thread: int, num_threads: int) -> int:
 
 
 @compiled
-def shares_rows(table: int) -> int:
+def shares_rows(table: PassTable) -> int:
     """Return whether each thread has rows of its own."""
-    return int(entry(table, t.ROWS) >= _MANY_ROWS * entry(table, t.THREADS))
+    return int(table.num_rows >= _MANY_ROWS * table.num_threads)
 
 
 @compiled
-def holder(table: int, row: int) -> int:
+def holder(table: PassTable, row: int) -> int:
     """Return the thread whose own row this is, where rows are shared out."""
-    return ((row + 1) * entry(table, t.THREADS) - 1) // entry(table, t.ROWS)
+    return ((row + 1) * table.num_threads - 1) // table.num_rows
